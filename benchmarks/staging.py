@@ -181,8 +181,8 @@ def planning_times(
     shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
     config = engine_config(EngineSettings(), EPLB, 0, 1, ranks // NODE)
     limits = limits_of(config, shape.slots_per_rank)
-    limits = replace(limits, aims=replace(limits.aims, sigma=sigma))
-    freight = TransferLimits(config.parcel, config.nodes, shape.slots_per_rank, 0)
+    limits = replace(limits, planner=replace(limits.planner, sigma=sigma))
+    freight = TransferLimits(config.slots_per_message, config.nodes, shape.slots_per_rank, 0)
     loads = Model(
         layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=3
     )

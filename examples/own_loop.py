@@ -40,8 +40,8 @@ SHAPE = ExpertShape(layers=3, experts=8, slots=12, ranks=2)
 WIDTH, TOKENS, TOP_K, STEPS = 16, 64, 2, 48
 DEADLINE = 20.0
 CONFIG = BalancerConfig(
-    label="own", shares=ShareMode.LAGGED, window_size=4, step_interval=8, sub_window=4,
-    deadline=DEADLINE,
+    name="own", shares=ShareMode.LAGGED, window_size=4, step_interval=8, sub_window=4,
+    timeout=DEADLINE,
 )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ class Rank:
             known.register(layer.number, w=layer.weights)
         model = known.finalize((f"layers.{at.number}.w", at.weights) for at in self.layers)
         start = ModelStart(Layout(placement, even_shares(placement, SHAPE.experts)), CONFIG)
-        budget = 4 * model.families[0].slot_bytes
+        budget = 4 * model.groups[0].slot_bytes
         self.balancers = open_balancers(
             accelerator, fabric, ModelSet((model,)), {"own": start}, budget=budget
         )

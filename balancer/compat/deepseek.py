@@ -48,7 +48,7 @@ def rebalance_experts(
     placement = place(load, Wish(num_replicas, num_gpus, num_nodes, policy), now)
     maps = logical_maps(placement, load.shape[-1])
     phy2log = torch.from_numpy(placement.astype(np.int64))
-    return phy2log, torch.from_numpy(maps.slots), torch.from_numpy(maps.counts)
+    return phy2log, torch.from_numpy(maps.logical_to_physical), torch.from_numpy(maps.replica_count)
 
 
 def check_groups(experts: int, groups: int | None, nodes: int) -> None:

@@ -90,7 +90,7 @@ def _ranks(slots: int, local: int) -> int:
 def _tensors(placement: Placement, experts: int, name: str, device: torch.device) -> Tensors:
     width = placement.shape[1] - experts + 1 if name.startswith(WIDE) else None
     maps = logical_maps(placement, experts, width)
-    arrays = (placement, maps.slots, maps.counts)
+    arrays = (placement, maps.logical_to_physical, maps.replica_count)
     target = device if name == WIDE else torch.device("cpu")
     first, second, third = (
         torch.from_numpy(array).to(target, dtype)

@@ -140,5 +140,5 @@ def _planned(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:
 
 
 def _counts(placement: Placement, load: Counts) -> list[int]:
-    found: list[int] = logical_maps(placement, load.shape[1]).counts[0].tolist()
+    found: list[int] = logical_maps(placement, load.shape[1]).replica_count[0].tolist()
     return found

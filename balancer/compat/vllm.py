@@ -114,7 +114,7 @@ def _complete(old: Counts, load: Counts, slots: int) -> bool:
     layers, experts = load.shape
     if old.shape != (layers, slots) or old.min() < 0 or old.max() >= experts:
         return False
-    return bool((logical_maps(old, experts).counts > 0).all())
+    return bool((logical_maps(old, experts).replica_count > 0).all())
 
 
 def _in_place(

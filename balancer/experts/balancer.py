@@ -58,36 +58,36 @@ class ExpertBalancer:
     """Routes tokens, moves experts, and says what it sees.
 
     Attributes:
-        means: what it was opened with.
+        context: what it was opened with.
         shape: how many of everything.
-        parts: what it is put together from.
+        components: what it is put together from.
         assembler: puts the parts together, again when ranks change: with epochs, or static.
     """
 
-    means: BuildContext
+    context: BuildContext
     shape: ExpertShape
-    parts: Assembly
+    components: Assembly
     assembler: Callable[[BuildContext, ExpertShape, Layout], Assembly] = build
 
     @property
     def router(self) -> Router:
         """For the step path."""
-        return self.parts.router
+        return self.components.router
 
     @property
     def installed(self) -> ServingState:
         """Slots, tables and their layout."""
-        return self.parts.installed
+        return self.components.installed
 
     @property
     def load(self) -> LoadWindow:
         """Global loads."""
-        return self.parts.load
+        return self.components.load
 
     @property
     def engine(self) -> Engine:
         """Of the boundaries."""
-        return self.parts.engine
+        return self.components.engine
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -95,24 +95,24 @@ class ExpertBalancer:
 
         Work beside the forward begins behind the launch, so that the host is free to launch.
         """
-        self.parts.engine.boundary(step)
+        self.components.engine.before_step(step)
         try:
             yield
         finally:
-            self.parts.engine.launched()
+            self.components.engine.after_launch()
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """The same where nothing says when the forward is launched: work beside begins at once."""
-        self.parts.engine.boundary(step)
-        self.parts.engine.launched()
+        self.components.engine.before_step(step)
+        self.components.engine.after_launch()
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that `step` launches that reads the slots of `layer`."""
-        return self.parts.guard.reading(layer, step)
+        return self.components.guard.reading(layer, step)
 
     def step_kind(self, step: int) -> StepKind:
         """Which locks `step` carries, for engines that capture one graph a kind."""
-        return self.parts.guard.kind(step)
+        return self.components.guard.kind(step)
 
     def close(self) -> None:
         """End the engine and give back the communicators that were opened for it.
@@ -130,7 +130,7 @@ class ExpertBalancer:
             StreamError, CommunicatorError: what the stream, or the last sum of loads, failed with.
                 In every case all communicators have been closed.
         """
-        self.parts.close()
+        self.components.close()
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
         """Go on without the ranks that are gone; collective among `active_ranks`.
@@ -151,16 +151,16 @@ class ExpertBalancer:
             AgreementLost: the others mean another group, another step, or hold another layout.
             BallotIncomplete: one of `active_ranks` does not come.
         """
-        members = self.means.members.without(active_ranks)
+        members = self.context.members.shrunk_to(active_ranks)
         config = self._within(
-            replace(self.means.config, nodes=self._nodes(members)), len(members.ranks)
+            replace(self.context.config, nodes=self._nodes(members)), len(members.ranks)
         )
-        means = replace(self.means, members=members, first=step, config=config)
-        unsettled, layout = self.engine.unsettled, self.installed.layout
-        self.parts.retire()
+        means = replace(self.context, members=members, first_step=step, config=config)
+        unsettled, layout = self.engine.half_written_layers, self.installed.layout
+        self.components.retire()
         asked = agree_to_go_on(means.fabric.control, members, means.config, layout, step)
-        means = replace(means, leavings=(*self.parts.archive.leavings, asked))
-        saved = surviving_layout(layout, self.shape, self.means.members, members)
+        means = replace(means, uncollected=(*self.components.archive.uncollected, asked))
+        saved = surviving_layout(layout, self.shape, self.context.members, members)
         reload_lost_experts(means, saved)
         rewrite_half_written(means, saved, unsettled)
         parts = self.assembler(means, saved.shape, saved.layout)
@@ -171,14 +171,14 @@ class ExpertBalancer:
 
         A rank stays on the node that it was on: two that are left of one are no two nodes.
         """
-        before = self.means.members.ranks
-        size = len(before) // self.means.config.nodes
+        before = self.context.members.ranks
+        size = len(before) // self.context.config.nodes
         counts = Counter(before.index(rank) // size for rank in left.ranks)
         return len(counts) if len(set(counts.values())) == 1 else 1
 
     def _within(self, config: BalancerConfig, ranks: int) -> BalancerConfig:
         """What so many ranks can still aim at; less than was asked for is said."""
-        per, aims = self.shape.slots_per_rank, config.aims
+        per, aims = self.shape.slots_per_rank, config.planner
         try:
             left = ExpertShape(self.shape.layers, self.shape.experts, ranks * per, ranks)
         except PlacementError:
@@ -186,9 +186,9 @@ class ExpertBalancer:
         survive = max_survivable(left, config.nodes, aims.survive)
         if survive < aims.survive:
             LOG.warning("%d ranks are left: survive is %d from now on", ranks, survive)
-        return replace(config, aims=replace(aims, survive=survive))
+        return replace(config, planner=replace(aims, survive=survive))
 
-    def observed(self) -> float:
+    def imbalance(self) -> float:
         """Imbalance of the last summed sub-window under the installed layout; nan before one.
 
         Mean over layers of max / mean - 1 over ranks, with the shares that the router applies.
@@ -280,8 +280,8 @@ def _build_context(
         opening.path or STAGED_FROM_PEERS,
         hire,
         EPGroup(tuple(range(control.size)), control.rank),
-        journal=journal,
-        watched=check_same_on_all_ranks(
+        events=journal,
+        loads_watched=check_same_on_all_ranks(
             control, opening, "" if journal is NO_EVENTS else "journal"
         ),
     )

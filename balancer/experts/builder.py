@@ -69,15 +69,15 @@ class Engine(Protocol):
         ...
 
     @property
-    def unsettled(self) -> tuple[int, ...]:
+    def half_written_layers(self) -> tuple[int, ...]:
         """Layers whose slots may hold anything."""
         ...
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Between two steps."""
         ...
 
-    def launched(self) -> None:
+    def after_launch(self) -> None:
         """The forward behind the last boundary is on its way."""
         ...
 
@@ -105,26 +105,26 @@ class StaticEngine:
         self._closed = False
         self.reports: tuple[RebalanceReport, ...] = ()
         self.aborts: dict[str, int] = {}
-        self.unsettled: tuple[int, ...] = ()
+        self.half_written_layers: tuple[int, ...] = ()
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Take and close sub-windows. Raises `EngineError` behind `close`."""
         if self._closed:
             raise EngineError(f"boundary {step} of an engine that was closed")
-        self._teller.go()
+        self._teller.release()
         if run_blocking(self._load.advance(step), self._deadline):
             self._chronicle.summed(step - 1, self._load.latest, self._layout)
 
-    def launched(self) -> None:
+    def after_launch(self) -> None:
         """Let the sum of loads begin."""
-        self._teller.go()
+        self._teller.release()
 
     def close(self) -> None:
         """Wait for a sum under way. Again is harmless."""
         if self._closed:
             return
         self._closed = True
-        self._teller.go()
+        self._teller.release()
         try:
             run_blocking(self._load.drain(), self._deadline)
         finally:
@@ -173,13 +173,13 @@ class BuildContext:
         store: this rank's slots.
         config: cadence, bounds and share mode.
         path: how weights come into slots.
-        hire: makes who works beside the forward.
+        new_worker: makes who works beside the forward.
         members: the ranks among which experts are spread.
-        first: the step of the first boundary.
-        journal: told what happens; returns at once and never raises.
-        leavings: what a group before this one has asked, and nobody needs any more.
-        watched: whether any rank has a journal: then all ranks sum every sub-window, since a sum
-            takes all of them.
+        first_step: the step of the first boundary.
+        events: told what happens; returns at once and never raises.
+        uncollected: what a group before this one has asked, and nobody needs any more.
+        loads_watched: whether any rank has an event sink: then all ranks sum every sub-window,
+            since a sum takes all of them.
     """
 
     accelerator: Accelerator
@@ -187,16 +187,16 @@ class BuildContext:
     store: SlotStore
     config: BalancerConfig
     path: UpdatePathConfig
-    hire: WorkerFactory
+    new_worker: WorkerFactory
     members: EPGroup
-    first: int = 0
-    journal: EventSink = NO_EVENTS
-    leavings: tuple[StoredKey, ...] = ()
-    watched: bool = False
+    first_step: int = 0
+    events: EventSink = NO_EVENTS
+    uncollected: tuple[StoredKey, ...] = ()
+    loads_watched: bool = False
 
     def open(self, what: str) -> Communicator:
         """A communicator among the members; collective."""
-        name = f"{self.members.named(self.config.label)}.{what}"
+        name = f"{self.members.scoped_name(self.config.name)}.{what}"
         return self.fabric.open(name, self.members.ranks)
 
 
@@ -243,7 +243,7 @@ class Assembly:
         """
         means = self.means
         compute = means.accelerator.stream(Role.COMPUTE)
-        stream_idle(means.accelerator, compute).take(means.config.deadline)
+        stream_idle(means.accelerator, compute).take(means.config.timeout)
 
 
 def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
@@ -255,14 +255,14 @@ def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     guard = _guard(means, installed, shape)
     with ExitStack() as undoing:
         loads, *others = opened = _communicators(means, undoing)
-        staff = Workers.hired(_hire(means, undoing))
-        load = _window(means, loads, shape, _period(means), staff.teller)
+        staff = Workers.created(_hire(means, undoing))
+        load = _window(means, loads, shape, _period(means), staff.load)
         renewal = _renewal(means, installed, load, shape, staff)
         router = _router(means, installed, load, others)
         path = _path(means, installed, guard, others, staff, shape)
         control = means.fabric.control
-        archive = key_collector_of(control, means.members, staff.clerk, means.leavings)
-        group = Group(control, means.members, means.first, archive)
+        archive = key_collector_of(control, means.members, staff.vote, means.uncollected)
+        group = Group(control, means.members, means.first_step, archive)
         chronicle = _chronicle(means, shape, router)
         engine = RebalanceEngine(
             installed, load, path, renewal, group, means.config, staff, chronicle
@@ -277,11 +277,11 @@ def build_static(means: BuildContext, shape: ExpertShape, layout: Layout) -> Ass
     with ExitStack() as undoing:
         loads = means.open("loads")
         undoing.callback(loads.close)
-        teller = DeferredWorker(_hire(means, undoing)("teller"))
+        teller = DeferredWorker(_hire(means, undoing)("load"))
         load = _window(means, loads, shape, means.config.window_size, teller)
         router = _router(means, installed, load, ())
         chronicle = _chronicle(means, shape, router)
-        still = StaticEngine(load, installed, teller, means.config.deadline, chronicle)
+        still = StaticEngine(load, installed, teller, means.config.timeout, chronicle)
         undoing.pop_all()
     elsewhere = NoKeyCollector()
     return Assembly(means, installed, load, router, still, NoLocks(), (loads,), elsewhere)
@@ -289,7 +289,7 @@ def build_static(means: BuildContext, shape: ExpertShape, layout: Layout) -> Ass
 
 def _hire(means: BuildContext, undoing: ExitStack) -> WorkerFactory:
     """Workers whose work is noted, where anybody wants to know."""
-    hire = means.hire if means.journal is NO_EVENTS else traced(means.hire, means.journal)
+    hire = means.new_worker if means.events is NO_EVENTS else traced(means.new_worker, means.events)
 
     def hired(kind: str) -> Worker:
         worker = hire(kind)
@@ -301,11 +301,13 @@ def _hire(means: BuildContext, undoing: ExitStack) -> WorkerFactory:
 
 def _chronicle(means: BuildContext, shape: ExpertShape, router: Router) -> Recorder:
     """What boundaries are told to."""
-    if means.journal is NO_EVENTS:
+    if means.events is NO_EVENTS:
         return NO_RECORDER
     slot_bytes, sub_window = means.store.layout.slot_bytes, means.config.sub_window
-    subject = RecorderContext(shape, means.members.place, slot_bytes, sub_window, router.shares)
-    return EventRecorder(means.journal, subject)
+    subject = RecorderContext(
+        shape, means.members.rank_in_group, slot_bytes, sub_window, router.shares
+    )
+    return EventRecorder(means.events, subject)
 
 
 def _communicators(means: BuildContext, undoing: ExitStack) -> list[Communicator]:
@@ -334,7 +336,7 @@ def _guard(means: BuildContext, installed: ServingState, shape: ExpertShape) -> 
             f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
             "copy_independent_of_launch"
         )
-    deadline, entries = means.config.deadline, path.entries
+    deadline, entries = means.config.timeout, path.entries
     return LayerLocks(accelerator, shape.layers, installed.readers, deadline, entries)
 
 
@@ -342,15 +344,15 @@ def _window(
     means: BuildContext, loads: Communicator, shape: ExpertShape, period: int, teller: Worker
 ) -> LoadWindow:
     config = means.config
-    cadence = config.sub_window, config.window_size, period, config.phase
-    parts = WindowSchedule(*cadence, first=means.first)
+    cadence = config.sub_window, config.window_size, period, config.step_offset
+    parts = WindowSchedule(*cadence, first=means.first_step)
     return LoadWindow(means.accelerator, loads, shape, parts, teller)
 
 
 def _period(means: BuildContext) -> int:
     """Steps from one window of load to the next: all are summed where others look than plans."""
     config = means.config
-    looked_at = config.shares is ShareMode.LAGGED or means.watched
+    looked_at = config.shares is ShareMode.LAGGED or means.loads_watched
     return config.window_size if looked_at else config.step_interval
 
 
@@ -362,7 +364,7 @@ def _renewal(
     staff: Workers,
 ) -> ShareRefresh:
     if means.config.shares is ShareMode.LAGGED:
-        return LaggedShares(installed, load, shape, means.config.hysteresis, staff.solver)
+        return LaggedShares(installed, load, shape, means.config.min_gain, staff.shares)
     return StaticShares(installed, shape)
 
 
@@ -370,11 +372,11 @@ def _router(
     means: BuildContext, installed: ServingState, load: LoadWindow, opened: Sequence[Communicator]
 ) -> Router:
     accelerator, tables, counters = means.accelerator, installed.tables, load.counters
-    place = means.members.place // means.config.rows_alike
+    place = means.members.rank_in_group // means.config.ranks_sharing_rows
     match means.config.rule, means.config.shares:
-        case RoutingRule.ROW_HASH, _:
+        case RoutingRule.VLLM_ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)
-        case RoutingRule.BLOCK_TURNS, _:
+        case RoutingRule.TRTLLM_ROUND_ROBIN, _:
             return BlockRoundRobinRouter(accelerator, tables, place, counters)
         case _, ShareMode.EXACT:
             if means.config.locality is Locality.PREFER:
@@ -391,13 +393,13 @@ def _path(
     staff: Workers,
     shape: ExpertShape,
 ) -> UpdatePath:
-    place, config = means.members.place, means.config
+    place, config = means.members.rank_in_group, means.config
     match means.path, guard:
         case InPlaceFromHost(supply), LayerLocks():
             return InPlacePath(
-                means.accelerator, installed, guard, supply, staff.mover, place, shape, config
+                means.accelerator, installed, guard, supply, staff.transfer, place, shape, config
             )
-    ranks, journal = means.members.ranks, means.journal
+    ranks, journal = means.members.ranks, means.events
     ends = means.accelerator, opened[0], means.store
-    mover = P2PTransfer(*ends, ranks, config.deadline, journal, config.parcel)
-    return StagedPath(installed, mover, staff.mover, place, shape, config)
+    mover = P2PTransfer(*ends, ranks, config.timeout, journal, config.slots_per_message)
+    return StagedPath(installed, mover, staff.transfer, place, shape, config)

@@ -17,9 +17,9 @@ class RoutingRule(StrEnum):
 
     SHARES = "shares"
     """By the shares, as the share mode has them."""
-    ROW_HASH = "vllm"
+    VLLM_ROW_HASH = "vllm"
     """As vLLM does: by the hash of the row, evenly."""
-    BLOCK_TURNS = "tensorrt_llm"
+    TRTLLM_ROUND_ROBIN = "tensorrt_llm"
     """As TensorRT-LLM does: by turns within a block, evenly."""
 
 
@@ -59,7 +59,7 @@ class Objective(StrEnum):
 class Split(StrEnum):
     """How rows are divided among the copies of an expert."""
 
-    LEVEL = "level"
+    BY_SHARES = "level"
     """By shares that level the ranks."""
     EVEN = "even"
     """All copies alike: for engines that know no shares."""
@@ -110,25 +110,32 @@ class Locality(StrEnum):
 class CommitMode(StrEnum):
     """How new weights come into slots."""
 
-    BOUNDARY = "boundary"
+    STAGED = "boundary"
     """From peers to staging beside the forward, and from there into slots between two steps."""
-    LOCKED = "locked"
+    IN_PLACE = "locked"
     """From the host's memory into slots, a few layers a step, each under a stream lock."""
 
 
 PLANNER_LIMITS = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
 """The most that each aim may be; the least is 0."""
 AT_LEAST_ONE = (
-    "parcel",
+    "slots_per_message",
     "layer_updates_per_iter",
-    "patience",
+    "max_stalled_steps",
     "nodes",
-    "rows_alike",
+    "ranks_sharing_rows",
     "log_balancedness_interval",
 )
 """What an engine has at least one of."""
-INTEGER_FIELDS = "window_size", "step_interval", "sub_window", "phase", "hysteresis", *AT_LEAST_ONE
-"""What is counted; hysteresis in parts per 65536."""
+INTEGER_FIELDS = (
+    "window_size",
+    "step_interval",
+    "sub_window",
+    "step_offset",
+    "min_gain",
+    *AT_LEAST_ONE,
+)
+"""Whole numbers; `min_gain` in parts per 65536."""
 
 
 ENUM_FIELDS: dict[str, type[StrEnum]] = {
@@ -169,56 +176,57 @@ class BalancerConfig:
     """Cadence and bounds.
 
     Attributes:
-        label: distinguishes the votes of several engines on one control plane.
+        name: distinguishes the votes of several engines on one control plane.
         shares: the share mode.
         window_size: steps of load that a plan is made from.
         step_interval: steps between the boundaries at which epochs open.
         sub_window: steps summed at a time; divides both.
-        phase: steps by which these boundaries come later, so that several engines do not all move
-            weights at once; below `step_interval`, and divided by `sub_window` too.
+        step_offset: steps by which these boundaries come later, so that several engines do not all
+            move weights at once; below `step_interval`, and divided by `sub_window` too.
         locality: whether rows stay on their rank as far as exact shares allow.
         rule: whose rule picks a replica; another engine's divides evenly and reads no shares.
-        aims: of plans.
-        hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
+        planner: options of the planner.
+        min_gain: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
             65536.
-        patience: steps without progress after which an epoch is aborted; a plan may take 16 times
-            as many.
-        parcel: slots that travel in one blob at most.
+        max_stalled_steps: steps without progress after which a rebalance is aborted; a plan may
+            take 16 times as many.
+        slots_per_message: the most slots that travel in one message.
         layer_updates_per_iter: layers that are rewritten a step on the locked path.
         nodes: that the ranks divide among evenly, neighbours together: weights come from the same
             node where one of its ranks has them.
-        rows_alike: neighbouring ranks that route the same rows, as those of a tensor-parallel group
-            do: they pick the same replicas. 1 where every rank has rows of its own.
+        ranks_sharing_rows: neighbouring ranks that route the same rows, as those of a
+            tensor-parallel group do: they pick the same replicas. 1 where every rank has rows of
+            its own.
         log_balancedness: whether the journal writes how even the load is, every so often.
         log_balancedness_interval: steps from one such line to the next.
-        deadline: seconds that any wait may last.
+        timeout: seconds that any wait may last.
 
     Raises `ConfigError` for what no engine can be.
     """
 
-    label: str
+    name: str
     shares: ShareMode
     window_size: int
     step_interval: int
     sub_window: int
-    phase: int = 0
+    step_offset: int = 0
     locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
-    aims: PlannerOptions = PlannerOptions()
-    hysteresis: int = 655
-    patience: int = 64
-    parcel: int = 16
+    planner: PlannerOptions = PlannerOptions()
+    min_gain: int = 655
+    max_stalled_steps: int = 64
+    slots_per_message: int = 16
     layer_updates_per_iter: int = 2
     nodes: int = 1
-    rows_alike: int = 1
+    ranks_sharing_rows: int = 1
     log_balancedness: bool = False
     log_balancedness_interval: int = 1
-    deadline: float = 20.0
+    timeout: float = 20.0
 
     @property
-    def vote_deadline(self) -> float:
+    def vote_timeout(self) -> float:
         """Seconds to wait for ballots: less than what a peer's collective waits for this rank."""
-        return self.deadline / 4
+        return self.timeout / 4
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -229,11 +237,11 @@ class BalancerConfig:
                 f"window_size {self.window_size} and step_interval {self.step_interval} "
                 f"must be multiples of sub_window {self.sub_window}"
             )
-        if self.phase % self.sub_window or not 0 <= self.phase < self.step_interval:
+        if self.step_offset % self.sub_window or not 0 <= self.step_offset < self.step_interval:
             # A plan is made from a sum, so epochs open one step behind a sub-window.
             raise ConfigError(
-                f"phase {self.phase} must be a multiple of sub_window {self.sub_window}, and less "
-                f"than step_interval {self.step_interval}"
+                f"step_offset {self.step_offset} must be a multiple of sub_window "
+                f"{self.sub_window}, and less than step_interval {self.step_interval}"
             )
         if self.rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
             raise ConfigError(
@@ -244,10 +252,10 @@ class BalancerConfig:
                 f"locality {self.locality} divides a batch's own counts: shares must be exact, "
                 f"not {self.shares}"
             )
-        if self.locality is Locality.PREFER and self.rows_alike > 1:
+        if self.locality is Locality.PREFER and self.ranks_sharing_rows > 1:
             raise ConfigError(
                 f"locality {self.locality} has every rank pick replicas of its own, but "
-                f"{self.rows_alike} of them route the same rows"
+                f"{self.ranks_sharing_rows} of them route the same rows"
             )
         if self.step_interval < self.window_size:
             raise ConfigError(
@@ -266,12 +274,12 @@ class BalancerConfig:
         for name in INTEGER_FIELDS:
             if type(getattr(self, name)) is not int:
                 raise ConfigError(f"{name} is a whole number, got {getattr(self, name)!r}")
-        if not 0 < self.deadline < float("inf"):
-            raise ConfigError(f"deadline is seconds above 0, got {self.deadline!r}")
+        if not 0 < self.timeout < float("inf"):
+            raise ConfigError(f"timeout is seconds above 0, got {self.timeout!r}")
 
     def _check_counts(self) -> None:
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.hysteresis < 0:
-            raise ConfigError(f"hysteresis is at least 0, got {self.hysteresis}")
+        if self.min_gain < 0:
+            raise ConfigError(f"min_gain is at least 0, got {self.min_gain}")

@@ -66,17 +66,17 @@ class WindowSchedule:
         whole = step % self.every == 0 and step - self.every >= self.first
         return whole and self._left(step) < self.window
 
-    def opens(self, step: int) -> bool:
+    def starts(self, step: int) -> bool:
         """Whether what is counted from `step` on is summed, and what was counted before is not."""
         left = self._left(step)
         short = step % self.every == 0 and step - self.every < self.first < step
         return (short and left < self.window) or (self.window < self.period and left == self.window)
 
-    def following(self, step: int) -> int:
+    def next_event(self, step: int) -> int:
         """The first step behind `step` before which one of both is due."""
         found = (step // self.every + 1) * self.every
         found += max(0, self._left(found) - self.window)
-        return found if self.ends(found) or self.opens(found) else self.following(found)
+        return found if self.ends(found) or self.starts(found) else self.next_event(found)
 
     def _left(self, step: int) -> int:
         """Steps to the end of the next window."""
@@ -165,7 +165,7 @@ class LoadWindow:
         """The first boundary behind that of `step` at which there is something to do."""
         if not isinstance(self._state, Idle):
             return step + 1
-        return self._parts.following(step)
+        return self._parts.next_event(step)
 
     def advance(self, step: int) -> Job[bool]:
         """Before `step`: take the sum that is due, then close the sub-window that ends here.
@@ -175,7 +175,7 @@ class LoadWindow:
         taken = yield from self.drain()
         if self._parts.ends(step):
             yield from self._close()
-        elif self._parts.opens(step):
+        elif self._parts.starts(step):
             self._accelerator.stream(Role.COMPUTE).launch(self.counters.zero_)
         return taken
 

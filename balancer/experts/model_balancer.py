@@ -47,7 +47,7 @@ class LayerGroupContext:
     @property
     def family(self) -> LayerGroup:
         """Layers with slots of one descriptor."""
-        return self.model.families[self.number]
+        return self.model.groups[self.number]
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -65,14 +65,14 @@ class LayerGroupContext:
         return name_of(self.model, self.number)
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def error_context(self) -> Iterator[None]:
         """Errors that are raised inside say whose they are."""
         try:
             yield
         except EquipoiseError as error:
-            raise self.mark(error)  # noqa: B904 - it is the same error
+            raise self.add_context(error)  # noqa: B904 - it is the same error
 
-    def mark(self, error: EquipoiseError) -> EquipoiseError:
+    def add_context(self, error: EquipoiseError) -> EquipoiseError:
         """The same error, which says whose it is, once."""
         if not str(error).startswith(self.name):
             error.args = (f"{self.name}: {error}", *error.args[1:])
@@ -81,7 +81,7 @@ class LayerGroupContext:
 
 def name_of(model: ExpertModel, number: int) -> str:
     """Model and layers of a family."""
-    own = format_ranges([model.numbers[row] for row in model.families[number].layers])
+    own = format_ranges([model.numbers[row] for row in model.groups[number].layers])
     return f"model {model.name!r}, layers {own} counted from 0"
 
 
@@ -92,35 +92,35 @@ class LayerGroupBalancer:
     berth: LayerGroupContext
     inner: ExpertBalancer
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """See `RebalanceEngine.boundary`."""
         # Every step comes by: a context manager would cost more than the boundary.
         try:
-            self.inner.engine.boundary(step)
+            self.inner.engine.before_step(step)
         except EquipoiseError as error:
-            raise self.berth.mark(error)  # noqa: B904 - it is the same error
+            raise self.berth.add_context(error)  # noqa: B904 - it is the same error
 
-    def launched(self) -> None:
+    def after_launch(self) -> None:
         """See `RebalanceEngine.launched`."""
-        self.inner.engine.launched()
+        self.inner.engine.after_launch()
 
     def reading(self, row: int, step: int) -> AbstractContextManager[None]:
         """See `LayerLocks.reading`."""
         try:
             gate = self.inner.reading(row, step)
         except EquipoiseError as error:
-            raise self.berth.mark(error)  # noqa: B904 - it is the same error
+            raise self.berth.add_context(error)  # noqa: B904 - it is the same error
         return gate if gate is UNLOCKED else self._named(gate)
 
     def close(self) -> None:
         """See `ExpertBalancer.close`."""
-        with self.berth.named():
+        with self.berth.error_context():
             self.inner.close()
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "LayerGroupBalancer":
         """See `ExpertBalancer.reconfigure`; layers of `ExpertsLost` are the model's own numbers."""
         try:
-            with self.berth.named():
+            with self.berth.error_context():
                 return LayerGroupBalancer(self.berth, self.inner.reconfigure(active_ranks, step))
         except ExpertsLost as lost:
             own = {self.berth.layers[row]: experts for row, experts in lost.gone.items()}
@@ -128,7 +128,7 @@ class LayerGroupBalancer:
 
     @contextmanager
     def _named(self, gate: AbstractContextManager[None]) -> Iterator[None]:
-        with self.berth.named(), gate:
+        with self.berth.error_context(), gate:
             yield
 
 
@@ -184,30 +184,30 @@ class ModelBalancer:
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does."""
-        self.cross(step)
+        self.before_all_layers(step)
         try:
             yield
         finally:
-            self.launched()
+            self.after_launch()
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """The same where nothing says when the forward is launched: work beside begins at once."""
-        self.cross(step)
-        self.launched()
+        self.before_all_layers(step)
+        self.after_launch()
 
-    def cross(self, step: int) -> None:
+    def before_all_layers(self, step: int) -> None:
         """The boundary before `step` alone; work beside begins at `launched`.
 
         Families come in the same order on every rank, because what they issue on the calling
         thread has to be issued alike where communicators are not independent (P4).
         """
         for family in self.families:
-            family.boundary(step)
+            family.before_step(step)
 
-    def launched(self) -> None:
+    def after_launch(self) -> None:
         """The forward behind the last boundary is on its way."""
         for family in self.families:
-            family.launched()
+            family.after_launch()
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that one entry of `layer` in `step` launches that reads its slots.
@@ -239,8 +239,8 @@ class ModelBalancer:
         """What it takes of this rank's device: slots, staging, blobs, tables, counters."""
         inner = self.families[0].inner
         staging = [family.berth.store.layout.staging for family in self.families]
-        ranks, parcel = len(inner.means.members.ranks), inner.means.config.parcel
-        rounds = RoundOrder.over(inner.parts.communicators[0].capabilities)
+        ranks, parcel = len(inner.context.members.ranks), inner.context.config.slots_per_message
+        rounds = RoundOrder.over(inner.components.communicators[0].capabilities)
         return memory_report(self.model, ranks, staging, parcel, rounds)
 
     def attach(self, stream: Stream) -> Reader:

@@ -161,8 +161,8 @@ def layer_group_specs(
     models: ModelSet, starts: Mapping[str, ModelStart], budget: int
 ) -> tuple[LayerGroupSpec, ...]:
     """All families, with what each has for itself. Raises `EngineError`: too small a budget."""
-    homes = [(model, number) for model in models for number in range(len(model.families))]
-    families = [model.families[number] for model, number in homes]
+    homes = [(model, number) for model in models for number in range(len(model.groups))]
+    families = [model.groups[number] for model, number in homes]
     staging = split_staging(families, budget) if budget else (0,) * len(families)
     return tuple(
         LayerGroupSpec(
@@ -174,15 +174,15 @@ def layer_group_specs(
 
 def _own(start: ModelStart, model: ExpertModel, number: int, place: int, places: int) -> ModelStart:
     """A start for one family: its layers, a label that no other has, a phase that few have."""
-    config, rows = start.config, list(model.families[number].layers)
+    config, rows = start.config, list(model.groups[number].layers)
     sums = config.step_interval // config.sub_window
     later = place * sums // places * config.sub_window
-    label = f"{config.label}[{model.name}:{number}]"  # brackets: "m.1" is also an incarnation's
-    phase = (config.phase + later) % config.step_interval
+    label = f"{config.name}[{model.name}:{number}]"  # brackets: "m.1" is also an incarnation's
+    phase = (config.step_offset + later) % config.step_interval
     placement, shares = (
         np.ascontiguousarray(array[rows]) for array in (start.layout.placement, start.layout.shares)
     )
-    return ModelStart(Layout(placement, shares), replace(config, label=label, phase=phase))
+    return ModelStart(Layout(placement, shares), replace(config, name=label, step_offset=phase))
 
 
 def _open(
@@ -193,10 +193,10 @@ def _open(
     journals: EventSinks,
 ) -> LayerGroupBalancer:
     model, start = part.model, part.start
-    family = model.families[part.number]
+    family = model.groups[part.number]
     store = accelerator.slot_store(family.layout(part.staging))
     berth = LayerGroupContext(accelerator, model, part.number, store)
-    with berth.named():
+    with berth.error_context():
         path = _path(way(berth), berth)
         shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
         ends, told = (accelerator, fabric, store, shape), journals(berth)
@@ -232,7 +232,7 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
 def _agree(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
     config, mine = parts[0].start.config, [_said(part) for part in parts]
-    for rank, theirs in enumerate(exchange(control, f"{config.label}/open", config.deadline, mine)):
+    for rank, theirs in enumerate(exchange(control, f"{config.name}/open", config.timeout, mine)):
         if len(theirs) != len(mine):
             raise AgreementLost(f"rank {rank} has {len(theirs)} families, this one {len(mine)}")
         for other, own in zip(theirs, mine, strict=True):
@@ -248,7 +248,7 @@ def _said(part: LayerGroupSpec) -> dict[str, str]:
     start = part.start
     return {
         "model": part.model.name,
-        "registered": f"{part.model.family_line(part.number)} ({part.model.digest})",
+        "registered": f"{part.model.group_line(part.number)} ({part.model.digest})",
         "layout": start.layout.digest,
         "config": comparable(start.config),
         "staging": str(part.staging),

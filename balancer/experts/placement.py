@@ -135,12 +135,12 @@ class LogicalMaps(NamedTuple):
     """Both int64.
 
     Attributes:
-        slots: (layers, experts, width), the slots of each expert, ascending, then -1.
-        counts: (layers, experts), how many slots it has.
+        logical_to_physical: (layers, experts, width), the slots of each expert, ascending, then -1.
+        replica_count: (layers, experts), how many slots it has.
     """
 
-    slots: Ids
-    counts: Ids
+    logical_to_physical: Ids
+    replica_count: Ids
 
 
 def logical_maps(placement: Ids | Placement, experts: int, width: int | None = None) -> LogicalMaps:

@@ -83,17 +83,17 @@ def check_same_survivors(
         AgreementLost: they do not.
         BallotIncomplete: one of them does not come.
     """
-    question = f"{members.named(config.label)}/reconfigure"
+    question = f"{members.scoped_name(config.name)}/reconfigure"
     mine = {"ranks": members.ranks, "layout": layout.digest, "step": step}
     control.cast(question, json.dumps(mine, sort_keys=True).encode())
-    ballots = control.collect(question, config.deadline, members.ranks)
+    ballots = control.collect(question, config.timeout, members.ranks)
     for rank, ballot in zip(members.ranks, ballots, strict=True):
         theirs = json.loads(ballot)
         for key in sorted(mine):
             if json.dumps(theirs.get(key)) != json.dumps(mine[key]):
                 raise AgreementLost(
                     f"reconfigure: rank {rank} has {key} {theirs.get(key)}, "
-                    f"rank {members.own} has {mine[key]}"
+                    f"rank {members.global_rank} has {mine[key]}"
                 )
     return StoredKey(BEFORE, question, members.ranks)
 
@@ -122,14 +122,14 @@ def rewrite_half_written(
     """Write all of this rank's slots of layers that were left half written. Raises `SlotError`."""
     if isinstance(means.path, StagedFromPeers):
         return
-    per, place = saved.shape.slots_per_rank, means.members.place
+    per, place = saved.shape.slots_per_rank, means.members.rank_in_group
     for layer in layers:
         experts = saved.layout.placement[layer, place * per : (place + 1) * per].tolist()
         _fill(means, means.path.supply, layer, range(layer * per, (layer + 1) * per), experts)
 
 
 def _write(means: BuildContext, supply: HostWeights, saved: RecoveredLayout) -> None:
-    per, place = saved.shape.slots_per_rank, means.members.place
+    per, place = saved.shape.slots_per_rank, means.members.rank_in_group
     for layer in range(saved.shape.layers):
         mine = [r for r in saved.refills if r.layer == layer and r.slot // per == place]
         slots = [layer * per + refilled.slot % per for refilled in mine]
@@ -144,4 +144,4 @@ def _fill(
     experts: Sequence[int],
 ) -> None:
     writing = write_and_verify(means.accelerator, means.store, supply, layer, slots, experts)
-    run_blocking(writing, means.config.deadline)
+    run_blocking(writing, means.config.timeout)

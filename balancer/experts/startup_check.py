@@ -52,7 +52,7 @@ class StartupSpec:
         if shape.ranks != ranks:
             raise PlacementError(f"the shape is of {shape.ranks} ranks, the group of {ranks}")
         check_placement(self.layout.placement, shape)
-        topology(shape, self.config.nodes, self.config.aims.survive, None)
+        topology(shape, self.config.nodes, self.config.planner.survive, None)
         wanted = shape.layers * shape.slots_per_rank
         if len(slots) != wanted:
             raise EngineError(
@@ -86,11 +86,11 @@ def check_same_on_all_ranks(control: ControlPlane, opening: StartupSpec, watched
         BallotIncomplete: a rank does not come.
     """
     config, mine = opening.config, {**opening.said(), WATCHED: watched}
-    told = exchange(control, f"{config.label}/opened", config.deadline, [mine])
+    told = exchange(control, f"{config.name}/opened", config.timeout, [mine])
     for rank, (theirs,) in enumerate(told):
         if (what := first_difference(mine, theirs)) is not None:
             raise AgreementLost(
-                f"balancer {config.label!r}: rank {rank} has {what} {theirs.get(what)}, rank "
+                f"balancer {config.name!r}: rank {rank} has {what} {theirs.get(what)}, rank "
                 f"{control.rank} has {mine[what]}"
             )
     return any(theirs.get(WATCHED) for (theirs,) in told)

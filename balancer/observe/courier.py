@@ -50,7 +50,7 @@ class Courier:
         self._thread = threading.Thread(target=self._carry, name="equipoise.courier", daemon=True)
         self._thread.start()
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """Hand `entry` on; from any thread, at once."""
         # Several threads may find the last place free at a time: the bound is soft by so many.
         if not self._open or self._queue.qsize() >= self._capacity:
@@ -92,7 +92,7 @@ class Courier:
     def _hand(self, entry: Event) -> None:
         for journal in self._journals:
             try:
-                journal.note(entry)
+                journal.emit(entry)
             except Exception as error:
                 self._fail(journal, error)
 

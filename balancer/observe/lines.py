@@ -30,7 +30,7 @@ class EpochLines:
     def __init__(self, label: str) -> None:
         self._label = label
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """See `Journal`."""
         if isinstance(entry, RebalanceMeasured):
             level = logging.INFO if entry.record.outcome in COMPLETED else logging.WARNING
@@ -59,7 +59,7 @@ class BalancednessLines:
         self._interval = interval
         self._due = 0
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """See `Journal`."""
         if isinstance(entry, BalanceMeasured) and entry.step >= self._due:
             self._due = (entry.step // self._interval + 1) * self._interval
@@ -84,10 +84,10 @@ def lines_for(config: BalancerConfig, rank: int) -> tuple[EventSink, ...]:
     """
     if rank:
         return ()
-    epochs = EpochLines(config.label)
+    epochs = EpochLines(config.name)
     if not config.log_balancedness:
         return (epochs,)
-    return epochs, BalancednessLines(config.label, config.log_balancedness_interval)
+    return epochs, BalancednessLines(config.name, config.log_balancedness_interval)
 
 
 def fields_of(record: RebalanceRecord) -> dict[str, object]:

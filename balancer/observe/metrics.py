@@ -86,7 +86,7 @@ class Metrics:
         self._boundaries = found.boundaries.labels(engine=engine)
         self._forget()
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """See `Journal`."""
         match entry:
             case BoundaryDone(_, begin, end):

@@ -86,7 +86,7 @@ class SpanBook:
         """In order."""
         return tuple(self._levels)
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """See `Journal`."""
         match entry:
             case TraceSpan(name, track, begin, end, details):

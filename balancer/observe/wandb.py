@@ -37,7 +37,7 @@ class WandbJournal:
         self._settings = dict(settings)
         self._run: Any = None
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """See `Journal`."""
         match entry:
             case RebalanceMeasured(record):

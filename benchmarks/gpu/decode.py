@@ -103,7 +103,7 @@ class Told:
         made = staged_proposal(
             drafted, layout, self._shape, TransferLimits(self._slots, 1, self._slots, 0)
         )
-        if made.shipment.travelling:
+        if made.migration.remote_copies:
             raise RuntimeError("weights were to come from ranks that there are not")
         return made
 
@@ -219,13 +219,13 @@ class Serving:
     def _opened(self, fabric: Fabric) -> ExpertBalancer:
         setting, place = self._setting, self._model.place
         config = BalancerConfig(
-            label=f"cuda-{next(numbers)}",
+            name=f"cuda-{next(numbers)}",
             shares=ShareMode.STATIC,
             window_size=WINDOW,
             step_interval=WINDOW * (1 if setting.slots else NEVER),
             sub_window=WINDOW,
             layer_updates_per_iter=1,
-            deadline=DEADLINE,
+            timeout=DEADLINE,
         )
         start = initial_placement(self._shape)
         layout = Layout(start, even_shares(start, self._shape.experts))
@@ -271,7 +271,7 @@ class Serving:
 
     def _launch(self, locked: frozenset[int]) -> None:
         """A step in which some layers are read under their locks, and everything is launched."""
-        stream, guard = self._clock.stream, self._balancer.parts.guard
+        stream, guard = self._clock.stream, self._balancer.components.guard
         stream.launch(self._model.begin)
         for layer in range(self._shape.layers):
             if layer in locked and isinstance(guard, LayerLocks):
@@ -287,7 +287,7 @@ class Serving:
 
     def _forward(self, step: int, mode: Mode) -> None:
         """One step, as the engine says which locks it carries."""
-        guard = self._balancer.parts.guard
+        guard = self._balancer.components.guard
         if mode.captured:
             layers = range(self._shape.layers) if isinstance(guard, LayerLocks) else ()
             locked = frozenset(layer for layer in layers if guard.locked(layer, step))

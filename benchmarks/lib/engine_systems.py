@@ -420,11 +420,11 @@ class Travelling(Base):
 
     def _travel(self, work: Prepared) -> Job[StagedChunk]:
         """Stage what is on its way; where nothing moves, nothing."""
-        if not work.shipment.lots:
+        if not work.shipment.chunks:
             yield from ()
             return StagedChunk(0, 0, (), 0)
-        leg = work.shipment.leg(self._place.rank, 0)
-        return (yield from self._mover.begin(leg, self.installed.settled))
+        leg = work.shipment.for_rank(self._place.rank, 0)
+        return (yield from self._mover.stage(leg, self.installed.last_change))
 
 
 class StopTheWorld(Travelling):
@@ -441,7 +441,7 @@ class StopTheWorld(Travelling):
             self.installed.commit(work.change, staged.copies)
             self._place.device.stream(Role.COMPUTE).synchronize(DEADLINE)
             self._votes.barrier().result(DEADLINE)
-            self.ended.append(Ended(step, step, work.shipment.travelling))
+            self.ended.append(Ended(step, step, work.shipment.remote_copies))
 
 
 class OneLayer(Travelling):
@@ -484,7 +484,7 @@ class OneLayer(Travelling):
         work, staged = self._left.popleft(), flying.result(DEADLINE)
         self.installed.commit(work.change, staged.copies)
         install(torch.from_numpy(work.change.placement[0].astype(np.int64)), self._maps)
-        self._moved += work.shipment.travelling
+        self._moved += work.shipment.remote_copies
         self._flying = None
         if self._left:
             self._leave()
@@ -518,14 +518,14 @@ class Ours(Base):
     def _prepare(self) -> None:
         place = self._place
         config = BalancerConfig(
-            label=place.label,
+            name=place.label,
             shares=self._shares,
             window_size=WINDOW,
             step_interval=INTERVAL,
             sub_window=WINDOW,
-            parcel=PARCEL,
+            slots_per_message=PARCEL,
             layer_updates_per_iter=UPDATES,
-            deadline=DEADLINE,
+            timeout=DEADLINE,
         )
         path = self._way(place, self._store)
         self._balancer = open_balancer(
@@ -539,7 +539,7 @@ class Ours(Base):
 
     def boundary(self, step: int) -> None:
         """The engine's."""
-        self._balancer.engine.boundary(step)
+        self._balancer.engine.before_step(step)
         reports = self._balancer.engine.reports
         for report in list(reports)[len(self.ended) :]:
             if report.outcome not in COMPLETED:
@@ -548,7 +548,7 @@ class Ours(Base):
 
     def launched(self) -> None:
         """The engine's."""
-        self._balancer.engine.launched()
+        self._balancer.engine.after_launch()
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """The engine's."""

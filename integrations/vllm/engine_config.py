@@ -30,18 +30,18 @@ def engine_config(
     window = min(engine.window_size, engine.step_interval)
     sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
     return BalancerConfig(
-        label=f"vllm{number}",
+        name=f"vllm{number}",
         shares=ShareMode(settings.shares),
         window_size=max(window // sub_window, 1) * sub_window,
         step_interval=engine.step_interval,
         sub_window=sub_window,
-        aims=PlannerOptions(target=settings.target),
-        hysteresis=round(settings.gain * SHARE_ONE),
+        planner=PlannerOptions(target=settings.target),
+        min_gain=round(settings.gain * SHARE_ONE),
         nodes=nodes,
-        rows_alike=rows_alike,
+        ranks_sharing_rows=rows_alike,
         log_balancedness=engine.log_balancedness,
         log_balancedness_interval=engine.log_balancedness_interval,
-        deadline=settings.deadline,
+        timeout=settings.deadline,
     )
 
 

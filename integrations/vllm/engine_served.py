@@ -28,7 +28,7 @@ EVERY_ROW = torch.iinfo(torch.int32).max
 class CountedEpochs:
     """A journal that counts epochs that were not aborted."""
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """See `Journal`."""
         if not isinstance(entry, RebalanceMeasured):
             return
@@ -60,7 +60,7 @@ class Couriers:
 
     def __call__(self, berth: LayerGroupContext) -> EventSink:
         """Of one family."""
-        name = f"{self._config.label}.{berth.number}"
+        name = f"{self._config.name}.{berth.number}"
         kept = () if self._told is None else (Metrics(self._told, name),)
         lines = lines_for(self._config, self._rank)
         self._opened.append(Courier((*lines, *kept, CountedEpochs())))
@@ -126,7 +126,7 @@ class Served:
 
     def open_step(self) -> None:
         """The boundary before the next step."""
-        self.balancer.boundary(self.clock.step)
+        self.balancer.before_step(self.clock.step)
         for kept, counters in zip(self.before, self._counters, strict=True):
             self.streams.home.launch(partial(kept.copy_, counters))
 

@@ -84,7 +84,7 @@ class EngineState:
             site.fabric,
             ModelSet((made,)),
             {made.name: ModelStart(initial_layout(model), config)},
-            budget=staging_budget(self._settings, made.families),
+            budget=staging_budget(self._settings, made.groups),
             journals=couriers,
         )
         balancer = balancers[made.name]

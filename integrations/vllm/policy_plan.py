@@ -44,7 +44,7 @@ def standing(old: Counts, shape: ExpertShape) -> Placement | None:
     """
     if old.shape != (shape.layers, shape.slots) or old.min() < 0 or old.max() >= shape.experts:
         return None
-    complete = (logical_maps(old, shape.experts).counts > 0).all()
+    complete = (logical_maps(old, shape.experts).replica_count > 0).all()
     return np.ascontiguousarray(old, dtype=np.int32) if complete else None
 
 

@@ -163,7 +163,7 @@ def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
         event, compute = device.event(), device.stream(Role.COMPUTE)
         compute.record(event)
         staged = run_blocking(
-            mover.begin(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), SOON
+            mover.stage(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), SOON
         )
         store.commit(staged.copies, compute)
         compute.synchronize(SOON)
@@ -178,7 +178,7 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
     """Loads are summed and experts moved over gloo; every slot then holds its expert's weights."""
     shape = ExpertShape(layers=1, experts=8, slots=10, ranks=SIZE)
     config = BalancerConfig(
-        label="staged", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+        name="staged", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
     )
     layout = Layout(initial_placement(shape), even_shares(initial_placement(shape), shape.experts))
 

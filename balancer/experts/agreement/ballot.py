@@ -22,9 +22,9 @@ class RankStatus(StrEnum):
 
     PLANNING = "planning"
     """The planner still runs."""
-    PLANNED = "planned"
+    PROPOSED = "proposed"
     """It has a proposal; the ballot carries its digest."""
-    MOVING = "transferring"
+    TRANSFERRING = "transferring"
     """Weights travel; the ballot says which lots are staged."""
     FAILED = "failed"
     """It cannot go on; the ballot carries the reason."""
@@ -51,13 +51,13 @@ class Ballot:
     """One rank's word.
 
     Attributes:
-        stand: how far it is.
+        status: how far it is.
         digest: of the proposal, once there is one.
         staged: marks of the lots that it has staged and not committed yet, in order.
         reason: why it failed.
     """
 
-    stand: RankStatus
+    status: RankStatus
     digest: str = ""
     staged: tuple[ChunkChecksum, ...] = ()
     reason: str = ""
@@ -72,7 +72,7 @@ class Ballot:
         try:
             fields = json.loads(text)
             staged = tuple(ChunkChecksum(**mark) for mark in fields.pop("staged"))
-            return Ballot(**{**fields, "stand": RankStatus(fields["stand"]), "staged": staged})
+            return Ballot(**{**fields, "status": RankStatus(fields["status"]), "staged": staged})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise AgreementLost(f"unreadable ballot {text[:80]!r}: {error}") from error
 
@@ -91,7 +91,7 @@ class StartTransfer:
 class Commit:
     """The next `lots` lots are staged everywhere, and are what their sources hold."""
 
-    lots: int
+    chunks: int
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,17 @@ Decision = StartTransfer | Commit | Abort
 
 def tally(ballots: Sequence[Ballot]) -> Verdict:
     """The one verdict that every rank reaches from the same ballots, in rank order."""
-    failed = [ballot.reason for ballot in ballots if ballot.stand is RankStatus.FAILED]
+    failed = [ballot.reason for ballot in ballots if ballot.status is RankStatus.FAILED]
     if failed:
         return Abort(failed[0])
     if len({ballot.digest for ballot in ballots if ballot.digest}) > 1:
         return Abort("plans differ")
-    stands = {ballot.stand for ballot in ballots}
-    if stands == {RankStatus.PLANNED}:
+    stands = {ballot.status for ballot in ballots}
+    if stands == {RankStatus.PROPOSED}:
         return StartTransfer()
-    if stands == {RankStatus.MOVING}:
+    if stands == {RankStatus.TRANSFERRING}:
         return _tally_chunks(ballots)
-    if RankStatus.MOVING in stands:
+    if RankStatus.TRANSFERRING in stands:
         return Abort("ranks out of step")
     return Pending()
 
@@ -170,12 +170,12 @@ class VoteSpec:
         outcome: names what the vote may settle. Several votes ask for one outcome until one of
             them settles it, for good.
         ranks: who votes.
-        last: whether to give up where the vote would come to waiting on.
+        final_attempt: whether to give up where the vote would come to waiting on.
     """
 
     ballots: str
     outcome: str
-    last: bool
+    final_attempt: bool
     ranks: tuple[int, ...]
 
 
@@ -204,7 +204,7 @@ def _wish(control: ControlPlane, question: VoteSpec) -> Job[Pending | Decision]:
     except BallotIncomplete as error:
         return Abort(f"no ballot from rank(s) {', '.join(map(str, error.missing))}")
     verdict = tally([Ballot.from_bytes(text) for text in texts])
-    if isinstance(verdict, Pending) and question.last:
+    if isinstance(verdict, Pending) and question.final_attempt:
         return Abort("out of patience")
     return verdict
 

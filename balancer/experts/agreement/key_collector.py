@@ -44,16 +44,16 @@ class StoredKey:
 class KeyCollector(Protocol):
     """Told what an engine asks."""
 
-    def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
+    def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
         """Members may cast ballots on these questions, and settle this one; returns at once."""
         ...
 
-    def tidy(self, epoch: int, ballots: str) -> None:
+    def collect(self, epoch: int, ballots: str) -> None:
         """Forget what may go, once the vote on these ballots, begun just now, has ended."""
         ...
 
     @property
-    def leavings(self) -> tuple[StoredKey, ...]:
+    def uncollected(self) -> tuple[StoredKey, ...]:
         """What is not forgotten yet, for who comes after; asked when the clerk is dismissed."""
         ...
 
@@ -61,12 +61,12 @@ class KeyCollector(Protocol):
 class NoKeyCollector:
     """Another member keeps it."""
 
-    leavings: tuple[StoredKey, ...] = ()
+    uncollected: tuple[StoredKey, ...] = ()
 
-    def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
+    def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
         """It knows."""
 
-    def tidy(self, epoch: int, ballots: str) -> None:
+    def collect(self, epoch: int, ballots: str) -> None:
         """It does."""
 
 
@@ -77,7 +77,7 @@ class StoreKeyCollector:
         control: where it was asked.
         ranks: who is asked.
         clerk: carries out votes, and forgets behind them.
-        leavings: of a group before this one, whose last vote all of `ranks` have left behind.
+        uncollected: of a group before this one, whose last vote all of `ranks` have left behind.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class StoreKeyCollector:
         self._kept: dict[str, StoredKey] = {}
         self._free: deque[StoredKey] = deque()
 
-    def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
+    def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
         """See `KeyCollector`."""
         self._asked.extend(StoredKey(epoch, name, self._ranks) for name in ballots)
         self._asked.append(StoredKey(epoch, outcome))
 
-    def tidy(self, epoch: int, ballots: str) -> None:
+    def collect(self, epoch: int, ballots: str) -> None:
         """See `KeyCollector`."""
         self._clerk.start(NamedJob(self._tidying(epoch, ballots), "forget", epoch=epoch))
 
     @property
-    def leavings(self) -> tuple[StoredKey, ...]:
+    def uncollected(self) -> tuple[StoredKey, ...]:
         """See `KeyCollector`."""
         self._take()
         kept = (*self._free, *self._kept.values())
@@ -140,7 +140,7 @@ class StoreKeyCollector:
             texts = self._control.collect(ballots, 0.0, self._ranks)
         except BallotIncomplete:
             return False
-        return all(Ballot.from_bytes(text).stand is not RankStatus.FAILED for text in texts)
+        return all(Ballot.from_bytes(text).status is not RankStatus.FAILED for text in texts)
 
     def _take(self) -> None:
         while self._asked:
@@ -152,6 +152,6 @@ def key_collector_of(
     control: ControlPlane, members: EPGroup, clerk: Worker, leavings: Sequence[StoredKey]
 ) -> KeyCollector:
     """The lowest member keeps it."""
-    if members.place:
+    if members.rank_in_group:
         return NoKeyCollector()
     return StoreKeyCollector(control, members.ranks, clerk, leavings)

@@ -13,30 +13,32 @@ class EPGroup:
     Attributes:
         ranks: numbers on the control plane, ascending. The slots of a layer are spread over them
             in this order.
-        own: this rank's number there.
+        global_rank: this rank's number there.
         incarnation: how often the group has been made anew.
     """
 
     ranks: tuple[int, ...]
-    own: int
+    global_rank: int
     incarnation: int = 0
 
     def __post_init__(self) -> None:
-        if list(self.ranks) != sorted(set(self.ranks)) or self.own not in self.ranks:
-            raise UsageError(f"rank {self.own} is not one of the ascending ranks {self.ranks}")
+        if list(self.ranks) != sorted(set(self.ranks)) or self.global_rank not in self.ranks:
+            raise UsageError(
+                f"rank {self.global_rank} is not one of the ascending ranks {self.ranks}"
+            )
 
     @property
-    def place(self) -> int:
+    def rank_in_group(self) -> int:
         """Where this rank stands among them."""
-        return self.ranks.index(self.own)
+        return self.ranks.index(self.global_rank)
 
-    def named(self, label: str) -> str:
+    def scoped_name(self, label: str) -> str:
         """A name that no other incarnation has used."""
         return f"{label}.{self.incarnation}" if self.incarnation else label
 
-    def without(self, active: Sequence[int]) -> "EPGroup":
+    def shrunk_to(self, active: Sequence[int]) -> "EPGroup":
         """The next incarnation, of `active` only. Raises `UsageError`."""
         strangers = sorted(set(active) - set(self.ranks))
         if strangers:
             raise UsageError(f"rank(s) {strangers} were no members: {self.ranks}")
-        return EPGroup(tuple(sorted(active)), self.own, self.incarnation + 1)
+        return EPGroup(tuple(sorted(active)), self.global_rank, self.incarnation + 1)

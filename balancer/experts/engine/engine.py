@@ -110,13 +110,13 @@ class UpdatePath(Protocol):
         """Plan for the load of these windows, on a worker."""
         ...
 
-    def embark(
+    def start(
         self, epoch: RebalanceId, proposal: Proposal, step: int
     ) -> Transferring | Updating | Finished:
         """Every rank has the same proposal, at the boundary before `step`."""
         ...
 
-    def look(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
         """What this rank's own part has become."""
         ...
 
@@ -128,7 +128,7 @@ class UpdatePath(Protocol):
         """The next boundary of an update that nobody votes on."""
         ...
 
-    def mend(self, reason: str) -> tuple[JobHandle[None], ...]:
+    def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Begin to mend what broke an epoch that all ranks abort for `reason`."""
         ...
 
@@ -205,7 +205,7 @@ class RebalanceEngine:
         return self._state
 
     @property
-    def unsettled(self) -> tuple[int, ...]:
+    def half_written_layers(self) -> tuple[int, ...]:
         """Layers whose slots may hold old weights, new ones, or a part of each.
 
         Only while they are rewritten in place, and only of use to whoever leaves that half done.
@@ -215,7 +215,7 @@ class RebalanceEngine:
         begun = self._state.proposal.changes[: len(self._state.writing)]
         return tuple(layer for change in begun for layer in change.layers)
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, and act on it.
 
         Most boundaries have nothing to do, and cost a comparison. What the forward need not wait
@@ -230,11 +230,11 @@ class RebalanceEngine:
             return
         if self._closed:
             raise EngineError(f"boundary {step} of an engine that was closed")
-        self.launched()
+        self.after_launch()
         if step >= self._next:
-            run_blocking(self.passage(step), self._config.deadline)
+            run_blocking(self.passage(step), self._config.timeout)
 
-    def launched(self) -> None:
+    def after_launch(self) -> None:
         """The forward behind the last boundary is on its way: prepare the next boundary.
 
         An epoch is opened, if one is due; this rank looks how far its own work has come, and votes;
@@ -250,7 +250,7 @@ class RebalanceEngine:
             self._cast(self._state, step + 1)
         self._next = self._when(step)
         self._chronicle.prepared(self._state, self._installed.layout)
-        self._staff.go()
+        self._staff.release()
 
     def passage(self, step: int) -> Job[None]:
         """A boundary behind `launched`, for whoever wants to do the waiting."""
@@ -260,7 +260,7 @@ class RebalanceEngine:
         summed = yield from self._load.advance(step)
         if summed:
             self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
-        yield from self._renewal.boundary(summed)
+        yield from self._renewal.before_step(summed)
         if isinstance(self._state, Updating):
             self._state = self._landing(self._path.advance(self._state, step), step)
         elif isinstance(self._state, Voting):
@@ -278,9 +278,9 @@ class RebalanceEngine:
         if self._closed:
             return
         self._closed, self._behind, self._next = True, None, NEVER
-        self._staff.teller.go()
+        self._staff.load.release()
         try:
-            run_blocking(self._load.drain(), self._config.deadline)
+            run_blocking(self._load.drain(), self._config.timeout)
         finally:
             self._staff.close()
             self._chronicle.close()
@@ -294,7 +294,7 @@ class RebalanceEngine:
     def _due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
         behind = (step - 1) % self._config.step_interval
-        return step > 1 and behind == self._config.phase and self._load.full
+        return step > 1 and behind == self._config.step_offset and self._load.full
 
     def _open(self, state: State, step: int) -> State:
         epoch = RebalanceId(step // self._config.step_interval, step)
@@ -326,13 +326,13 @@ class RebalanceEngine:
                 self._warn_of_staging(epoch, proposal)
                 return Proposed(epoch, proposal)
             case Transferring(voyage) | Staged(voyage, _):
-                return self._path.look(voyage)
+                return self._path.poll(voyage)
         return state
 
     def _warn_of_staging(self, epoch: RebalanceId, proposal: Proposal) -> None:
         """Say once, on one rank, that staging is what bounds the plans."""
         short = proposal.draft.short_of_staging
-        if not short or self._warned or self._members.place:
+        if not short or self._warned or self._members.rank_in_group:
             return
         self._warned = True
         LOG.warning(
@@ -349,19 +349,19 @@ class RebalanceEngine:
         question = VoteSpec(
             ballots=self._question(state.epoch, due),
             outcome=self._question(state.epoch, outcome_of(state)),
-            last=due - since(state) > self._patience(state),
+            final_attempt=due - since(state) > self._patience(state),
             ranks=self._members.ranks,
         )
         self._file(state.epoch, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
         titled = NamedJob(job, "vote", epoch=state.epoch.number, step=due)
-        self._vote = self._staff.clerk.start(titled)
-        self._archive.tidy(state.epoch.number, question.ballots)
+        self._vote = self._staff.vote.start(titled)
+        self._archive.collect(state.epoch.number, question.ballots)
 
     def _patience(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
         planned = transfer_of(state) is not None
-        return self._config.patience * (1 if planned else PLANNING)
+        return self._config.max_stalled_steps * (1 if planned else PLANNING)
 
     def _settle(self, state: Voting, step: int) -> Job[State]:
         """Act on the vote that is due at this boundary."""
@@ -375,7 +375,7 @@ class RebalanceEngine:
                 return state
             case StartTransfer(), Proposed(epoch, proposal):
                 self._renewal.planned(proposal.layout)
-                return self._landing(self._path.embark(epoch, proposal, step), step)
+                return self._landing(self._path.start(epoch, proposal, step), step)
             case Commit(lots), Staged():
                 return self._landing(self._path.commit(state, lots, step), step)
             case Abort(reason), _:
@@ -396,23 +396,23 @@ class RebalanceEngine:
         self._report(state.epoch, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
         self._decline(state.epoch, step + 1, reason)
-        return Draining((*work_of(state), *self._path.mend(reason)))
+        return Draining((*work_of(state), *self._path.repair(reason)))
 
     def _decline(self, epoch: RebalanceId, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""
         self._file(epoch, due, MOVE)
         ballot = Ballot(RankStatus.FAILED, reason=reason)
         job = vote_failed(self._control, self._question(epoch, due), ballot)
-        self._staff.clerk.start(NamedJob(job, "vote_failed", epoch=epoch.number, step=due))
+        self._staff.vote.start(NamedJob(job, "vote_failed", epoch=epoch.number, step=due))
 
     def _file(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
         votes = [self._question(epoch, due), self._question(epoch, due + 1)]
-        self._archive.file(epoch.number, votes, self._question(epoch, outcome))
+        self._archive.add(epoch.number, votes, self._question(epoch, outcome))
 
     def _question(self, epoch: RebalanceId, what: int | str) -> str:
         """The vote that is due at a boundary, or what votes may settle."""
-        return f"{self._members.named(self._config.label)}/{epoch.number}/{what}"
+        return f"{self._members.scoped_name(self._config.name)}/{epoch.number}/{what}"
 
     def _report(self, epoch: RebalanceId, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes

@@ -78,7 +78,7 @@ class InPlacePath:
         drafted = plan_rebalance(windows, layout, self._shape, limits)
         return in_place_proposal(drafted, self._shape, self._config.layer_updates_per_iter)
 
-    def embark(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Updating | Finished:
+    def start(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Updating | Finished:
         """Every rank has the same proposal, at the boundary before `step`: hand over group 0."""
         first = {
             layer: step + group
@@ -108,7 +108,7 @@ class InPlacePath:
             return Finished(state.epoch, len(proposal.draft.order), self._copies(proposal))
         return state
 
-    def look(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
         """Nothing travels on this path."""
         raise AgreementLost(f"epoch {voyage.epoch.number} travels on a path that has no staging")
 
@@ -116,7 +116,7 @@ class InPlacePath:
         """Nothing is staged on this path."""
         raise AgreementLost(f"told to commit {lots} lots on a path that has no staging")
 
-    def mend(self, reason: str) -> tuple[JobHandle[None], ...]:
+    def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Nothing of this path breaks in an epoch that is aborted."""
         return ()
 

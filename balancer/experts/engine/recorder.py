@@ -189,7 +189,7 @@ class EventRecorder:
     def summed(self, closed: int, load: Load, layout: Layout) -> None:
         """See `Chronicle`."""
         of = self._subject
-        self._journal.note(LoadReduced(closed, of.sub_window, load, layout, of.shape, of.shares))
+        self._journal.emit(LoadReduced(closed, of.sub_window, load, layout, of.shape, of.shares))
 
     def ended(self, state: State, report: Report) -> None:
         """See `Chronicle`."""
@@ -197,12 +197,12 @@ class EventRecorder:
 
     def skipped(self, step: int) -> None:
         """See `Chronicle`."""
-        self._journal.note(RebalanceSkipped(step))
+        self._journal.emit(RebalanceSkipped(step))
 
     def end(self, state: State, layout: Layout) -> None:
         """See `Chronicle`."""
         at = now()
-        self._journal.note(BoundaryDone(self._step, self._began, at))
+        self._journal.emit(BoundaryDone(self._step, self._began, at))
         self._turn(state, layout, at)
 
     def prepared(self, state: State, layout: Layout) -> None:
@@ -211,7 +211,7 @@ class EventRecorder:
 
     def close(self) -> None:
         """See `Chronicle`."""
-        self._journal.note(EngineClosed())
+        self._journal.emit(EngineClosed())
 
     def _turn(self, state: State, layout: Layout, at: float) -> None:
         if name_of(state) != name_of(self._state) or self._end is not None:
@@ -223,7 +223,7 @@ class EventRecorder:
         name, number = name_of(self._state), epoch_of(self._state)
         details = {} if number is None else {"epoch": number}
         if number is not None or isinstance(self._state, Draining):
-            self._journal.note(TraceSpan(name, Track.EPOCH, self._since, at, details))
+            self._journal.emit(TraceSpan(name, Track.REBALANCE, self._since, at, details))
         if self._open is not None:
             phases = self._open.seconds
             phases[name] = phases.get(name, 0.0) + at - self._since
@@ -236,7 +236,7 @@ class EventRecorder:
         if number is not None and self._open is None:
             self._open = _Open(number, at, layout.placement, {})
         self._state, self._since = state, at
-        self._journal.note(StateChanged(self._step, at, name_of(state), number))
+        self._journal.emit(StateChanged(self._step, at, name_of(state), number))
 
     def _tell_end(
         self, state: State, report: Report, opened: _Open, held: Placement, at: float
@@ -245,9 +245,9 @@ class EventRecorder:
         record = _record(state, report, opened.seconds)
         of = self._subject
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
-        self._journal.note(TraceSpan(_title(record), Track.EPOCH, opened.since, at, details))
+        self._journal.emit(TraceSpan(_title(record), Track.REBALANCE, opened.since, at, details))
         placements = opened.held, held
-        self._journal.note(
+        self._journal.emit(
             RebalanceEnded(record, opened.since, at, placements, of.place, of.shape, of.slot_bytes)
         )
 

@@ -52,7 +52,7 @@ class ServingState:
         return self._layout
 
     @property
-    def settled(self) -> Event:
+    def last_change(self) -> Event:
         """Recorded on the compute stream behind the last change of slots or tables."""
         return self._settled
 
@@ -86,4 +86,4 @@ class ServingState:
             self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
             self._compute.record(self._settled)
             self.readers.follow(held, self._settled)
-            self._layout = change.on(self._layout)
+            self._layout = change.applied_to(self._layout)

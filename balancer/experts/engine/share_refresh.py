@@ -22,7 +22,7 @@ class ShareRefresh(Protocol):
         """Whether the next boundary has to be told of."""
         ...
 
-    def boundary(self, summed: bool) -> Job[None]:
+    def before_step(self, summed: bool) -> Job[None]:
         """`summed`: a new sub-window's load has just been taken."""
         ...
 
@@ -45,7 +45,7 @@ class StaticShares:
         self._installed = installed
         self._shape = shape
 
-    def boundary(self, summed: bool) -> Job[None]:
+    def before_step(self, summed: bool) -> Job[None]:
         """Nothing to do."""
         yield from ()
 
@@ -65,7 +65,7 @@ class Resting:
 class Solving:
     """Shares are being solved; due at the next boundary."""
 
-    better: JobHandle[LayerUpdate | None]
+    new_shares: JobHandle[LayerUpdate | None]
 
 
 class LaggedShares:
@@ -103,7 +103,7 @@ class LaggedShares:
         """Whether a solution is due at the next boundary."""
         return isinstance(self._state, Solving)
 
-    def boundary(self, summed: bool) -> Job[None]:
+    def before_step(self, summed: bool) -> Job[None]:
         """Install the solution that is due, then start on the new sum.
 
         Raises `AgreementLost` where the solution does not come.
@@ -118,7 +118,7 @@ class LaggedShares:
         """Shares of layers that keep their placement are fresher than the plan's."""
 
     def _solve(self, load: Load, layout: Layout) -> LayerUpdate | None:
-        shares = self._follower.better(load, layout)
+        shares = self._follower.new_shares(load, layout)
         if shares is None:
             return None
         return share_update(layout, replace(layout, shares=shares), self._shape)
@@ -127,13 +127,13 @@ class LaggedShares:
         if not isinstance(self._state, Solving):
             return
         try:
-            change = yield JobDone(self._state.better)
+            change = yield JobDone(self._state.new_shares)
         except Exception as error:
             # Other ranks may have renewed theirs, and nobody votes on it: this rank cannot go on.
             why = "not in time" if isinstance(error, TimeoutError) else str(error)
             raise AgreementLost(f"shares were not solved on this rank: {why}") from error
         self._state = Resting()
-        fitting = None if change is None else change.where_placed(self._installed.layout)
+        fitting = None if change is None else change.restricted_to(self._installed.layout)
         if fitting is not None:
             self._installed.commit(fitting, ())
 

@@ -67,20 +67,22 @@ class StagedPath:
         """Plan; runs beside the forward. Raises `PlacementError`."""
         staging = self._installed.store.layout.staging
         limits = limits_of(self._config, staging)
-        freight = TransferLimits(self._config.parcel, self._config.nodes, staging, self._rank)
+        freight = TransferLimits(
+            self._config.slots_per_message, self._config.nodes, staging, self._rank
+        )
         return staged_proposal(
             plan_rebalance(windows, layout, self._shape, limits), layout, self._shape, freight
         )
 
-    def embark(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Transferring | Finished:
+    def start(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Transferring | Finished:
         """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
         assert isinstance(proposal, StagedProposal)
         return self._go_on(TransferProgress(epoch, proposal, 0, step, ()))
 
-    def look(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
         """Which lots are staged by now; they are staged in the order in which they were let go."""
         staged: list[ReadyChunk] = []
-        for task in voyage.flying:
+        for task in voyage.in_flight:
             if not task.done():
                 break
             if (error := task.exception()) is not None:
@@ -100,49 +102,51 @@ class StagedPath:
         for lot in state.staged[:lots]:
             self._installed.commit(lot.change, lot.staged.copies)
         voyage = state.voyage
-        done, rest = voyage.committed + lots, voyage.flying[lots:]
-        return self._go_on(replace(voyage, committed=done, since=step, flying=rest))
+        done, rest = voyage.committed + lots, voyage.in_flight[lots:]
+        return self._go_on(replace(voyage, committed=done, since=step, in_flight=rest))
 
     def advance(self, state: Updating, step: int) -> Updating | Finished:
         """Nothing is rewritten in place on this path."""
         raise AgreementLost(f"epoch {state.epoch.number} is an update on a path that has no locks")
 
-    def mend(self, reason: str) -> tuple[JobHandle[None], ...]:
+    def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Behind a failed move on any rank all build the mover's communicator again.
 
         All abort for the same reason, so all come. The mover's worker does it behind the lots that
         still fly; until it is through, the epoch drains. Who comes too late finds it failed still:
         the next epoch's move fails, and all try once more.
         """
-        if reason != MOVE_FAILED or not self._mover.mendable:
+        if reason != MOVE_FAILED or not self._mover.can_rebuild:
             return ()
-        return (self._worker.start(NamedJob(self._mover.mend(), "mend")),)
+        return (self._worker.start(NamedJob(self._mover.rebuild_communicator(), "mend")),)
 
     def _go_on(self, voyage: TransferProgress) -> Transferring | Finished:
         """Let go as many lots as there is staging for; or land, if all are committed."""
-        if voyage.committed == voyage.proposal.shipment.lots:
+        if voyage.committed == voyage.proposal.migration.chunks:
             proposal = voyage.proposal
-            return Finished(voyage.epoch, len(proposal.draft.order), proposal.shipment.travelling)
+            return Finished(
+                voyage.epoch, len(proposal.draft.order), proposal.migration.remote_copies
+            )
         while self._may_fly(voyage):
-            lot = voyage.committed + len(voyage.flying)
+            lot = voyage.committed + len(voyage.in_flight)
             job = self._let_go(voyage.proposal, lot)
             task = self._worker.start(NamedJob(job, "move", epoch=voyage.epoch.number, lot=lot))
-            flying = (*voyage.flying, task)
-            voyage = replace(voyage, flying=flying)
+            flying = (*voyage.in_flight, task)
+            voyage = replace(voyage, in_flight=flying)
         return Transferring(voyage)
 
     @staticmethod
     def _may_fly(voyage: TransferProgress) -> bool:
         """Whether the next lot has staging beside those that fly; alike on every rank."""
-        lot, shipment = voyage.committed + len(voyage.flying), voyage.proposal.shipment
-        if lot == shipment.lots or len(voyage.flying) == CHUNKS_IN_FLIGHT:
+        lot, shipment = voyage.committed + len(voyage.in_flight), voyage.proposal.migration
+        if lot == shipment.chunks or len(voyage.in_flight) == CHUNKS_IN_FLIGHT:
             return False
-        return not voyage.flying or shipment.fits_beside(lot - 1, lot)
+        return not voyage.in_flight or shipment.fits_with(lot - 1, lot)
 
     def _let_go(self, proposal: StagedProposal, lot: int) -> Job[ReadyChunk]:
         """Begin here, end in a job; what fails here fails the epoch as it would there."""
         try:
-            staging = self._mover.begin(proposal.legs[lot], self._installed.settled)
+            staging = self._mover.stage(proposal.transfers[lot], self._installed.last_change)
         except Exception as error:
             return _failing(error)
         return stage_chunk(staging, proposal.changes[lot])

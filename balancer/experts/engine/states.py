@@ -57,14 +57,14 @@ class TransferProgress:
         proposal: what is being installed.
         committed: lots that are installed.
         since: the boundary of the last commit, or of the agreement.
-        flying: those behind them that were let go, in order: on the way, or staged.
+        in_flight: those behind them that were let go, in order: on the way, or staged.
     """
 
     epoch: RebalanceId
     proposal: StagedProposal
     committed: int
     since: int
-    flying: tuple[JobHandle[ReadyChunk], ...]
+    in_flight: tuple[JobHandle[ReadyChunk], ...]
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Failed:
     Attributes:
         epoch: that it is barred from.
         reason: what it says.
-        inside: what it was about: a plan, a voyage, or work of an epoch before.
+        within: what it was about: a plan, a voyage, or work of an epoch before.
     """
 
     epoch: RebalanceId
     reason: str
-    inside: Planning | TransferProgress | Draining
+    within: Planning | TransferProgress | Draining
 
 
 Travelling = Transferring | Staged
@@ -167,12 +167,12 @@ def ballot_of(state: Voting) -> Ballot:
         case Planning():
             return Ballot(RankStatus.PLANNING)
         case Proposed(_, proposal):
-            return Ballot(RankStatus.PLANNED, proposal.digest)
+            return Ballot(RankStatus.PROPOSED, proposal.digest)
         case Transferring(voyage):
-            return Ballot(RankStatus.MOVING, voyage.proposal.digest)
+            return Ballot(RankStatus.TRANSFERRING, voyage.proposal.digest)
         case Staged(voyage, staged):
             return Ballot(
-                RankStatus.MOVING, voyage.proposal.digest, tuple(lot.mark for lot in staged)
+                RankStatus.TRANSFERRING, voyage.proposal.digest, tuple(lot.mark for lot in staged)
             )
         case Failed(_, reason, _):
             return Ballot(RankStatus.FAILED, reason=reason)
@@ -212,10 +212,10 @@ def work_of(state: Voting) -> tuple[JobHandle[Any], ...]:
         case Failed(_, _, Draining(work)):
             return work
     voyage = transfer_of(state)
-    return () if voyage is None else voyage.flying
+    return () if voyage is None else voyage.in_flight
 
 
 def copies_of(state: Voting) -> int:
     """Copies between ranks, over all of them, that are committed when the epoch is left."""
     voyage = transfer_of(state)
-    return 0 if voyage is None else voyage.proposal.shipment.travelled(voyage.committed)
+    return 0 if voyage is None else voyage.proposal.migration.remote_copies_in(voyage.committed)

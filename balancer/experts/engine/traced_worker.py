@@ -17,10 +17,10 @@ from equipoise.balancer.experts.transfer.p2p import ReadyChunk
 
 WORK = {
     "planner": (Track.PLANNER, "plan"),
-    "mover": (Track.MOVER, "move"),
-    "clerk": (Track.CLERK, "vote"),
-    "solver": (Track.SOLVER, "shares"),
-    "teller": (Track.TELLER, "sum"),
+    "transfer": (Track.TRANSFER, "move"),
+    "vote": (Track.VOTE, "vote"),
+    "shares": (Track.SHARES, "shares"),
+    "load": (Track.LOAD, "sum"),
 }
 """Kinds of workers: where their work is shown, and as what where a job has no name of its own."""
 
@@ -61,7 +61,7 @@ class TracedWorker:
         name, known = self._name, {}
         if isinstance(job, NamedJob):
             name, known = job.name, job.details
-        self._journal.note(TraceSpan(name, self._track, begin, now(), {**known, **came}))
+        self._journal.emit(TraceSpan(name, self._track, begin, now(), {**known, **came}))
 
 
 def traced(hire: WorkerFactory, journal: EventSink) -> WorkerFactory:

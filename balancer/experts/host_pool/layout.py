@@ -148,13 +148,13 @@ class PoolContents:
         number = self._layout.number(layer, expert)
         sums[number] = as_int64(checksum_of(sources))
 
-    def noted(self, layer: int, expert: int) -> int:
+    def checksum(self, layer: int, expert: int) -> int:
         """The checksum of what was written."""
         return int(self._noted()[self._layout.number(layer, expert)]) & MASK64
 
-    def intact(self, layer: int, expert: int) -> bool:
+    def verify(self, layer: int, expert: int) -> bool:
         """Whether an expert's bytes still have the checksum that was noted."""
-        return checksum_of(self.view(layer, expert)) == self.noted(layer, expert)
+        return checksum_of(self.view(layer, expert)) == self.checksum(layer, expert)
 
     def release(self) -> None:
         """Hold the memory no longer; whoever writes by then writes on, to what nobody reads."""

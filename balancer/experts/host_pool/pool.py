@@ -202,11 +202,11 @@ def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescr
     try:
         mapping = Mapping.to_write(gathered.descriptor, layout.total)
     except ExpertPoolError as error:
-        council.agree("reserved", str(error), gathered.ranks, PoolIncomplete)
+        council.raise_if_any("reserved", str(error), gathered.ranks, PoolIncomplete)
         raise
     try:
         complaint = _reserve(council, layout, gathered, mapping)
-        council.agree("reserved", complaint, gathered.ranks, PoolIncomplete)
+        council.raise_if_any("reserved", complaint, gathered.ranks, PoolIncomplete)
         return Filling(
             council, gathered.descriptor, mapping, PoolContents(layout, mapping.tensor())
         )
@@ -250,7 +250,9 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     os.close(state.descriptor)
     contents = PoolContents(layout, mapping.tensor())
     try:
-        council.agree("verified", _verify(council, layout, ranks, contents), ranks, PoolDamaged)
+        council.raise_if_any(
+            "verified", _verify(council, layout, ranks, contents), ranks, PoolDamaged
+        )
     except BaseException:
         contents.release()
         mapping.abandon()
@@ -270,7 +272,7 @@ def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
         state.mapping.close()
     except PoolLeased as error:
         complaint = complaint or f"is still filling: {error}"
-    council.agree("filled", complaint, ranks, PoolIncomplete)
+    council.raise_if_any("filled", complaint, ranks, PoolIncomplete)
 
 
 def _forbid(state: Filling, ranks: Ranks) -> None:
@@ -281,8 +283,8 @@ def _forbid(state: Filling, ranks: Ranks) -> None:
             shared_memory.seal(state.descriptor)
         except ExpertPoolError as error:
             complaint = str(error)
-        council.say("sealed", complaint)
-    told = council.hear("sealed", ranks[:1])[ranks[0]]
+        council.publish("sealed", complaint)
+    told = council.collect("sealed", ranks[:1])[ranks[0]]
     if told:
         raise ExpertPoolError(f"rank {ranks[0]}: {told}")
 
@@ -294,7 +296,7 @@ def _map(state: Filling, layout: PoolLayout, ranks: Ranks) -> Mapping:
             raise ExpertPoolError("the pool is not sealed though its first rank said so")
         return Mapping.to_read(state.descriptor, layout.total)
     except ExpertPoolError as error:
-        state.council.agree("verified", str(error), ranks, PoolDamaged)
+        state.council.raise_if_any("verified", str(error), ranks, PoolDamaged)
         raise
 
 
@@ -306,7 +308,7 @@ def _verify(
     for layer, expert in owned(layout, ranks.index(council.rank), len(ranks)):
         if council.left() <= 0.0:
             return f"had no time to verify expert {expert} of layer {layer} and later ones"
-        if not contents.intact(layer, expert):
+        if not contents.verify(layer, expert):
             wrong.append((layer, expert))
     return f"other bytes than were written in {_named(wrong)}" if wrong else ""
 
@@ -380,11 +382,11 @@ class HostExpertPool:
         """Whether the system was willing to use them."""
         return self._huge_pages
 
-    def mine(self) -> Iterator[tuple[int, int]]:
+    def owned(self) -> Iterator[tuple[int, int]]:
         """Each (layer, expert) that this rank has to fill."""
         return owned(self._layout, self._place, len(self._ranks))
 
-    def fill(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
+    def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
         """Store an expert of this rank's part: a tensor per segment, of any device and stride.
 
         Raises:
@@ -439,7 +441,7 @@ class HostExpertPool:
 
         That of what was written, which sealing compared with what is stored. Raises as `view`.
         """
-        return self._sealed().contents.noted(layer, expert)
+        return self._sealed().contents.checksum(layer, expert)
 
     def close(self, timeout: float = CLOSING) -> None:
         """Let go of the memory; the other ranks keep it. Any number of times.
@@ -477,8 +479,8 @@ def ranks_on_node(
 
 def _compare(council: NodeCoordinator, layout: PoolLayout) -> None:
     """Raise `ExpertPoolError` on every rank if one has another layout."""
-    council.say("layout", layout.digest.hex())
-    heard = council.hear("layout", council.ranks)
+    council.publish("layout", layout.digest.hex())
+    heard = council.collect("layout", council.ranks)
     first = council.ranks[0]
     others = [str(rank) for rank, digest in heard.items() if digest != heard[first]]
     if others:

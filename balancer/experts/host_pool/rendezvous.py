@@ -64,26 +64,26 @@ class NodeCoordinator:
         """Another stage begins, with a deadline of its own."""
         self._expiry = time.monotonic() + timeout
 
-    def say(self, question: str, answer: Any) -> None:
+    def publish(self, question: str, answer: Any) -> None:
         """This rank's answer, in JSON; once per question."""
         self._control.cast(self._question(question), json.dumps(answer).encode())
 
-    def hear(self, question: str, ranks: Sequence[int]) -> dict[int, Any]:
+    def collect(self, question: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The answers of `ranks`. Raises as `ControlPlane.collect` does."""
         if not ranks:
             return {}
         ballots = self._control.collect(self._question(question), self.left(), ranks)
         return {rank: json.loads(b) for rank, b in zip(ranks, ballots, strict=True)}
 
-    def agree(
+    def raise_if_any(
         self, question: str, complaint: str, ranks: Sequence[int], error: type[ExpertPoolError]
     ) -> None:
         """Say this rank's `complaint`, "" for none, and hear those of `ranks`.
 
         Raises `error` if anybody complained, with the same text on every rank.
         """
-        self.say(question, complaint)
-        heard = self.hear(question, ranks)
+        self.publish(question, complaint)
+        heard = self.collect(question, ranks)
         told = [f"rank {rank}: {text}" for rank, text in heard.items() if text]
         if told:
             raise error("; ".join(told))
@@ -324,11 +324,11 @@ def _lead(
 ) -> SharedDescriptor:
     descriptor, token = _make(council, layout, number)
     try:
-        council.say(f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()})
+        council.publish(f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()})
         refused = _refused(council, f"answer{number}", ranks[1:])
         if refused:
             with FdServer(descriptor, token) as door:
-                council.say(f"door{number}", door.address)
+                council.publish(f"door{number}", door.address)
                 refused = _refused(council, f"knocked{number}", refused)
     except BaseException:
         os.close(descriptor)
@@ -351,10 +351,12 @@ def _make(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[in
             os.close(descriptor)
             raise
     except NoRoom as error:
-        council.say(f"offer{number}", {"available_memory": [error.wanted, error.free, error.whose]})
+        council.publish(
+            f"offer{number}", {"available_memory": [error.wanted, error.free, error.whose]}
+        )
         raise
     except (ExpertPoolError, OSError, ValueError) as error:
-        council.say(f"offer{number}", {"error": f"rank {council.rank}: {error}"})
+        council.publish(f"offer{number}", {"error": f"rank {council.rank}: {error}"})
         raise ExpertPoolError(str(error)) from error
     return descriptor, token
 
@@ -364,15 +366,15 @@ def _join(
 ) -> SharedDescriptor | Ranks:
     """The memory, or the ranks that stay apart, of which this is one."""
     owner = ranks[:1]
-    offer = _offered(council.hear(f"offer{number}", owner)[owner[0]])
+    offer = _offered(council.collect(f"offer{number}", owner)[owner[0]])
     descriptor, reason = _try(lambda: offer.open(layout))
     try:
-        council.say(f"answer{number}", reason)
+        council.publish(f"answer{number}", reason)
         refused = _refused(council, f"answer{number}", ranks[1:])
         if council.rank in refused:
-            address = str(council.hear(f"door{number}", owner)[owner[0]])
+            address = str(council.collect(f"door{number}", owner)[owner[0]])
             descriptor, reason = _try(lambda: _knock(address, offer, layout))
-            council.say(f"knocked{number}", reason)
+            council.publish(f"knocked{number}", reason)
         refused = _refused(council, f"knocked{number}", refused)
     except BaseException:
         if descriptor is not None:
@@ -408,7 +410,7 @@ def _try(opening: Callable[[], int]) -> tuple[int | None, str]:
 
 def _refused(council: NodeCoordinator, question: str, ranks: Ranks) -> Ranks:
     """Which of `ranks` say why they have it not."""
-    return tuple(rank for rank, reason in council.hear(question, ranks).items() if reason)
+    return tuple(rank for rank, reason in council.collect(question, ranks).items() if reason)
 
 
 def _without(ranks: Ranks, others: Ranks) -> Ranks:

@@ -125,7 +125,7 @@ class MigrationPlan:
     _rounds: Ids
 
     @property
-    def lots(self) -> int:
+    def chunks(self) -> int:
         """How many there are."""
         return len(self._rounds)
 
@@ -135,16 +135,16 @@ class MigrationPlan:
         return len(self.moves.slot)
 
     @property
-    def travelling(self) -> int:
+    def remote_copies(self) -> int:
         """Copies between ranks."""
         return len(self._departures)
 
-    def travelled(self, lots: int) -> int:
+    def remote_copies_in(self, lots: int) -> int:
         """Copies between ranks in the first `lots` lots."""
         last = int(self._arrivals[lots * self.shape.ranks])
         return int((self.moves.round[:last] >= 0).sum())
 
-    def arriving(self, rank: int) -> int:
+    def slots_filled(self, rank: int) -> int:
         """How many slots of `rank` are filled, in all lots."""
         by_rank = np.diff(self._arrivals).reshape(-1, self.shape.ranks)
         return int(by_rank[:, _within("rank", rank, self.shape.ranks)].sum())
@@ -159,7 +159,7 @@ class MigrationPlan:
         """Rounds of a lot: the most blobs that one rank sends or receives in it."""
         return int(self._rounds[self._lot(lot)])
 
-    def fits_beside(self, lot: int, other: int) -> bool:
+    def fits_with(self, lot: int, other: int) -> bool:
         """Whether two lots may be in flight together.
 
         Only neighbours ever can be, as lots are launched and committed in order; they may exactly
@@ -168,7 +168,7 @@ class MigrationPlan:
         both = self.needs[self._lot(lot)] + self.needs[self._lot(other)]
         return abs(lot - other) == 1 and bool((both <= self.staging).all())
 
-    def leg(self, rank: int, lot: int) -> RankTransfers:
+    def for_rank(self, rank: int, lot: int) -> RankTransfers:
         """What `rank` does for `lot`; reads nothing of other ranks."""
         place = self._place(rank, lot)
         first, last = self._arrivals[place : place + 2].tolist()
@@ -190,7 +190,7 @@ class MigrationPlan:
         return self._lot(lot) * self.shape.ranks + _within("rank", rank, self.shape.ranks)
 
     def _lot(self, lot: int) -> int:
-        return _within("lot", lot, self.lots)
+        return _within("lot", lot, self.chunks)
 
     def _sends(self, place: int) -> dict[int, Send]:
         """By round."""

@@ -39,12 +39,12 @@ class StagedProposal(Proposal):
     """A proposal whose weights come from peers: change k is lot k of the shipment.
 
     Attributes:
-        shipment: the same on every rank.
-        legs: what this rank does for each lot.
+        migration: the same on every rank.
+        transfers: what this rank does for each lot.
     """
 
-    shipment: MigrationPlan
-    legs: tuple[RankTransfers, ...]
+    migration: MigrationPlan
+    transfers: tuple[RankTransfers, ...]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class TransferLimits:
     """How weights travel.
 
     Attributes:
-        parcel: slots in one blob at most.
+        slots_per_message: slots in one blob at most.
         nodes: that the ranks divide among; sources within a node are preferred.
         staging: buffers that a rank has for lots.
         rank: this one.
     """
 
-    parcel: int
+    slots_per_message: int
     nodes: int
     staging: int
     rank: int
@@ -75,11 +75,11 @@ def staged_proposal(
         shape,
         nodes=freight.nodes,
         staging=max(freight.staging, 1),  # where there is none, nothing moves
-        parcel=freight.parcel,
+        parcel=freight.slots_per_message,
     )
-    lots = [shipment.layers(lot) for lot in range(shipment.lots)]
+    lots = [shipment.layers(lot) for lot in range(shipment.chunks)]
     changes = _changes(drafted, lots, shape)
-    legs = tuple(shipment.leg(freight.rank, lot) for lot in range(shipment.lots))
+    legs = tuple(shipment.for_rank(freight.rank, lot) for lot in range(shipment.chunks))
     return StagedProposal(drafted, changes, proposal_digest(drafted, changes), shipment, legs)
 
 

@@ -59,28 +59,28 @@ class RebalanceLimits:
     """What an epoch may cost.
 
     Attributes:
-        hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
+        min_gain: parts per 65536 of imbalance that a layer must gain to be moved at all.
         staging: slots of a layer that a rank may fill in one epoch: its staging buffers, where
             weights pass through them. What needs more is done over several epochs.
-        aims: what the plan aims at.
+        planner: what the plan aims at.
         nodes: that the ranks divide among.
         split: how rows are divided among copies.
     """
 
-    hysteresis: int
+    min_gain: int
     staging: int
-    aims: PlannerOptions
+    planner: PlannerOptions
     nodes: int
     split: Split
 
 
 def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
     """As configured, for so many staging buffers."""
-    split = Split.LEVEL if config.rule is RoutingRule.SHARES else Split.EVEN
+    split = Split.BY_SHARES if config.rule is RoutingRule.SHARES else Split.EVEN
     return RebalanceLimits(
-        hysteresis=config.hysteresis,
+        min_gain=config.min_gain,
         staging=staging,
-        aims=config.aims,
+        planner=config.planner,
         nodes=config.nodes,
         split=split,
     )
@@ -103,7 +103,7 @@ def plan_rebalance(
     Raises:
         PlacementError: the planner returned a malformed placement.
     """
-    group = topology(shape, limits.nodes, limits.aims.survive, None)
+    group = topology(shape, limits.nodes, limits.planner.survive, None)
     frail = _frail(installed.placement, group)
     kept = _kept(windows, installed, shape, limits)
     fresh = _fresh(windows, kept, frail, shape, limits)
@@ -124,7 +124,7 @@ def plan_rebalance(
 
 def _frail(placement: Placement, group: RankTopology) -> list[int]:
     """Layers that would not survive what they have to: at the start, or since ranks were lost."""
-    return sorted({*group.frail(placement)[:, 0].tolist()})
+    return sorted({*group.under_replicated(placement)[:, 0].tolist()})
 
 
 def _kept(windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits) -> Layout:
@@ -140,7 +140,7 @@ def _fresh(
     whole = [layer for layer in range(shape.layers) if layer not in set(frail)]
     placement, shares = kept.placement.copy(), kept.shares.copy()
     for layers, policy in _parts(whole, frail):
-        before, survive = kept.placement[layers], limits.aims.survive
+        before, survive = kept.placement[layers], limits.planner.survive
         try:
             found = _planned(windows[:, layers], before, shape, limits, survive, policy=policy)
         except PlacementError as error:
@@ -169,7 +169,7 @@ def _planned(
     policy: Policy = Policy.INCREMENTAL,
     max_copies: int | None = None,
 ) -> Plan:
-    aims = limits.aims
+    aims = limits.planner
     return plan(
         windows,
         slots=shape.slots,
@@ -209,23 +209,23 @@ def _short_of_staging(
     Only a layer whose plan takes every staging buffer of a rank can be one, so only those are
     planned once more.
     """
-    full = (filled >= limits.staging) & (predicted > limits.aims.target * SHARE_ONE)
+    full = (filled >= limits.staging) & (predicted > limits.planner.target * SHARE_ONE)
     layers = np.flatnonzero(full)
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
     told, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
-    found = _planned(told, installed.placement[layers], shape, free, limits.aims.survive)
+    found = _planned(told, installed.placement[layers], shape, free, limits.planner.survive)
     reached = imbalance(
         told.sum(axis=0), Layout(found.placement, found.shares), replace(shape, layers=layers.size)
     )
-    return tuple(layers[predicted[layers] - reached > limits.hysteresis].tolist())
+    return tuple(layers[predicted[layers] - reached > limits.min_gain].tolist())
 
 
 def _worth_it(
     gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: RebalanceLimits
 ) -> list[int]:
     """Layers worth moving, best gain first."""
-    worth = (gain > limits.hysteresis) & (filled > 0)
+    worth = (gain > limits.min_gain) & (filled > 0)
     # Incremental plans fit. One that is planned anew, so that it survives what it has to, may not.
     if beyond := np.flatnonzero(worth & (filled > limits.staging)).tolist():
         LOG.warning(

@@ -30,7 +30,7 @@ class RankTopology:
     nodes: int
     survive: int
 
-    def spares(self, row: Placement, slot: int) -> bool:
+    def can_spare(self, row: Placement, slot: int) -> bool:
         """Whether the expert in a slot of a layer can do without it, and survive what is to be."""
         others = np.flatnonzero(row == row[slot])
         homes = others[others != slot] // self._home
@@ -41,7 +41,7 @@ class RankTopology:
         """Slots that are lost at once."""
         return self.shape.slots // (self.nodes if self.survive == 2 else self.shape.ranks)
 
-    def frail(self, placement: Placement) -> npt.NDArray[np.int64]:
+    def under_replicated(self, placement: Placement) -> npt.NDArray[np.int64]:
         """int64 [n, 2]: (layer, expert) of those that would be lost with what is to be survived."""
         if not self.survive:
             return np.zeros((0, 2), dtype=np.int64)
@@ -57,7 +57,7 @@ class RankTopology:
 
     def check_survival(self, placement: Placement) -> None:
         """Raise `PlacementError` where an expert would be lost with what has to be survived."""
-        alone, kind = self.frail(placement), "rank" if self.survive == 1 else "node"
+        alone, kind = self.under_replicated(placement), "rank" if self.survive == 1 else "node"
         if alone.size:
             layer, expert = alone[0].tolist()
             raise PlacementError(

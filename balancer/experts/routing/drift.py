@@ -50,7 +50,7 @@ class DriftDetector:
         self._count = 0
         self._rests_on = planned
 
-    def better(self, load: Load, layout: Layout) -> Shares | None:
+    def new_shares(self, load: Load, layout: Layout) -> Shares | None:
         """Shares to install in place of those of `layout`, or None; called once a sub-window.
 
         Args:

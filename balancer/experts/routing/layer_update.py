@@ -79,7 +79,7 @@ class LayerUpdate:
         words = np.array([*self.layers, *table_digests(self.update)], dtype="<u8")
         return blake2b(words.tobytes(), digest_size=16).hexdigest()
 
-    def on(self, layout: Layout) -> Layout:
+    def applied_to(self, layout: Layout) -> Layout:
         """The layout with these layers changed."""
         placement, shares = layout.placement.copy(), layout.shares.copy()
         for row, layer in enumerate(self.layers):  # mostly one: quicker than by a list
@@ -87,7 +87,7 @@ class LayerUpdate:
             shares[layer] = self.shares[row]
         return Layout(placement, shares)
 
-    def where_placed(self, layout: Layout) -> "LayerUpdate | None":
+    def restricted_to(self, layout: Layout) -> "LayerUpdate | None":
         """The part for layers placed as in `layout`; None where there is none."""
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
         if fits.all():

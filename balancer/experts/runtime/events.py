@@ -34,12 +34,12 @@ class Track(StrEnum):
     COMPUTE = "compute stream"
     COPY = "copy stream"
     BOUNDARY = "boundary"
-    EPOCH = "epoch"
+    REBALANCE = "epoch"
     PLANNER = "planner"
-    MOVER = "mover"
-    CLERK = "clerk"
-    SOLVER = "solver"
-    TELLER = "teller"
+    TRANSFER = "transfer"
+    VOTE = "vote"
+    SHARES = "shares"
+    LOAD = "load"
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ Event = Told | Derived
 class EventSink(Protocol):
     """Takes entries."""
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """Take one; returns at once where an engine calls."""
         ...
 
@@ -262,7 +262,7 @@ class EventSink(Protocol):
 class NullSink:
     """Forgets everything."""
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         """Forget it."""
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class DeferredHandle(Generic[T]):
         self._job = job
         self._task: JobHandle[T] | None = None
 
-    def go(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> None:
         """Let it begin."""
         self._task = worker.start(self._job)
 
@@ -75,13 +75,13 @@ class DeferredWorker:
         self._held.append(task)  # type: ignore[arg-type]
         return task
 
-    def go(self) -> None:
+    def release(self) -> None:
         """Let begin what was kept back."""
         if not self._held:
             return
         held, self._held = self._held, []
         for task in held:
-            task.go(self._inner)
+            task.release(self._inner)
 
     def close(self) -> None:
         """See `Worker`."""
@@ -95,28 +95,28 @@ class Workers:
 
     Attributes:
         planner: plans epochs.
-        mover: stages lots, one after another.
-        clerk: votes.
-        solver: solves shares.
-        teller: sums loads.
+        transfer: stages lots, one after another.
+        vote: votes.
+        shares: solves shares.
+        load: sums loads.
     """
 
     planner: DeferredWorker
-    mover: DeferredWorker
-    clerk: DeferredWorker
-    solver: DeferredWorker
-    teller: DeferredWorker
+    transfer: DeferredWorker
+    vote: DeferredWorker
+    shares: DeferredWorker
+    load: DeferredWorker
 
     @staticmethod
-    def hired(hire: WorkerFactory) -> "Workers":
+    def created(hire: WorkerFactory) -> "Workers":
         """One of each."""
-        kinds = ("planner", "mover", "clerk", "solver", "teller")
+        kinds = ("planner", "transfer", "vote", "shares", "load")
         return Workers(*(DeferredWorker(hire(kind)) for kind in kinds))
 
-    def go(self) -> None:
+    def release(self) -> None:
         """Let begin what was started."""
         for worker in self._everybody:
-            worker.go()
+            worker.release()
 
     def close(self) -> None:
         """Dismiss all; bounded by the waits that are under way."""
@@ -126,14 +126,14 @@ class Workers:
     @cached_property  # every step asks
     def _everybody(self) -> tuple[DeferredWorker, ...]:
         """Most urgent first."""
-        return (self.clerk, self.teller, self.solver, self.mover, self.planner)
+        return (self.vote, self.load, self.shares, self.transfer, self.planner)
 
 
 def thread_workers(config: BalancerConfig) -> WorkerFactory:
     """A thread each; the clerk's patience is less than what a peer's collective has."""
 
     def hire(kind: str) -> Worker:
-        deadline = config.vote_deadline if kind == "clerk" else config.deadline
-        return ThreadWorker(f"equipoise.{config.label}.{kind}", deadline)
+        deadline = config.vote_timeout if kind == "vote" else config.timeout
+        return ThreadWorker(f"equipoise.{config.name}.{kind}", deadline)
 
     return hire

@@ -62,7 +62,7 @@ class EntryCounter:
                 take()
             self._entered += 1
 
-    def leave(self, give_back: Callable[[], None]) -> None:
+    def exit(self, give_back: Callable[[], None]) -> None:
         """Go out; the last of a step gives the lock back."""
         with self._mutex:
             self._left += 1
@@ -236,7 +236,7 @@ class LayerLocks:
         try:
             yield
         finally:
-            visits.leave(lambda: self._give_back(lock))
+            visits.exit(lambda: self._give_back(lock))
 
     def _give_back(self, lock: StreamLock) -> None:
         self._readers.hold(self._compute)

@@ -108,7 +108,7 @@ class P2PTransfer:
         self._copy = accelerator.stream(Role.COPY)
         self._journal = journal
 
-    def begin(self, leg: RankTransfers, after: Event) -> Job[StagedChunk]:
+    def stage(self, leg: RankTransfers, after: Event) -> Job[StagedChunk]:
         """Begin to stage a lot; the result goes on with it, on any thread.
 
         Where two communicators do not progress independently, everything that the lot issues is
@@ -132,7 +132,7 @@ class P2PTransfer:
         return self._landing(leg, hold, rounds)
 
     @property
-    def mendable(self) -> bool:
+    def can_rebuild(self) -> bool:
         """Whether the communicator can be built again beside the forward.
 
         Where groups do not progress independently that would come between the step's own operations
@@ -141,7 +141,7 @@ class P2PTransfer:
         found = self._communicator.capabilities
         return found.rebuild and found.independent_groups
 
-    def mend(self) -> Job[None]:
+    def rebuild_communicator(self) -> Job[None]:
         """Build the communicator again, as all ranks do behind a move that failed."""
         yield from ()
         try:
@@ -177,7 +177,7 @@ class P2PTransfer:
         yield WorkDone(passage.work)
         self._unpack(passage, hold)
         details = _details(passage.leg)
-        self._journal.note(TraceSpan("round", Track.COPY, begin, now(), details))
+        self._journal.emit(TraceSpan("round", Track.COPY, begin, now(), details))
 
     def _pack(self, part: RoundTransfers, hold: _ChunkState) -> Tensor | None:
         """Read what this rank sends in a round."""

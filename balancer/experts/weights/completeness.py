@@ -138,7 +138,7 @@ def _unregistered(
         one
         for one in held
         if (_leads(one, expected) or any(outer in lists for outer, _ in _numbered(one.name)))
-        and claims.covered(one.span) < one.span.nbytes
+        and claims.bytes_covered(one.span) < one.span.nbytes
     ]
 
 
@@ -168,7 +168,7 @@ def _layer_lists(
 ) -> set[str]:
     spread: dict[tuple[int, str, str], set[str]] = defaultdict(set)
     for one in held:
-        owners = {(claim.place.layer, claim.place.tensor) for claim in claims.touching(one.span)}
+        owners = {(claim.place.layer, claim.place.tensor) for claim in claims.overlapping(one.span)}
         for outer, number in _numbered(one.name):
             for layer, tensor in owners:
                 spread[layer, tensor, outer].add(number)
@@ -185,7 +185,7 @@ def _numbered(name: str) -> list[tuple[str, str]]:
 
 def _not_in_model(held: Sequence[ModelTensor], claims: SpanIndex) -> tuple[str, ...]:
     """Registered tensors of which the model holds no byte: copies, which nobody reads."""
-    found = {id(claim) for one in held for claim in claims.touching(one.span)}
+    found = {id(claim) for one in held for claim in claims.overlapping(one.span)}
     return tuple(dict.fromkeys(str(claim.place) for claim in claims if id(claim) not in found))
 
 
@@ -202,7 +202,7 @@ def _complaint(
 ) -> str:
     lines = [f"model {model!r}: its experts are not registered as it holds them"]
     for one in missing:
-        part = claims.covered(one.span)
+        part = claims.bytes_covered(one.span)
         some = f" ({part} of {one.span.nbytes} bytes are)" if part else ""
         lines.append(f"  {one} is not registered{some}")
     lines += [f"  {place} is registered, but the model does not hold it" for place in strangers]

@@ -43,7 +43,7 @@ class TensorName:
     def __str__(self) -> str:
         return f"layer {self.layer}, tensor {self.tensor!r}"
 
-    def refusal(self, what: str) -> RegistrationError:
+    def error(self, what: str) -> RegistrationError:
         """The error that says what is wrong here, in one line."""
         return RegistrationError(f"model {self.model!r}, {self}: {what}")
 
@@ -84,14 +84,14 @@ def slot_tensor(
         for number, tensor in enumerate(tensors):
             if tensor.device != tensors[0].device:
                 here, there = tensor.device, tensors[0].device
-                raise place.refusal(f"slot {number} is on {here}, slot 0 on {there}")
+                raise place.error(f"slot {number} is on {here}, slot 0 on {there}")
             _check_kind(place, tensor)
             _check_alike(place, tensor, number, tensors[0])
         order = memory_order(tensors[0])
         segments = tuple(_segment(place, tensor, order, format_of) for tensor in tensors)
     for number, segment in enumerate(segments):
         if segment.type != segments[0].type:
-            raise place.refusal(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
+            raise place.error(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
     return SlotTensor(place, segments, order)
 
 
@@ -115,43 +115,43 @@ def _by_slot(
         return _each(place, given, slots_per_rank)
     _check_kind(place, given)
     if given.dim() == 0:
-        raise place.refusal(f"is one number, not one for each of {slots_per_rank} slots")
+        raise place.error(f"is one number, not one for each of {slots_per_rank} slots")
     if given.shape[0] != slots_per_rank:
-        raise place.refusal(f"stacks {given.shape[0]} slots, a rank has {slots_per_rank}")
+        raise place.error(f"stacks {given.shape[0]} slots, a rank has {slots_per_rank}")
     if format_of(given) is not SlotFormat.STRIDED:
         # A private format cannot be cut: it needs offset 0 and a storage to itself (clause A6).
-        raise place.refusal(f"is stacked in a {format_of(given)} format; register one a slot")
+        raise place.error(f"is stacked in a {format_of(given)} format; register one a slot")
     if slots_per_rank > 1 and given.stride(0) == 0:
-        raise place.refusal("is expanded: all its slots are the same memory")
+        raise place.error("is expanded: all its slots are the same memory")
     return given.detach().unbind(0)
 
 
 def _each(place: TensorName, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
     if not isinstance(given, Iterable):
-        raise place.refusal(f"is a {type(given).__name__}, neither a tensor nor one a slot")
+        raise place.error(f"is a {type(given).__name__}, neither a tensor nor one a slot")
     tensors = tuple(given)
     if len(tensors) != slots_per_rank:
-        raise place.refusal(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")
+        raise place.error(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
-            raise place.refusal(f"slot {number} is a {type(tensor).__name__}, not a tensor")
+            raise place.error(f"slot {number} is a {type(tensor).__name__}, not a tensor")
     return tensors
 
 
 def _check_kind(place: TensorName, tensor: Tensor) -> None:
     """Refuse what has no plain memory of its own, or none that the model would read again."""
     if hasattr(tensor, "__tensor_flatten__"):
-        raise place.refusal(f"is a {type(tensor).__name__}; register the tensors that it wraps")
+        raise place.error(f"is a {type(tensor).__name__}; register the tensors that it wraps")
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise place.refusal(f"is {tensor.layout} of {tensor.dtype}; only plain tensors can move")
+        raise place.error(f"is {tensor.layout} of {tensor.dtype}; only plain tensors can move")
     if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
-        raise place.refusal("has no memory yet; register after the weights are loaded")
+        raise place.error("has no memory yet; register after the weights are loaded")
     if tensor.is_conj() or tensor.is_neg():
-        raise place.refusal("is a lazy conjugate or negative; its memory holds other values")
+        raise place.error("is a lazy conjugate or negative; its memory holds other values")
     if tensor.grad_fn is not None and not tensor._is_view():
-        raise place.refusal("is the result of a computation, not what the model holds")
+        raise place.error("is the result of a computation, not what the model holds")
     if tensor.numel() == 0:
-        raise place.refusal(f"of shape {list(tensor.shape)} holds nothing; leave it out")
+        raise place.error(f"of shape {list(tensor.shape)} holds nothing; leave it out")
 
 
 def _check_alike(place: TensorName, tensor: Tensor, number: int, first: Tensor) -> None:
@@ -162,7 +162,7 @@ def _check_alike(place: TensorName, tensor: Tensor, number: int, first: Tensor) 
         ("in memory order", memory_order(tensor), memory_order(first)),
     ):
         if mine != other:
-            raise place.refusal(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
+            raise place.error(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
 
 
 def _segment(
@@ -172,9 +172,9 @@ def _segment(
     data = _normal(tensor.detach()).permute(order)
     if not data.is_contiguous():
         shape, strides = list(tensor.shape), list(tensor.stride())
-        raise place.refusal(f"a slot of shape {shape} and strides {strides} is not dense")
+        raise place.error(f"a slot of shape {shape} and strides {strides} is not dense")
     if form is SlotFormat.PRIVATE and data.storage_offset() != 0:
-        raise place.refusal("a private format needs storage offset 0 and a storage to itself")
+        raise place.error("a private format needs storage offset 0 and a storage to itself")
     segment = Segment(place.tensor, data, form)
     if form is SlotFormat.STRIDED:
         _check_bytes(place, segment)
@@ -187,9 +187,9 @@ def _check_bytes(place: TensorName, segment: Segment) -> None:
         shown = segment.bytes
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        raise place.refusal(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
+        raise place.error(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
     if shown.data_ptr() != segment.data.data_ptr():
-        raise place.refusal(f"{segment.data.dtype} shows its bytes only in a copy")
+        raise place.error(f"{segment.data.dtype} shows its bytes only in a copy")
 
 
 def _normal(tensor: Tensor) -> Tensor:
@@ -211,22 +211,22 @@ class LayerTensors:
 
     Attributes:
         number: the model's own number of the layer.
-        columns: sorted by name, so that every rank packs a slot alike whatever the order of
+        tensors: sorted by name, so that every rank packs a slot alike whatever the order of
             registration was.
     """
 
     number: int
-    columns: tuple[SlotTensor, ...]
+    tensors: tuple[SlotTensor, ...]
 
     @property
     def kind(self) -> Kind:
         """Slots of layers of one kind can be kept in one slot store."""
-        return tuple((column.segments[0].type, column.order) for column in self.columns)
+        return tuple((column.segments[0].type, column.order) for column in self.tensors)
 
     @property
     def slots(self) -> tuple[tuple[Segment, ...], ...]:
         """Segments by local slot."""
-        return tuple(zip(*(column.segments for column in self.columns), strict=True))
+        return tuple(zip(*(column.segments for column in self.tensors), strict=True))
 
     def is_memory_of(self, other: "LayerTensors") -> bool:
         """Whether both are the same weights: every slot of every tensor at the same address."""
@@ -252,12 +252,12 @@ class LayerGroup:
     Attributes:
         layers: rows of a placement, ascending.
         slots: segments by number: place in `layers` * slots_per_rank + local slot.
-        columns: of its first layer, for the shapes that the model has.
+        tensors: of its first layer, for the shapes that the model has.
     """
 
     layers: tuple[int, ...]
     slots: tuple[tuple[Segment, ...], ...]
-    columns: tuple[SlotTensor, ...]
+    tensors: tuple[SlotTensor, ...]
 
     def layout(self, staging: int) -> SlotLayout:
         """What `Accelerator.slot_store` takes, with so many staging buffers."""
@@ -284,10 +284,10 @@ class LayerGroup:
         Raises:
             RegistrationError: other names than those that were registered.
         """
-        names = [column.place.tensor for column in self.columns]
+        names = [column.place.tensor for column in self.tensors]
         if set(tensors) != set(names):
             raise RegistrationError(f"an expert has {names}, got {sorted(tensors)}")
-        return tuple(column.arranged(tensors[column.place.tensor]) for column in self.columns)
+        return tuple(column.arranged(tensors[column.place.tensor]) for column in self.tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +305,7 @@ class ExpertModel:
         numbers: the model's own number of each layer, ascending.
         entries: how often a step enters each layer, under all its numbers.
         repeats: numbers that stand for the same weights as another, and that other number.
-        families: by descriptor, in the order of their first layers.
+        groups: by descriptor, in the order of their first layers.
         notes: what `finalize` excused, one line each.
     """
 
@@ -316,7 +316,7 @@ class ExpertModel:
     numbers: tuple[int, ...]
     entries: tuple[int, ...]
     repeats: Mapping[int, int]
-    families: tuple[LayerGroup, ...]
+    groups: tuple[LayerGroup, ...]
     notes: tuple[str, ...]
 
     @property
@@ -327,7 +327,7 @@ class ExpertModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all slots of this rank."""
-        return sum(family.nbytes for family in self.families)
+        return sum(family.nbytes for family in self.groups)
 
     def shape(self, ranks: int) -> ExpertShape:
         """Of its placements. Raises `PlacementError` where the slots cannot hold the experts."""
@@ -360,20 +360,20 @@ class ExpertModel:
         counts = (self.experts, self.slots_per_rank)
         words = (self.name, counts, self.numbers, self.entries, sorted(self.repeats.items()))
         state.update(repr(words).encode())
-        for family in self.families:
-            orders = tuple(column.order for column in family.columns)
+        for family in self.groups:
+            orders = tuple(column.order for column in family.tensors)
             state.update(repr((family.layers, family.descriptor, orders)).encode())
         return state.hexdigest()
 
     def describe(self) -> str:
         """One line a family, one a repeat, one for everything excused."""
-        families = [self.family_line(number) for number in range(len(self.families))]
+        families = [self.group_line(number) for number in range(len(self.groups))]
         repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
         return "\n".join(f"{self.name}: {line}" for line in (*families, *repeats, *self.notes))
 
-    def family_line(self, number: int) -> str:
+    def group_line(self, number: int) -> str:
         """What a family is, in one line."""
-        family = self.families[number]
+        family = self.groups[number]
         own = format_ranges([self.numbers[layer] for layer in family.layers])
         parts = ", ".join(
             f"{kind.name} {str(kind.dtype).removeprefix('torch.')} {list(kind.shape)}"
@@ -392,7 +392,7 @@ class ExpertModel:
     def _homes(self) -> dict[int, SlotLocation]:
         return {
             layer: SlotLocation(number, place * self.slots_per_rank)
-            for number, family in enumerate(self.families)
+            for number, family in enumerate(self.groups)
             for place, layer in enumerate(family.layers)
         }
 
@@ -406,7 +406,7 @@ def layer_groups(layers: tuple[LayerTensors, ...]) -> tuple[LayerGroup, ...]:
         LayerGroup(
             layers=tuple(rows),
             slots=tuple(slot for row in rows for slot in layers[row].slots),
-            columns=layers[rows[0]].columns,
+            tensors=layers[rows[0]].tensors,
         )
         for rows in kinds.values()
     )

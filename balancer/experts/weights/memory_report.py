@@ -22,13 +22,13 @@ class RoundOrder(StrEnum):
 
     IN_TURN = "in turn"
     """Each as soon as the one before has arrived."""
-    AT_ONCE = "at once"
+    ALL_AT_ONCE = "at once"
     """All are issued by the thread that issues everything else (P4)."""
 
     @staticmethod
     def over(found: CommunicatorCapabilities) -> "RoundOrder":
         """Over communicators that can do this."""
-        return RoundOrder.IN_TURN if found.independent_groups else RoundOrder.AT_ONCE
+        return RoundOrder.IN_TURN if found.independent_groups else RoundOrder.ALL_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def memory_report(
         ValueError: not one number a family.
     """
     shape = model.shape(ranks)
-    if len(staging) != len(model.families):
-        raise ValueError(f"{len(staging)} numbers of staging for {len(model.families)} families")
+    if len(staging) != len(model.groups):
+        raise ValueError(f"{len(staging)} numbers of staging for {len(model.groups)} families")
     entries = [_slots(model, shape)]
-    for number, (family, buffers) in enumerate(zip(model.families, staging, strict=True)):
+    for number, (family, buffers) in enumerate(zip(model.groups, staging, strict=True)):
         what = f"{model.name}: staging of family {number}"
         why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
         entries.append(MemoryItem(what, family.slot_bytes * buffers, why))
@@ -122,14 +122,14 @@ def packed_slots(staging: int, slots: int, parcel: int, rounds: RoundOrder) -> i
         rounds: how those of a lot go. At once, as much is received as can be staged; how much is
             sent depends on plans: it is taken to be as much.
     """
-    if rounds is RoundOrder.AT_ONCE:
+    if rounds is RoundOrder.ALL_AT_ONCE:
         return 2 * staging
     return 2 * min(parcel, slots) if staging else 0
 
 
 def packed_why(rounds: RoundOrder) -> str:
     """What `packed_slots` counts."""
-    if rounds is RoundOrder.AT_ONCE:
+    if rounds is RoundOrder.ALL_AT_ONCE:
         return "sent and received, in all rounds of the lots in flight at once"
     return "sent and received, in one round"
 

@@ -70,7 +70,7 @@ class SpanIndex:
     def __iter__(self) -> Iterator[OwnedSpan]:
         return iter(self._claims)
 
-    def plus(self, more: Iterable[OwnedSpan]) -> "SpanIndex":
+    def with_spans(self, more: Iterable[OwnedSpan]) -> "SpanIndex":
         """With more of them. Raises `RegistrationError` where two would share memory."""
         added = tuple(more)
         made = SpanIndex([*self._claims, *added])
@@ -80,20 +80,20 @@ class SpanIndex:
             if one.span.device == two.span.device and two.span.start < one.span.end:
                 late, early = (two, one) if id(two) in new else (one, two)
                 other = early.told_to(late.place.model)
-                raise late.place.refusal(f"slot {late.slot} shares memory with {other}")
+                raise late.place.error(f"slot {late.slot} shares memory with {other}")
         return made
 
-    def touching(self, span: MemorySpan) -> list[OwnedSpan]:
+    def overlapping(self, span: MemorySpan) -> list[OwnedSpan]:
         """Those that share a byte with `span`, by address."""
         first = max(0, bisect_right(self._starts, (span.device, span.start)) - 1)
         last = bisect_left(self._starts, (span.device, span.end))
         return [claim for claim in self._claims[first:last] if _meet(claim.span, span)]
 
-    def covered(self, span: MemorySpan) -> int:
+    def bytes_covered(self, span: MemorySpan) -> int:
         """How many of its bytes are claimed."""
         return sum(
             min(claim.span.end, span.end) - max(claim.span.start, span.start)
-            for claim in self.touching(span)
+            for claim in self.overlapping(span)
         )
 
 
@@ -127,7 +127,7 @@ class ModelSet:
             raise RegistrationError(f"two models are named {twice[0]!r}")
         claims = SpanIndex()
         for model in self.models:
-            claims = claims.plus(_claims(model))
+            claims = claims.with_spans(_claims(model))
 
     def __iter__(self) -> Iterator[ExpertModel]:
         return iter(self.models)
@@ -153,7 +153,7 @@ class ModelSet:
 
 
 def _claims(model: ExpertModel) -> Iterator[OwnedSpan]:
-    for family in model.families:
+    for family in model.groups:
         for number, slot in enumerate(family.slots):
             place, local = divmod(number, model.slots_per_rank)
             layer = model.numbers[family.layers[place]]

@@ -150,7 +150,7 @@ class ModelRegistry:
             )
         twice = sorted(set(tensors) & set(named))
         if twice:
-            raise TensorName(self._name, layer, twice[0]).refusal("is given twice")
+            raise TensorName(self._name, layer, twice[0]).error("is given twice")
         given = sorted({**tensors, **named}.items())
         if not given:
             raise RegistrationError(f"model {self._name!r}, layer {layer}: no tensors")
@@ -207,7 +207,7 @@ class ModelRegistry:
         for each in columns:
             if not is_on(each.device, wanted):
                 what = f"is on {each.device}, the model's experts are on {wanted}"
-                raise each.place.refusal(what)
+                raise each.place.error(what)
         return first
 
     def _made(self, state: RegistryOpen, notes: tuple[str, ...]) -> ExpertModel:
@@ -222,13 +222,13 @@ class ModelRegistry:
             name=self._name,
             experts=self._expected.experts,
             slots_per_rank=self._expected.slots_per_rank,
-            device=state.layers[owners[0]].columns[0].device,
+            device=state.layers[owners[0]].tensors[0].device,
             numbers=tuple(lowest[owner] for owner in owners),
             entries=tuple(_entries(state, owner) for owner in owners),
             repeats=MappingProxyType(
                 {one: other for one, other in sorted(stands_for.items()) if one != other}
             ),
-            families=layer_groups(tuple(state.layers[owner] for owner in owners)),
+            groups=layer_groups(tuple(state.layers[owner] for owner in owners)),
             notes=notes,
         )
 
@@ -254,15 +254,15 @@ def _with(state: RegistryOpen, layer: LayerTensors) -> RegistryOpen:
     """The state with one more layer. Raises `RegistrationError` where memory is shared in part."""
     spans = [
         OwnedSpan(MemorySpan.of_segment(segment), column.place, slot)
-        for column in layer.columns
+        for column in layer.tensors
         for slot, segment in enumerate(column.segments)
     ]
-    for claim in state.claims.touching(spans[0].span):
+    for claim in state.claims.overlapping(spans[0].span):
         owner = claim.place.layer
         if state.layers[owner].is_memory_of(layer):
             return replace(state, repeats={**state.repeats, layer.number: owner})
     return replace(
         state,
         layers={**state.layers, layer.number: layer},
-        claims=state.claims.plus(spans),
+        claims=state.claims.with_spans(spans),
     )

@@ -23,8 +23,8 @@ MOST_HYSTERESIS = 1000
 COUNTS = {"parcel": 4096, "layer_updates_per_iter": 4096, "patience": MOST_STEPS, "nodes": 64}
 """The most that each may be; the least is 1."""
 WITHOUT = {
-    CommitMode.BOUNDARY: {"layer_updates_per_iter": "layers are not rewritten in place"},
-    CommitMode.LOCKED: {
+    CommitMode.STAGED: {"layer_updates_per_iter": "layers are not rewritten in place"},
+    CommitMode.IN_PLACE: {
         "in_flight": "nothing is staged",
         "parcel": "nothing travels between ranks",
     },
@@ -148,7 +148,7 @@ def _check_survival(settings: RunSettings) -> None:
 
 def _check_staging(settings: RunSettings) -> None:
     """Through one slot of staging everything moves, step by step; through none, nothing."""
-    if settings.in_flight is None or settings.commit is CommitMode.LOCKED:
+    if settings.in_flight is None or settings.commit is CommitMode.IN_PLACE:
         return
     if settings.in_flight < SLOT_BYTES:
         raise UsageError(

@@ -92,7 +92,7 @@ def _communicators(run: RunSettings) -> MemoryItem:
     """Experts, loads, and as configured moves and routing."""
     opened = ["experts", "loads"]
     if run.balance is Balance.ON and run.placement is None:
-        opened += ["moves"] if run.commit is CommitMode.BOUNDARY else []
+        opened += ["moves"] if run.commit is CommitMode.STAGED else []
         opened += ["routing"] if run.shares is ShareMode.EXACT else []
     try:
         backend = _backend(run)

@@ -151,7 +151,7 @@ def _check_commit(settings: RunSettings) -> None:
 
     The device would wait for the mover's copy, and the mover for the end of the program.
     """
-    if settings.commit is CommitMode.LOCKED and settings.backend != HOST:
+    if settings.commit is CommitMode.IN_PLACE and settings.backend != HOST:
         raise UsageError(
             f"--commit locked is for --backend {HOST} here, not {settings.backend}: the demo waits "
             "for its device within a step; --commit boundary works everywhere"

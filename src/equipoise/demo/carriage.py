@@ -38,7 +38,7 @@ def carriage(
         ExpertPoolError: there is no room for a copy of all experts in this machine's memory.
         ControlError: a rank did not come.
     """
-    if site.settings.commit is CommitMode.BOUNDARY:
+    if site.settings.commit is CommitMode.STAGED:
         yield StagedFromPeers()
         return
     pool = _pool(site, name, family, shape)
@@ -61,8 +61,8 @@ def _pool(site: Site, name: str, family: LayerGroup, shape: ExpertShape) -> Host
     ranks = ranks_on_node(control, site.accelerator.topology(), name=name, timeout=deadline)
     layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
     pool = HostExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
-    for layer, expert in pool.mine():
+    for layer, expert in pool.owned():
         parts = {"gate_up": weights.gate_up[layer, expert], "down": weights.down[layer, expert]}
-        pool.fill(layer, expert, family.sources(parts))
+        pool.write(layer, expert, family.sources(parts))
     pool.seal(deadline)
     return pool

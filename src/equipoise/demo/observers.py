@@ -57,7 +57,7 @@ class Observers:
         """The journal of one pass; closed when the pass is over, however it ends."""
         spans = SpanBook(self._rank)
         journals = [spans, *lines_for(config, self._rank), *self._wandb(config)]
-        courier = Courier([*journals, *(of(config.label) for of in self._metrics)])
+        courier = Courier([*journals, *(of(config.name) for of in self._metrics)])
         try:
             yield Watched(courier, spans)
         finally:
@@ -73,7 +73,7 @@ class Observers:
         if not self._settings.wandb or self._rank:
             return ()
         facts = {key: str(value) for key, value in asdict(self._settings).items()}
-        return (WandbJournal(self._settings.wandb, {**facts, "variant": config.label}),)
+        return (WandbJournal(self._settings.wandb, {**facts, "variant": config.name}),)
 
 
 def _serve_metrics(

@@ -127,7 +127,7 @@ class ServedStage:
     def _close_step(self, step: int) -> None:
         ended = now()
         self.meter.seconds[step] = ended - self._began
-        self.journal.note(StepDone(step, self._began, ended))
+        self.journal.emit(StepDone(step, self._began, ended))
         self._began = ended
         self.watch(step)
 

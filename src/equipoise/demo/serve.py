@@ -122,7 +122,7 @@ class ServeLoop:
             self._step(step)
             ended = now()
             self.meter.seconds[step] = ended - began
-            self.journal.note(StepDone(step, began, ended))
+            self.journal.emit(StepDone(step, began, ended))
             self.watch(step)
         self.desk.close()
         return self.desk
@@ -140,5 +140,5 @@ class ServeLoop:
             )
         self.post.compute.synchronize(self.post.deadline * 2)
         details = {"step": step, "tokens": batch.rows}
-        self.journal.note(TraceSpan("step", Track.COMPUTE, began, now(), details))
+        self.journal.emit(TraceSpan("step", Track.COMPUTE, began, now(), details))
         self.desk.take(batch, logits[0].cpu())

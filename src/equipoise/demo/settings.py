@@ -89,7 +89,7 @@ class RunSettings:
     variants: tuple[VariantName, ...] = ()
     locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
-    commit: CommitMode = CommitMode.BOUNDARY
+    commit: CommitMode = CommitMode.STAGED
     balance: Balance = Balance.ON
     placement: Path | None = None
     window_size: int = 4
@@ -158,7 +158,7 @@ def staging_buffers(run: RunSettings) -> int:
 
     No more than the rank has slots: there is nothing that would use them.
     """
-    if run.commit is CommitMode.LOCKED:
+    if run.commit is CommitMode.IN_PLACE:
         return 0
     a_layer = run.slots // run.stage_ranks
     if run.in_flight is None:

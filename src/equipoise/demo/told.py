@@ -28,7 +28,7 @@ def told(run: RunSettings) -> Told:
     if run.shares is Shares.EXACT:
         heard["locality"] = str(run.locality)
     heard |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
-    if run.commit is CommitMode.LOCKED:
+    if run.commit is CommitMode.IN_PLACE:
         return heard | {"layer_updates_per_iter": run.layer_updates_per_iter}
     return heard | {"in_flight": staging_buffers(run) * SLOT_BYTES, "parcel": run.parcel}
 

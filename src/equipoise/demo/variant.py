@@ -165,7 +165,7 @@ def _run(
     """Serve every step; returns the digests of the requests whose logits were computed here."""
 
     def watch(step: int) -> None:
-        eyes.watch(step, meter.experts[step], balancer.observed())
+        eyes.watch(step, meter.experts[step], balancer.imbalance())
 
     if site.grid.alone:
         loop = ServeLoop(
@@ -247,7 +247,7 @@ def engine_config(site: Site, variant: Variant) -> BalancerConfig:
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
     return BalancerConfig(
-        label=variant.name,
+        name=variant.name,
         shares=ShareMode(variant.name) if variant.balanced else ShareMode.STATIC,
         window_size=settings.window_size * turns,
         step_interval=settings.step_interval * turns,
@@ -255,18 +255,18 @@ def engine_config(site: Site, variant: Variant) -> BalancerConfig:
         # The other share modes stand beside it, and divide no batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
         rule=settings.rule,
-        aims=PlannerOptions(
+        planner=PlannerOptions(
             target=settings.target,
             slack=settings.slack,
             survive=settings.survive,
             sigma=settings.sigma,
         ),
-        hysteresis=int(settings.hysteresis * SHARE_ONE),
-        patience=settings.patience * turns,
-        parcel=settings.parcel,
+        min_gain=int(settings.hysteresis * SHARE_ONE),
+        max_stalled_steps=settings.patience * turns,
+        slots_per_message=settings.parcel,
         layer_updates_per_iter=settings.layer_updates_per_iter,
         nodes=settings.nodes,
         log_balancedness=settings.log_balancedness,
         log_balancedness_interval=settings.log_balancedness_interval * turns,
-        deadline=site.post.deadline,
+        timeout=site.post.deadline,
     )

@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 8
 """Ranks that are drawn: more would be a carpet."""
-LANES = (Track.EPOCH, Track.COMPUTE, Track.MOVER, Track.COPY, Track.PLANNER, Track.CLERK)
-NAMES = {Track.EPOCH: "phase", Track.COMPUTE: "steps", Track.MOVER: "mover", Track.COPY: "rounds"}
+LANES = (Track.REBALANCE, Track.COMPUTE, Track.TRANSFER, Track.COPY, Track.PLANNER, Track.VOTE)
+NAMES = {
+    Track.REBALANCE: "phase",
+    Track.COMPUTE: "steps",
+    Track.TRANSFER: "transfer",
+    Track.COPY: "rounds",
+}
 MARGIN = 0.06
 """Of the epoch's length, shown before and behind it."""
 SHORTEST = 0.0015
@@ -47,7 +52,7 @@ def epoch_gantt(record: RunRecord) -> Picture | None:
         axes = figure.subplots(len(ranks), 1, sharex=True, squeeze=False)[:, 0]
         for axis, rank in zip(axes, ranks, strict=True):
             _rank(axis, rank, _within(record.spans, rank, extent), extent)
-        _legend(axes[0], {span.name for span in record.spans if span.track == Track.EPOCH})
+        _legend(axes[0], {span.name for span in record.spans if span.track == Track.REBALANCE})
         axes[-1].set_xlabel("milliseconds since the epoch was opened")
 
     return Picture(
@@ -72,7 +77,7 @@ def extent_of(epoch: Epoch, spans: Sequence[Traced]) -> Extent | None:
     own = [
         span
         for span in spans
-        if span.track == Track.EPOCH and span.details.get("epoch") == epoch.number
+        if span.track == Track.REBALANCE and span.details.get("epoch") == epoch.number
     ]
     if not own:
         return None
@@ -121,8 +126,8 @@ def _bar(axis: "Axes", lane: int, span: Traced, extent: Extent) -> None:
 
 
 def _colour(span: Traced) -> str:
-    return (PHASES if span.track == Track.EPOCH else WORK).get(
-        span.name if span.track == Track.EPOCH else span.track, MUTED
+    return (PHASES if span.track == Track.REBALANCE else WORK).get(
+        span.name if span.track == Track.REBALANCE else span.track, MUTED
     )
 
 

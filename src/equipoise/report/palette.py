@@ -35,10 +35,10 @@ PHASES = {
 
 WORK = {
     "compute stream": "#9aa7ba",
-    "mover": "#82aedb",
+    "transfer": "#82aedb",
     "copy stream": "#2456a4",
     "planner": "#c99a2e",
-    "clerk": "#7a5ba6",
+    "vote": "#7a5ba6",
 }
 """Work by the thread or stream that does it."""
 

@@ -23,7 +23,7 @@ def test_registered_private_weights_move_with_padding_and_scales(
     native.npu().current_stream(npu.device).synchronize()
     registry = ModelRegistry("m", 3, 8, device=npu.device, format_of=formats.format_of)
     registry.register(1, w=weights, scale=scales)
-    (family,) = registry.finalize([*zip("abc", weights, strict=True), ("s", scales)]).families
+    (family,) = registry.finalize([*zip("abc", weights, strict=True), ("s", scales)]).groups
     assert [kind.format for kind in family.descriptor] == [SlotFormat.STRIDED, SlotFormat.PRIVATE]
     store, copy = npu.slot_store(family.layout(staging=1)), npu.stream(Role.COPY)
     blob = torch.empty(family.slot_bytes, dtype=torch.uint8, device=npu.device)

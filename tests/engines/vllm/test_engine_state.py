@@ -185,11 +185,11 @@ def test_engine_config_follows_settings_and_eplb_config(
     part = sub_window_of(min(window, interval), interval)
     assert (found.sub_window, found.step_interval) == (part, interval)
     assert found.window_size == min(window, interval) // part * part
-    assert (found.hysteresis, found.aims.target) == (round(gain * 65536), target)
-    assert (found.label, found.shares, found.rows_alike) == ("vllm5", ShareMode.EXACT, 2)
+    assert (found.min_gain, found.planner.target) == (round(gain * 65536), target)
+    assert (found.name, found.shares, found.ranks_sharing_rows) == ("vllm5", ShareMode.EXACT, 2)
     assert (found.log_balancedness, found.log_balancedness_interval) == (True, 7)
     assert found.nodes == 4
-    assert found.deadline == 3.0
+    assert found.timeout == 3.0
 
 
 def test_engine_config_takes_sub_window_from_settings() -> None:

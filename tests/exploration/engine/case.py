@@ -128,14 +128,14 @@ class Case:
     def config(self) -> BalancerConfig:
         """Of the engine on every rank."""
         return BalancerConfig(
-            label="explored",
+            name="explored",
             shares=self.shares,
             window_size=self.cadence.window,
             step_interval=self.cadence.interval,
             sub_window=self.cadence.sub_window,
-            hysteresis=0,
-            patience=self.patience,
-            parcel=self.parcel,
+            min_gain=0,
+            max_stalled_steps=self.patience,
+            slots_per_message=self.parcel,
             layer_updates_per_iter=self.parcel,
         )
 

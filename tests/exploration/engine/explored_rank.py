@@ -70,11 +70,11 @@ class Seat:
         for step in range(self.case.steps + self.case.tail):
             self.at = step
             turn(step)
-            self.engine.launched()  # what `boundary` does before it begins
+            self.engine.after_launch()  # what `boundary` does before it begins
             if step >= self.engine._next:
                 yield from self.engine.passage(step)
             if self.case.schedule and (step + self.rank) % 2:
-                self.engine.launched()  # by whoever does not know when the forward is launched
+                self.engine.after_launch()  # by whoever does not know when the forward is launched
             layout = self.balancer.installed.layout
             self.after.append(After(layout.placement.tobytes(), layout.shares.tobytes()))
             begun.append((yield from self._forward(step, readers)))
@@ -105,7 +105,7 @@ class Seat:
         self.forward.launch(readers, step)
         compute, hot = readers["compute"], self.case.hot
         self.forward.count(compute, hot[step // 3 % len(hot)])
-        self.engine.launched()
+        self.engine.after_launch()
         if not self.tokens.capabilities.stream_ordered:
             yield EventDone(self._recorded(compute))
         with compute.current():
@@ -139,6 +139,6 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     means = BuildContext(accelerator, fabric, store, case.config, path, hire, members)
     balancer = ExpertBalancer(means, shape, build(means, shape, layout))
     tables, counters = balancer.installed.tables, balancer.load.counters
-    forward = Forward(rank, shape, slots, tables, counters, balancer.parts.guard)
+    forward = Forward(rank, shape, slots, tables, counters, balancer.components.guard)
     tokens = fabric.open("tokens")
     return Seat(world, case, rank, traps, fabric, balancer, tokens, forward, workers)

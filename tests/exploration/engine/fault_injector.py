@@ -8,9 +8,9 @@ from exploration.engine.explored_rank import Seat
 
 JOBS = {
     FaultKind.PLANNER_RAISES: "planner",
-    FaultKind.MOVER_RAISES: "mover",
-    FaultKind.SOLVER_RAISES: "solver",
-    FaultKind.CLERK_RAISES: "clerk",
+    FaultKind.MOVER_RAISES: "transfer",
+    FaultKind.SOLVER_RAISES: "shares",
+    FaultKind.CLERK_RAISES: "vote",
 }
 
 
@@ -68,7 +68,7 @@ class Mischief:
             case FaultKind.SLOW:
                 self.driver.slow.add(rank)
             case FaultKind.HASTY_CLERK:
-                seat.workers["clerk"].hasty = True
+                seat.workers["vote"].hasty = True
             case kind if kind in JOBS:
                 seat.workers[JOBS[kind]].poisoned = True
             case kind:

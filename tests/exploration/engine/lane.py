@@ -10,7 +10,7 @@ from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job, WaitFor, 
 T = TypeVar("T")
 
 
-WAITING = frozenset({"mover", "clerk"})
+WAITING = frozenset({"transfer", "vote"})
 """Kinds whose jobs wait for something: they raise where they wait, not before they have begun."""
 
 

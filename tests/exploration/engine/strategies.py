@@ -15,9 +15,20 @@ from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.placement import ExpertShape
 
 T = TypeVar("T")
-LANES = ("mover", "mover", "mover", "host", "clerk", "aux", "aux", "copy", "compute", "outbox")
+LANES = (
+    "transfer",
+    "transfer",
+    "transfer",
+    "host",
+    "vote",
+    "aux",
+    "aux",
+    "copy",
+    "compute",
+    "outbox",
+)
 """The lanes on which most depends are there more than once."""
-SELDOM = ("planner", "solver")
+SELDOM = ("planner", "shares")
 ON_THE_WAY = (
     FaultKind.OTHER_TABLES,
     FaultKind.BLOB_FLIPPED,

@@ -61,8 +61,8 @@ def opened(
 
 def fill(pool: HostExpertPool, seed: int = 0) -> None:
     """This rank's part."""
-    for which in pool.mine():
-        pool.fill(*which, weights(pool.layout, *which, seed))
+    for which in pool.owned():
+        pool.write(*which, weights(pool.layout, *which, seed))
 
 
 def sealed(control: ControlPlane, layout: PoolLayout = LAYOUT, seed: int = 0) -> HostExpertPool:

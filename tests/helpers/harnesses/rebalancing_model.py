@@ -132,12 +132,12 @@ def rebalance(
     pace = pace or Pace()
     settings = BalancerConfig(
         **{
-            "label": "test",
+            "name": "test",
             "shares": shares,
             "window_size": 2,
             "step_interval": 4,
             "sub_window": 2,
-            "deadline": 8.0,
+            "timeout": 8.0,
             **config,
         }
     )
@@ -176,7 +176,7 @@ def _serve(
     sights: list[Sight] = []
     for step in range(STEPS):
         pace.hook(step)
-        balancer.boundary(step)
+        balancer.before_step(step)
         _let_work(balancer, pace)
         sights.append(_look(seat, balancer, weights, step))
         lockstep.barrier().result(30.0)  # stands for the exchange of tokens
@@ -189,8 +189,8 @@ def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
     assert isinstance(balancer.engine, RebalanceEngine)
     staff = balancer.engine._staff
-    through = [worker.start(immediate(lambda: None)) for worker in (staff.planner, staff.mover)]
-    staff.go()
+    through = [worker.start(immediate(lambda: None)) for worker in (staff.planner, staff.transfer)]
+    staff.release()
     for task in through:
         with suppress(TimeoutError):
             task.result(pace.patience)

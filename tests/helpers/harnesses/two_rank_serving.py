@@ -175,7 +175,7 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
     """What the slots of a layer hold, and what they should."""
     model = balancer.model
     row = model.layer(number)
-    home = model.families[model.locate(row, 0).family]
+    home = model.groups[model.locate(row, 0).family]
     first = model.locate(row, 0).number
     held = tuple(
         tuple(sorted({byte for segment in slot for byte in segment.bytes.tolist()}))
@@ -192,8 +192,10 @@ def let_work(balancer: ModelBalancer) -> None:
         engine = family.inner.engine
         assert isinstance(engine, RebalanceEngine)
         staff = engine._staff
-        through = [worker.start(one_call(lambda: None)) for worker in (staff.planner, staff.mover)]
-        staff.go()
+        through = [
+            worker.start(one_call(lambda: None)) for worker in (staff.planner, staff.transfer)
+        ]
+        staff.release()
         for task in through:
             with suppress(TimeoutError):
                 task.result(20.0)

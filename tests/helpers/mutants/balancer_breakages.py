@@ -215,7 +215,7 @@ class MuteOnce(Around):
         self._lost: set[str] = set()
 
     def cast(self, question: str, ballot: bytes) -> None:
-        declines = b'"stand": "failed"' in ballot
+        declines = b'"status": "failed"' in ballot
         if not self._lost and not declines and not question.endswith(OPENED):
             self._lost.add(question)
             return

@@ -25,13 +25,13 @@ from equipoise.hal.stream import Role
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 CONFIG = BalancerConfig(
-    label="",
+    name="",
     shares=ShareMode.STATIC,
     window_size=2,
     step_interval=4,
     sub_window=2,
-    patience=1000,
-    deadline=20.0,
+    max_stalled_steps=1000,
+    timeout=20.0,
 )
 IDS = torch.tensor([[0], [1], [2], [3], [0], [0]], dtype=torch.int32)
 STEPS = 7
@@ -97,6 +97,6 @@ def _opened(
     slots = SlotLayout(tuple((Segment("weight", row),) for row in rows), staging=6)
     store = accelerator.slot_store(slots)
     layout = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
-    config = replace(CONFIG, label=label, shares=shares)
+    config = replace(CONFIG, name=label, shares=shares)
     opening = open_without_rebalancing if static else open_balancer
     return opening(accelerator, fabric, store, SHAPE, layout, config)

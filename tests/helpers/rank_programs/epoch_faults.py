@@ -65,14 +65,14 @@ DEADLINE = 20.0
 """Seconds. On a busy machine a healthy rank may stand still for some; a lost one costs them all."""
 
 CONFIG = BalancerConfig(
-    label="t",
+    name="t",
     shares=ShareMode.STATIC,
     window_size=2,
     step_interval=4,
     sub_window=2,
-    parcel=1,
+    slots_per_message=1,
     layer_updates_per_iter=1,
-    deadline=DEADLINE,
+    timeout=DEADLINE,
 )
 
 
@@ -186,7 +186,7 @@ class Bench:
 
     def _path(self, store: SlotStore, commit: CommitMode, numbers: Numbers) -> UpdatePathConfig:
         supply = HostWeights(numbers, StreamWriter(self.accelerator, store))
-        if commit is CommitMode.LOCKED:
+        if commit is CommitMode.IN_PLACE:
             return InPlaceFromHost(supply, self.backend.capabilities)
         return StagedFromPeers((supply,))
 
@@ -231,7 +231,7 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
 def endure(fabric: Fabric, what: str, where: str, commit: str, backend: str = "cpu") -> Any:
     """Serve beside a rank with which something is wrong. Returns what was seen."""
     moment, bench = Event(), Bench(fabric, backend)
-    config = replace(CONFIG, patience=24)  # less than a lost message takes to fail
+    config = replace(CONFIG, max_stalled_steps=24)  # less than a lost message takes to fail
     balancer = bench.balancer(BREAKAGES[what](moment), config, commit, Numbers("none", moment))
     loop = bench.loop(where, moment.set, balancer)
     loop.run(balancer, (0, 1, 2), range(ENDURED))
@@ -266,7 +266,7 @@ class Loop:
         lockstep = self._fabric.open(f"lockstep{len(ranks)}", ranks)
         for step in steps:
             self.step = step
-            balancer.boundary(step)
+            balancer.before_step(step)
             time.sleep(0.02)  # so that the work beside comes on
             self.sights.append(self._look(balancer, step))
             self._trap.look(balancer)

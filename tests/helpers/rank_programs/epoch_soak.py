@@ -40,15 +40,15 @@ PHASE = 8
 ELEMENTS = 5
 WAIT = 20.0
 CONFIG = BalancerConfig(
-    label="soak",
+    name="soak",
     shares=ShareMode.LAGGED,
     window_size=2,
     step_interval=4,
     sub_window=2,
-    hysteresis=0,
-    patience=1000,
-    parcel=1,
-    deadline=WAIT,
+    min_gain=0,
+    max_stalled_steps=1000,
+    slots_per_message=1,
+    timeout=WAIT,
 )
 
 
@@ -78,7 +78,7 @@ def regroup(fabric: Fabric, times: int, epochs: int, slack: int, settling: int) 
     at the end after each of up to `settling` more epochs, until it is no more than `slack` above
     the first count.
     """
-    with _serving(fabric, CommitMode.BOUNDARY) as (balancer, loop):
+    with _serving(fabric, CommitMode.STAGED) as (balancer, loop):
         first = last = 0
         for number in range(times):
             loop.run(balancer, epochs)
@@ -139,7 +139,7 @@ class Loop:
         wanted = self.outcomes["moved"] + epochs
         flag = torch.zeros(1, dtype=torch.int32)
         while int(flag) < SHAPE.ranks:
-            balancer.boundary(self.step)
+            balancer.before_step(self.step)
             self._tell(balancer)
             self._look(balancer)
             # Stands for the exchange of tokens; also agrees on the last step.
@@ -203,15 +203,15 @@ def _weights(rank: int) -> SlotLayout:
 @contextmanager
 def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[UpdatePathConfig]:
     """From peers; or from a host pool, by threads of the host."""
-    if CommitMode(commit) is CommitMode.BOUNDARY:
+    if CommitMode(commit) is CommitMode.STAGED:
         yield StagedFromPeers()
         return
     segment = SegmentType("weight", (ELEMENTS,), torch.float32)
     layout = PoolLayout((segment,), SHAPE.layers, SHAPE.experts)
     ranks = range(fabric.control.size)
     pool = HostExpertPool.open(fabric.control, ranks, layout, name="soak", timeout=WAIT)
-    for layer, expert in pool.mine():
-        pool.fill(layer, expert, [torch.full((ELEMENTS,), expert + 1.0)])
+    for layer, expert in pool.owned():
+        pool.write(layer, expert, [torch.full((ELEMENTS,), expert + 1.0)])
     pool.seal(WAIT)
     with CopyThreadPool(PLAIN, threads=1) as copier:
         supply = HostWeights(pool, CpuWriter(copier, store, WAIT))

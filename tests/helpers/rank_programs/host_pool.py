@@ -48,7 +48,7 @@ def keep(fabric: Fabric) -> int:
 def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
     """The victim is killed when it is about to say its n-th word; the others go on."""
     spoken = iter(range(1 << 10))
-    say = NodeCoordinator.say
+    say = NodeCoordinator.publish
 
     def mortal(self: NodeCoordinator, question: str, answer: Any) -> None:
         if self.rank == victim and next(spoken) == word:

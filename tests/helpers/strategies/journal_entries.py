@@ -33,7 +33,7 @@ class Kept:
         self.entries: list[Event] = []
         self.closed = 0
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         self.entries.append(entry)
 
     def close(self) -> None:

@@ -115,8 +115,8 @@ def routes(shipment: MigrationPlan) -> list[Route]:
 
 def by_lot(shipment: MigrationPlan) -> list[list[Route]]:
     """Moves of each lot."""
-    lot_of = {layer: k for k in range(shipment.lots) for layer in shipment.layers(k)}
-    lots: list[list[Route]] = [[] for _ in range(shipment.lots)]
+    lot_of = {layer: k for k in range(shipment.chunks) for layer in shipment.layers(k)}
+    lots: list[list[Route]] = [[] for _ in range(shipment.chunks)]
     for route in routes(shipment):
         lots[lot_of[route.layer]].append(route)
     return lots

@@ -23,14 +23,14 @@ from equipoise.demo.settings import (
 from equipoise.hal.errors import UsageError
 
 SAID: dict[str, tuple[str, object]] = {
-    "rule": ("tensorrt_llm", RoutingRule.BLOCK_TURNS),
+    "rule": ("tensorrt_llm", RoutingRule.TRTLLM_ROUND_ROBIN),
     "target": ("0.05", 0.05),
     "slack": ("0", 0.0),
     "sigma": ("1.5", 1.5),
     "hysteresis": ("0.02", 0.02),
     "survive": ("1", 1),
     "nodes": ("2", 2),
-    "commit": ("boundary", CommitMode.BOUNDARY),
+    "commit": ("boundary", CommitMode.STAGED),
     "in_flight": ("2MiB", 2 << 20),
     "parcel": ("3", 3),
     "patience": ("9", 9),

@@ -8,7 +8,7 @@ from equipoise.demo.told import is_ours, told
 
 
 def test_engine_settings_record_has_bounds_of_commit_mode() -> None:
-    boundary, locked = told(RunSettings()), told(RunSettings(commit=CommitMode.LOCKED))
+    boundary, locked = told(RunSettings()), told(RunSettings(commit=CommitMode.IN_PLACE))
     assert {"in_flight", "parcel"} == boundary.keys() - locked.keys()
     assert {"layer_updates_per_iter"} == locked.keys() - boundary.keys()
     assert boundary.keys() | locked.keys() <= {field.name for field in fields(RunSettings)}
@@ -28,4 +28,4 @@ def test_engine_settings_record_is_empty_without_balancing() -> None:
 def test_engine_settings_record_identifies_routing_rule() -> None:
     assert is_ours({})
     assert is_ours(told(RunSettings()))
-    assert not is_ours(told(RunSettings(rule=RoutingRule.ROW_HASH, shares=Shares.STATIC)))
+    assert not is_ours(told(RunSettings(rule=RoutingRule.VLLM_ROW_HASH, shares=Shares.STATIC)))

@@ -35,7 +35,7 @@ PROMPTS = [
     torch.randint(1, 256, (12,), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
 ]
 ENGINE = BalancerConfig(
-    label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2
+    name="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2
 )
 
 

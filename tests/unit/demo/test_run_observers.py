@@ -18,7 +18,7 @@ from equipoise.demo.observers import Observers
 from equipoise.demo.settings import RunSettings
 
 CONFIG = BalancerConfig(
-    label="exact", shares=ShareMode.EXACT, window_size=2, step_interval=2, sub_window=1
+    name="exact", shares=ShareMode.EXACT, window_size=2, step_interval=2, sub_window=1
 )
 
 
@@ -33,8 +33,8 @@ def loggers_as_before() -> Iterator[None]:
 
 def one_epoch(observers: Observers) -> None:
     with observers.watching(CONFIG) as seen:
-        seen.journal.note(ended())
-        seen.journal.note(EngineClosed())
+        seen.journal.emit(ended())
+        seen.journal.emit(EngineClosed())
     assert [epoch.number for epoch in seen.spans.epochs] == [3]
 
 

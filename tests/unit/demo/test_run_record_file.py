@@ -52,7 +52,7 @@ def record() -> RunRecord:
         reference_outputs="ab",
         prompts=("def f", "漢字\ufffd"),
         continuations=("():", "\x01"),
-        spans=(Traced(1, "mover", "move", 1.5, 1.75, {"layers": [0, 2]}),),
+        spans=(Traced(1, "transfer", "move", 1.5, 1.75, {"layers": [0, 2]}),),
         levels=(Level(0, 1.5, 0.25),),
         machine={"cores": "2"},
     )

@@ -16,7 +16,7 @@ from equipoise.demo.variant import Variant, engine_config, first_placement, vari
 
 TOLD = RunSettings(
     shares=Shares.STATIC,
-    rule=RoutingRule.ROW_HASH,
+    rule=RoutingRule.VLLM_ROW_HASH,
     window_size=6,
     step_interval=9,
     target=0.5,
@@ -41,27 +41,27 @@ def site(settings: RunSettings) -> Site:
 def test_engine_config_takes_every_run_setting() -> None:
     config = engine_config(site(TOLD), Variant(VariantName.STATIC, 40))
     assert config.shares is ShareMode.STATIC
-    assert config.aims == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
+    assert config.planner == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
     assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
-    assert (config.rule, config.hysteresis) == (RoutingRule.ROW_HASH, 1 << 15)
-    assert (config.nodes, config.parcel, config.patience) == (2, 3, 7)
-    assert (config.layer_updates_per_iter, config.deadline) == (5, 12.0)
+    assert (config.rule, config.min_gain) == (RoutingRule.VLLM_ROW_HASH, 1 << 15)
+    assert (config.nodes, config.slots_per_message, config.max_stalled_steps) == (2, 3, 7)
+    assert (config.layer_updates_per_iter, config.timeout) == (5, 12.0)
 
 
 def test_engine_config_of_default_run_has_engine_defaults() -> None:
     told = engine_config(site(RunSettings()), Variant(VariantName.EXACT, 40))
     plain = BalancerConfig(
-        label=told.label,
+        name=told.name,
         shares=told.shares,
         window_size=told.window_size,
         step_interval=told.step_interval,
         sub_window=told.sub_window,
-        deadline=told.deadline,
+        timeout=told.timeout,
     )
     assert told == plain
 
 
-@pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
+@pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -> None:
     asked = RunSettings(rule=rule, shares=Shares.STATIC)
     assert [way.name for way in variants(asked, EXPERTS)] == ["unbalanced", "static"]

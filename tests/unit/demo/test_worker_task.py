@@ -28,7 +28,7 @@ def test_worker_task_round_trips_through_json_line(
         shares=Shares.LAGGED,
         variants=(VariantName.UNBALANCED, VariantName.LAGGED),
         balance=Balance.OFF,
-        rule=RoutingRule.BLOCK_TURNS,
+        rule=RoutingRule.TRTLLM_ROUND_ROBIN,
         in_flight=1 << 30,
         sigma=0.5,
         deadline=1.5,

@@ -24,7 +24,7 @@ def spans(number: int, ranks: int = 2) -> tuple[Traced, ...]:
             Traced(rank, "epoch", "planning", at, at + 1, of),
             Traced(rank, "epoch", "transferring", at + 1, at + 2, of),
             Traced(rank, "epoch", f"epoch {number}: committed", at, at + 2, of),
-            Traced(rank, "mover", "move", at + 1.0, at + 1.5),
+            Traced(rank, "transfer", "move", at + 1.0, at + 1.5),
             Traced(rank, "compute stream", "step", at - 50, at - 49),
         ]
     return tuple(found)
@@ -42,7 +42,7 @@ def test_gantt_shows_epoch_with_most_moves(make_record: MakeRecord) -> None:
     for rank in (0, 1):
         assert f">rank {rank}<" in picture.svg
     assert PHASES["planning"] in picture.svg
-    assert WORK["mover"] in picture.svg
+    assert WORK["transfer"] in picture.svg
 
 
 def test_gantt_legend_lists_only_occurring_phases(make_record: MakeRecord) -> None:

@@ -74,11 +74,11 @@ def test_human_bytes_uses_binary_units(count: int, text: str) -> None:
     [
         (RunSettings(), "path       boundary: 1.2 MiB in flight into a rank, messages of 16 slots"),
         (
-            RunSettings(commit=CommitMode.LOCKED, layer_updates_per_iter=3),
+            RunSettings(commit=CommitMode.IN_PLACE, layer_updates_per_iter=3),
             "path       locked: 3 layer(s) a step",
         ),
         (
-            RunSettings(rule=RoutingRule.ROW_HASH, shares=Shares.STATIC),
+            RunSettings(rule=RoutingRule.VLLM_ROW_HASH, shares=Shares.STATIC),
             "rule       vllm: even parts, no shares",
         ),
     ],

@@ -21,7 +21,7 @@ START = 1.7e9
 SPANS = (
     Traced(0, "epoch", "planning", START + 1.0, START + 1.5, {"epoch": 3}),
     Traced(0, "epoch", "epoch 3: committed", START + 1.0, START + 2.0, {"epoch": 3, "copies": 2}),
-    Traced(0, "mover", "move", START + 1.5, START + 1.75, {"layers": [0, 2]}),
+    Traced(0, "transfer", "move", START + 1.5, START + 1.75, {"layers": [0, 2]}),
     Traced(1, "compute stream", "step", START, START + 0.25, {"step": 7}),
 )
 
@@ -46,7 +46,7 @@ def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
     }
     assert {(rank, name) for rank, _, name in names} == {
         (0, "epoch"),
-        (0, "mover"),
+        (0, "transfer"),
         (1, "compute stream"),
     }
     assert [e["args"]["name"] for e in events(trace, "M") if e["name"] == "process_name"] == [

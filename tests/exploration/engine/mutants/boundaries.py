@@ -32,7 +32,7 @@ class ForgetsToDrain(RebalanceEngine):
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         super()._abort(state, step, reason)
-        self._staff.mover.close()
+        self._staff.transfer.close()
         return Idle()
 
 
@@ -58,7 +58,7 @@ class SharesWhenReady(LaggedShares):
     """Installs renewed shares when they are solved, not one boundary after their sum."""
 
     def _take(self) -> Job[None]:
-        if isinstance(self._state, Solving) and self._state.better.done():
+        if isinstance(self._state, Solving) and self._state.new_shares.done():
             yield from super()._take()
 
 

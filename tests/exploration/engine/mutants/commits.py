@@ -39,8 +39,8 @@ class CommitsEarly(StagedPath):
         super().__init__(*args)
         self._ahead: list[ReadyChunk] = []
 
-    def look(self, voyage: TransferProgress) -> Travelling | Failed:
-        after = super().look(voyage)
+    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
+        after = super().poll(voyage)
         if isinstance(after, Staged):
             for lot in after.staged:
                 if not any(lot is early for early in self._ahead):
@@ -61,7 +61,7 @@ class _Nowhere:
     """What is committed here was installed before."""
 
     def __init__(self, installed: ServingState) -> None:
-        self.settled = installed.settled
+        self.settled = installed.last_change
 
     def commit(self, change: LayerUpdate, copies: Copies) -> None:
         """Nothing is left to do."""
@@ -79,8 +79,8 @@ class OverlapsBuffers(StagedPath):
 
     @staticmethod
     def _may_fly(voyage: TransferProgress) -> bool:
-        lot = voyage.committed + len(voyage.flying)
-        return lot < voyage.proposal.shipment.lots and len(voyage.flying) < 2
+        lot = voyage.committed + len(voyage.in_flight)
+        return lot < voyage.proposal.migration.chunks and len(voyage.in_flight) < 2
 
 
 class OverwritesSources(StagedPath):
@@ -90,9 +90,9 @@ class OverwritesSources(StagedPath):
         super().__init__(*args)
         self._late: list[Any] = []
 
-    def look(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
         self._catch_up()
-        after = super().look(voyage)
+        after = super().poll(voyage)
         return Staged(after.voyage, ()) if isinstance(after, Transferring) else after
 
     def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
@@ -105,9 +105,9 @@ class OverwritesSources(StagedPath):
 
     def _tables_only(self, voyage: TransferProgress) -> Transferring | Finished:
         self._installed.commit(voyage.proposal.changes[voyage.committed], ())
-        self._late.append(voyage.flying[0])
-        done, rest = voyage.committed + 1, voyage.flying[1:]
-        return self._go_on(replace(voyage, committed=done, flying=rest))
+        self._late.append(voyage.in_flight[0])
+        done, rest = voyage.committed + 1, voyage.in_flight[1:]
+        return self._go_on(replace(voyage, committed=done, in_flight=rest))
 
     def _catch_up(self) -> None:
         for task in [task for task in self._late if task.done()]:
@@ -121,7 +121,7 @@ def any_rank(ballots: Sequence[Ballot]) -> Verdict:
     """A lot may be committed when one rank has staged it."""
     verdict = tally(ballots)
     most = max(len(ballot.staged) for ballot in ballots)
-    moving = {ballot.stand for ballot in ballots} == {RankStatus.MOVING}
+    moving = {ballot.status for ballot in ballots} == {RankStatus.TRANSFERRING}
     return Commit(most) if moving and most and isinstance(verdict, Pending) else verdict
 
 
@@ -135,7 +135,7 @@ class TablesFirst(ServingState):
             self.store.commit(copies, self._compute)
         self._compute.record(self._settled)
         self.readers.follow(held, self._settled)
-        self._layout = change.on(self._layout)
+        self._layout = change.applied_to(self._layout)
 
 
 class _Forgotten:

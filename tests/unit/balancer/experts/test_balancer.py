@@ -28,7 +28,7 @@ STEPS = 9
 LAYOUT = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
 SLOTS = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=2)
 CONFIG = BalancerConfig(
-    label="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+    name="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
 )
 
 
@@ -50,7 +50,7 @@ class Watched:
 
 @contextmanager
 def opened(
-    seat: Seat, begun: list[str], deadline: float = CONFIG.deadline
+    seat: Seat, begun: list[str], deadline: float = CONFIG.timeout
 ) -> Iterator[ExpertBalancer]:
     balancer = open_balancer(
         seat.accelerator,
@@ -58,7 +58,7 @@ def opened(
         seat.accelerator.slot_store(SLOTS),
         SHAPE,
         LAYOUT,
-        replace(CONFIG, deadline=deadline),
+        replace(CONFIG, timeout=deadline),
         hire=lambda kind: Watched(ThreadWorker(kind, 20.0), kind, begun),
     )
     try:
@@ -81,9 +81,9 @@ def test_balancer_step_starts_background_work_after_launch() -> None:
 
     ((*began,),) = on_ranks(1, program)
     found = dict(began)
-    assert {step for step in found if "teller" in found[step]} == {2, 4, 6, 8}
-    assert found[3] == ["solver"]
-    assert set(found[5]) == {"clerk", "solver", "planner"}
+    assert {step for step in found if "load" in found[step]} == {2, 4, 6, 8}
+    assert found[3] == ["shares"]
+    assert set(found[5]) == {"vote", "shares", "planner"}
     assert found[0] == found[1] == []
 
 
@@ -92,34 +92,34 @@ def test_boundary_without_launch_starts_background_work_at_once() -> None:
         begun: list[str] = []
         with opened(seat, begun) as balancer:
             for step in range(3):
-                balancer.boundary(step)
+                balancer.before_step(step)
             return list(begun)
 
-    assert on_ranks(1, program) == [["teller"]]
+    assert on_ranks(1, program) == [["load"]]
 
 
 def test_failed_launch_leaves_no_job_that_never_starts() -> None:
     def program(seat: Seat) -> list[str]:
         begun: list[str] = []
         with opened(seat, begun) as balancer:
-            balancer.boundary(0)
-            balancer.boundary(1)
+            balancer.before_step(0)
+            balancer.before_step(1)
             with pytest.raises(RuntimeError, match="no memory"), balancer.step(2):
                 raise RuntimeError("no memory")
             return list(begun)
 
-    assert on_ranks(1, program) == [["teller"]]
+    assert on_ranks(1, program) == [["load"]]
 
 
 def test_boundary_after_close_raises_and_second_close_does_not() -> None:
     def program(seat: Seat) -> None:
         with opened(seat, []) as balancer:
-            balancer.boundary(0)
+            balancer.before_step(0)
             with balancer.step(1):
                 balancer.close()  # a loop that fails closes from within
             for step in (1, 2):
                 with pytest.raises(EngineError, match=rf"boundary {step} .* closed"):
-                    balancer.boundary(step)
+                    balancer.before_step(step)
             balancer.close()
 
     on_ranks(1, program)
@@ -129,11 +129,11 @@ def test_static_balancer_raises_at_boundary_after_close() -> None:
     def program(seat: Seat) -> None:
         ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(SLOTS)
         balancer = open_without_rebalancing(*ends, SHAPE, LAYOUT, CONFIG)
-        balancer.boundary(0)
+        balancer.before_step(0)
         balancer.close()
         balancer.close()
         with pytest.raises(EngineError, match=r"boundary 1 .* closed"):
-            balancer.boundary(1)
+            balancer.before_step(1)
 
     on_ranks(1, program)
 
@@ -142,8 +142,8 @@ def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
     def program(seat: Seat) -> None:
         with opened(seat, []) as balancer:
             for step in range(3):  # behind the last a sum is under way
-                balancer.boundary(step)
-            loads, *others = balancer.parts.communicators
+                balancer.before_step(step)
+            loads, *others = balancer.components.communicators
             balancer.load._state = Reducing(torch.zeros(1), Lost())
             with pytest.raises(CommunicatorFailed, match="lost its peer"):
                 balancer.close()
@@ -161,7 +161,7 @@ def test_balancer_close_ends_communicators_after_stream_timeout() -> None:
             seat.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
             with pytest.raises(StreamTimeout):
                 balancer.close()
-            for communicator in balancer.parts.communicators:
+            for communicator in balancer.components.communicators:
                 with pytest.raises(CommunicatorFailed, match="was closed"):
                     communicator.barrier()
             held.set()
@@ -169,7 +169,7 @@ def test_balancer_close_ends_communicators_after_stream_timeout() -> None:
     on_ranks(1, program)
 
 
-OPEN = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "clerk": (2, 2)}
+OPEN = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "vote": (2, 2)}
 """Communicators and workers that there are when something is refused."""
 
 

@@ -25,7 +25,7 @@ LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
 
 def config(**changes: Any) -> BalancerConfig:
     known = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
-    return BalancerConfig(label="x", **{**known, **changes})
+    return BalancerConfig(name="x", **{**known, **changes})
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
@@ -40,11 +40,11 @@ def test_engine_config_counts_are_at_least_one(name: str) -> None:
     [
         ({"shares": "nonsense"}, "shares must be one of static, lagged, exact, got 'nonsense'"),
         ({"rule": "fair"}, "rule must be one of .*, got 'fair'"),
-        ({"hysteresis": 0.01}, "hysteresis is a whole number, got 0.01"),
-        ({"parcel": 2.5}, "parcel is a whole number, got 2.5"),
-        ({"patience": True}, "patience is a whole number, got True"),
+        ({"min_gain": 0.01}, "min_gain is a whole number, got 0.01"),
+        ({"slots_per_message": 2.5}, "slots_per_message is a whole number, got 2.5"),
+        ({"max_stalled_steps": True}, "max_stalled_steps is a whole number, got True"),
         *(
-            ({"deadline": d}, "deadline is seconds above 0")
+            ({"timeout": d}, "timeout is seconds above 0")
             for d in (0, -1.0, float("nan"), float("inf"))
         ),
     ],
@@ -60,13 +60,13 @@ def test_engine_config_refuses_bad_values_in_one_line(
 def test_engine_config_accepts_names_of_share_mode_and_rule() -> None:
     found = config(shares="static", rule="vllm")
     assert found.shares is ShareMode.STATIC
-    assert found.rule is RoutingRule.ROW_HASH
+    assert found.rule is RoutingRule.VLLM_ROW_HASH
 
 
-def test_engine_config_refuses_negative_hysteresis() -> None:
-    assert config(hysteresis=0).hysteresis == 0
-    with pytest.raises(ConfigError, match="hysteresis is at least 0, got -1"):
-        config(hysteresis=-1)
+def test_engine_config_refuses_negative_min_gain() -> None:
+    assert config(min_gain=0).min_gain == 0
+    with pytest.raises(ConfigError, match="min_gain is at least 0, got -1"):
+        config(min_gain=-1)
 
 
 @given(
@@ -92,15 +92,15 @@ def test_engine_config_phase_is_multiple_of_sub_window_below_interval(
     interval = sub_window * windows
     known = {"window_size": sub_window, "sub_window": sub_window, "step_interval": interval}
     if phase in range(0, interval, sub_window):
-        assert settings(**known, phase=phase).phase == phase
+        assert settings(**known, step_offset=phase).step_offset == phase
         return
-    with pytest.raises(ConfigError, match=f"phase {phase} must be a multiple of sub_window"):
-        settings(**known, phase=phase)
+    with pytest.raises(ConfigError, match=f"step_offset {phase} must be a multiple of sub_window"):
+        settings(**known, step_offset=phase)
 
 
 @pytest.mark.parametrize("phase", [0, 2, 4])
-def test_epochs_open_one_step_after_phase(phase: int) -> None:
-    stories = rebalance(step_interval=6, phase=phase)
+def test_rebalances_open_one_step_after_offset(phase: int) -> None:
+    stories = rebalance(step_interval=6, step_offset=phase)
     assert violations(stories) == []
     opened = [report.opened for report in stories[0].reports]
     assert opened

@@ -11,7 +11,7 @@ SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
 
 
 def window(seat: Seat, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
-    loads, teller = seat.fabric.open("loads"), ThreadWorker("teller", 20.0)
+    loads, teller = seat.fabric.open("loads"), ThreadWorker("load", 20.0)
     parts = WindowSchedule(sub_window, total, period or total)
     return LoadWindow(seat.accelerator, loads, SHAPE, parts, teller)
 

@@ -67,14 +67,14 @@ def test_model_balancers_errors_name_model_and_layers() -> None:
             balancers["draft"].reading(3, 0)
         with pytest.raises(RegistrationError, match="model 'target' has no layer 0"):
             balancers["target"].router(0)
-        balancers["target"].boundary(0)
+        balancers["target"].before_step(0)
         says = r"model 'target', layers 4 counted from 0: boundary 2 was left out: now comes 4"
         with pytest.raises(EngineError, match=says):
-            balancers["target"].boundary(4)
+            balancers["target"].before_step(4)
         error = EngineError("once")
         berth = balancers["draft"].families[0].berth
-        assert str(berth.mark(berth.mark(error))) == f"{berth.name}: once"
-        balancers["draft"].boundary(0)
+        assert str(berth.add_context(berth.add_context(error))) == f"{berth.name}: once"
+        balancers["draft"].before_step(0)
         balancers.close()
 
     on_ranks(RANKS, program)
@@ -102,9 +102,9 @@ def lose(
     """Two steps of the target, then without those that are not active."""
     balancers = open_all(seat, BOTH, way, settings(), row)
     for step in range(2):
-        balancers["target"].boundary(step)
+        balancers["target"].before_step(step)
         for number in (2 * step, 2 * step + 1):
-            balancers["draft"].boundary(number)
+            balancers["draft"].before_step(number)
     if seat.rank not in active:
         balancers.close()
         return None

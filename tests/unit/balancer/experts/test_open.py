@@ -92,7 +92,7 @@ def test_model_balancers_close_all_communicators(way: UpdatePath) -> None:
         families = [family for model in balancers for family in model.families]
         for _ in range(2):
             balancers.close()
-        opened = [one for family in families for one in family.inner.parts.communicators]
+        opened = [one for family in families for one in family.inner.components.communicators]
         assert len(opened) >= len(families)
         for communicator in opened:
             with pytest.raises(CommunicatorFailed, match="was closed"):
@@ -138,7 +138,7 @@ def dawdle(balancer: ModelBalancer, step: int) -> None:
         state = getattr(family.inner.engine, "state", None)
         if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):
             continue
-        family.inner.engine.launched()
+        family.inner.engine.after_launch()
         for _ in range(30):
             if all(task.done() for task in state.writing):
                 break
@@ -148,7 +148,7 @@ def dawdle(balancer: ModelBalancer, step: int) -> None:
 class BackAtFirst(EntryCounter):
     """Mutant: the lock goes back at the first exit of a step."""
 
-    def leave(self, give_back: object) -> None:
+    def exit(self, give_back: object) -> None:
         with self._mutex:
             self._left += 1
             if self._left % self._entries == 1:
@@ -185,8 +185,8 @@ def test_model_balancers_refuse_ranks_with_different_settings() -> None:
             open_all(seat, (TARGET, DRAFT)[: 1 + seat.rank], by_boundary, settings())
 
     def cadence(seat: Seat) -> None:
-        with pytest.raises(AgreementLost, match=r"has config .*patience=5"):
-            open_all(seat, (DRAFT,), by_boundary, settings(patience=5 + seat.rank * 50))
+        with pytest.raises(AgreementLost, match=r"has config .*max_stalled_steps=5"):
+            open_all(seat, (DRAFT,), by_boundary, settings(max_stalled_steps=5 + seat.rank * 50))
 
     def layout(seat: Seat) -> None:
         row = (0, 1, 2, 3, 0, 1 + seat.rank)
@@ -234,17 +234,17 @@ def test_parts_have_distinct_labels_and_spread_phases(
         window_size=sub_window,
         sub_window=sub_window,
         step_interval=interval,
-        phase=phase % windows * sub_window,
+        step_offset=phase % windows * sub_window,
     )
     starts = dict.fromkeys(
         names, ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
     )
     parts = layer_group_specs(models, starts, 0)
-    labels = [part.start.config.label for part in parts]
+    labels = [part.start.config.name for part in parts]
     incarnations = [EPGroup((0,), 0, number) for number in range(len(layers) + 1)]
-    every = [members.named(label) for label in labels for members in incarnations]
+    every = [members.scoped_name(label) for label in labels for members in incarnations]
     assert len(set(every)) == len(every), "nor may one be another's without a lost rank"
-    phases = [part.start.config.phase for part in parts]
+    phases = [part.start.config.step_offset for part in parts]
     most = max(phases.count(one) for one in phases)
     assert most == -(-len(parts) // windows), "no boundary has more epochs than it must"
     rows = [part.start.layout.placement.shape for part in parts]
@@ -262,10 +262,10 @@ def test_parts_keep_staging_of_all_models_within_budget() -> None:
     }
     for budget in (60, 100, 150):
         parts = layer_group_specs(models, starts, budget)
-        taken = [part.staging * part.model.families[part.number].slot_bytes for part in parts]
+        taken = [part.staging * part.model.groups[part.number].slot_bytes for part in parts]
         assert sum(taken) <= budget
         assert min(part.staging for part in parts) >= 1
-    assert list(chain.from_iterable(p.model.families[p.number].layers for p in parts)) == [
+    assert list(chain.from_iterable(p.model.groups[p.number].layers for p in parts)) == [
         0,
         2,
         1,

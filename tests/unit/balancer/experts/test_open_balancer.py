@@ -22,7 +22,7 @@ from equipoise.hal.slots import Segment, SlotLayout
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 CONFIG = BalancerConfig(
-    label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2, deadline=8.0
+    name="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2, timeout=8.0
 )
 
 
@@ -59,7 +59,7 @@ CANNOT: dict[str, tuple[Given, str]] = {
     ),
     "no staging": (Given(staging=0), "need a store with staging"),
     "nothing survives": (
-        Given(config=replace(CONFIG, aims=PlannerOptions(survive=1))),
+        Given(config=replace(CONFIG, planner=PlannerOptions(survive=1))),
         "survive=1 needs two slots an expert: 8, not 6",
     ),
     "another layout": (
@@ -120,7 +120,7 @@ class Heard:
     def __init__(self) -> None:
         self.count = 0
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         self.count += 1
 
 

@@ -64,8 +64,8 @@ class After:
 
 def config() -> BalancerConfig:
     return BalancerConfig(
-        label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2,
-        deadline=8.0,
+        name="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2,
+        timeout=8.0,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def slots_of(rank: int, placement: Placement) -> SlotLayout:
 def serve(balancer: ExpertBalancer, seat: Seat, ranks: list[int], steps: range) -> None:
     lockstep = seat.fabric.open(f"lockstep{steps.start}", ranks)
     for step in steps:
-        balancer.boundary(step)
+        balancer.before_step(step)
         balancer.load.counters += torch.tensor((1, 40, 1, 1), dtype=torch.int32)
         lockstep.barrier().result(30.0)
 
@@ -120,7 +120,7 @@ def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
         rows = torch.tensor((1, 40, 1, 1), dtype=torch.int32)
         sums = set()
         for number in range(step, step + 9):
-            left.boundary(number)
+            left.before_step(number)
             seat.accelerator.stream(Role.COMPUTE).launch(lambda: left.load.counters.add_(rows))
             sums |= {int(load[0, 1]) for load in left.load.sums}
         left.close()
@@ -214,7 +214,7 @@ def test_reconfigure_continues_epochs_with_less_redundancy(
     def program(seat: Seat) -> tuple[list[str], int, list[object]] | None:
         store = seat.accelerator.slot_store(slots_of(seat.rank, placement))
         layout = Layout(placement, even_shares(placement, experts))
-        asked = replace(config(), aims=PlannerOptions(survive=1))
+        asked = replace(config(), planner=PlannerOptions(survive=1))
         balancer = open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
         if seat.rank == 2:
             balancer.close()
@@ -222,13 +222,13 @@ def test_reconfigure_continues_epochs_with_less_redundancy(
         left = balancer.reconfigure([0, 1], 0)
         lockstep = seat.fabric.open("lockstep", [0, 1])
         for step in range(24):
-            left.boundary(step)
+            left.before_step(step)
             left.load.counters += torch.tensor((1, 40, 1, 1)[:experts], dtype=torch.int32)
             lockstep.barrier().result(30.0)
         left.close()
         outcomes = [report.outcome for report in left.engine.reports]
-        aims, found = left.means.config.aims, left.installed.layout.placement
-        frail = topology(left.shape, 1, aims.survive, None).frail(found)
+        aims, found = left.context.config.planner, left.installed.layout.placement
+        frail = topology(left.shape, 1, aims.survive, None).under_replicated(found)
         return outcomes, aims.survive, frail.tolist()
 
     for outcomes, asked, frail in [told for told in on_ranks(3, program) if told is not None]:
@@ -251,7 +251,7 @@ def test_salvage_holds_every_expert_and_keeps_remaining_slots(
     own = min(active)
     before = EPGroup((0, 1, 2), own)
     layout = Layout(placement, even_shares(placement, 4))
-    saved = surviving_layout(layout, shape, before, before.without(sorted(active)))
+    saved = surviving_layout(layout, shape, before, before.shrunk_to(sorted(active)))
     check_placement(saved.layout.placement, saved.shape)
     kept = [row[rank * 3 + place] for rank in sorted(active) for place in range(3)]
     touched = {refill.slot: refill.expert for refill in saved.refills}
@@ -282,14 +282,14 @@ def test_balancer_counts_nodes_of_remaining_ranks(
     asked = replace(config(), nodes=nodes)
     means = BuildContext(nothing, nothing, nothing, asked, StagedFromPeers(), nothing, before)
     balancer = ExpertBalancer(means, SHAPE, nothing)
-    assert balancer._nodes(before.without(left)) == expected
+    assert balancer._nodes(before.shrunk_to(left)) == expected
 
 
 def test_members_are_ascending_and_contain_their_own_rank() -> None:
     members = EPGroup((0, 1, 2), 1)
-    assert members.without([2, 1]) == EPGroup((1, 2), 1, 1)
-    assert members.without([1]).without([1]).named("x") == "x.2"
+    assert members.shrunk_to([2, 1]) == EPGroup((1, 2), 1, 1)
+    assert members.shrunk_to([1]).shrunk_to([1]).scoped_name("x") == "x.2"
     with pytest.raises(UsageError, match="were no members"):
-        members.without([1, 5])
+        members.shrunk_to([1, 5])
     with pytest.raises(UsageError, match="rank 1 is not one of"):
-        members.without([0, 2])
+        members.shrunk_to([0, 2])

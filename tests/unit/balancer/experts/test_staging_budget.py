@@ -27,7 +27,7 @@ models = st.builds(model, st.lists(st.integers(1, 9), min_size=1, max_size=6), s
 def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
     made: ExpertModel, more: int
 ) -> None:
-    families = made.families
+    families = made.groups
     least = sum(family.slot_bytes for family in families)
     buffers = split_staging(families, least + more)
     taken = sum(n * family.slot_bytes for n, family in zip(buffers, families, strict=True))
@@ -41,14 +41,14 @@ def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
 def test_staging_budget_for_all_slots_stages_everything(
     made: ExpertModel,
 ) -> None:
-    families = made.families
+    families = made.groups
     budget = made.nbytes + sum(family.slot_bytes for family in families)
     assert split_staging(families, budget) == tuple(len(family.slots) for family in families)
 
 
 @given(models)
 def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel) -> None:
-    families = made.families
+    families = made.groups
     budget = sum(family.nbytes // len(family.layers) for family in families)
     assert split_staging(families, budget) == (made.slots_per_rank,) * len(families)
     if budget > sum(family.slot_bytes for family in families):
@@ -57,13 +57,13 @@ def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel
 
 def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
     made = model([4, 4, 4, 8], 6)
-    assert [family.slot_bytes for family in made.families] == [16, 32]
-    many, few = split_staging(made.families, 6 * (16 + 32) + 100)
+    assert [family.slot_bytes for family in made.groups] == [16, 32]
+    many, few = split_staging(made.groups, 6 * (16 + 32) + 100)
     assert (many, few) == (12, 6)
 
 
 @given(models)
 def test_staging_budget_below_one_buffer_per_family_is_refused(made: ExpertModel) -> None:
-    least = sum(family.slot_bytes for family in made.families)
-    with pytest.raises(EngineError, match=f"one slot of each of {len(made.families)} families"):
-        split_staging(made.families, least - 1)
+    least = sum(family.slot_bytes for family in made.groups)
+    with pytest.raises(EngineError, match=f"one slot of each of {len(made.groups)} families"):
+        split_staging(made.groups, least - 1)

@@ -21,8 +21,8 @@ def test_sub_windows_following_is_next_boundary_with_work(
 ) -> None:
     window, period = every * in_window, every * (in_window + more)
     parts = WindowSchedule(every, window, period, every * phase, first)
-    something = next(n for n in range(step + 1, step + 1000) if parts.ends(n) or parts.opens(n))
-    assert parts.following(step) == something
+    something = next(n for n in range(step + 1, step + 1000) if parts.ends(n) or parts.starts(n))
+    assert parts.next_event(step) == something
 
 
 @given(
@@ -36,7 +36,7 @@ def test_sub_windows_of_a_plan_cover_exactly_its_window(
     due = number * period + every * phase
     ends = [step for step in range(due - period + 1, due + 1) if parts.ends(step)]
     assert ends == list(range(due - window + every, due + 1, every))
-    cleared = parts.opens(due - window) or parts.ends(due - window) or due == window
+    cleared = parts.starts(due - window) or parts.ends(due - window) or due == window
     assert cleared, "what was counted before the window is in its first sum"
 
 
@@ -49,7 +49,7 @@ def test_sub_windows_sum_only_whole_ones_from_the_first_step_on(
     for step in range(first, first + 100):
         if parts.ends(step):
             assert counted == every
-        if parts.ends(step) or parts.opens(step):
+        if parts.ends(step) or parts.starts(step):
             counted = 0
         counted += 1
 

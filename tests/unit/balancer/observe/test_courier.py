@@ -20,7 +20,7 @@ from equipoise.balancer.observe.courier import Courier
 class Broken(Kept):
     """Takes nothing."""
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         raise RuntimeError("out of ink")
 
     def close(self) -> None:
@@ -34,9 +34,9 @@ class Slow(Kept):
         super().__init__()
         self._gate = gate
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         assert self._gate.wait(WATCHDOG)
-        super().note(entry)
+        super().emit(entry)
 
 
 def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
@@ -44,7 +44,7 @@ def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
     courier = Courier(kept)
     told: list[Event] = [entered("idle"), *steps(0, 1.0, 2.0)]
     for entry in told:
-        courier.note(entry)
+        courier.emit(entry)
     courier.close()
     for journal in kept:
         assert journal.entries == told
@@ -54,8 +54,8 @@ def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
 def test_courier_delivers_derived_entries_after_their_source() -> None:
     kept = Kept()
     courier = Courier([kept])
-    courier.note(ended(ended=9))
-    courier.note(summed(12, rows(1, 2, 3, 4)))
+    courier.emit(ended(ended=9))
+    courier.emit(summed(12, rows(1, 2, 3, 4)))
     courier.close()
     assert [type(entry) for entry in kept.entries][2:] == [BalanceMeasured, RebalanceMeasured]
 
@@ -67,7 +67,7 @@ def test_courier_reports_failing_journal_once_and_serves_others(
     courier = Courier([Broken(), kept])
     with caplog.at_level(logging.ERROR):
         for entry in steps(0, 1.0, 1.0, 1.0):
-            courier.note(entry)
+            courier.emit(entry)
         courier.close()
     assert len(kept.entries) == 3
     assert kept.closed == 1
@@ -81,8 +81,8 @@ def test_courier_reports_failing_journal_once_and_serves_others(
 def test_courier_counts_undigestible_entry_and_goes_on() -> None:
     kept = Kept()
     courier = Courier([kept])
-    courier.note(summed(8, rows(1, 2, 3)))  # an expert is missing
-    courier.note(StepDone(1, 0.0, 1.0))
+    courier.emit(summed(8, rows(1, 2, 3)))  # an expert is missing
+    courier.emit(StepDone(1, 0.0, 1.0))
     courier.close()
     assert courier.failures == 1
     assert isinstance(kept.entries[-1], StepDone)
@@ -94,7 +94,7 @@ def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture)
     courier = Courier([slow], capacity=4)
     with caplog.at_level(logging.WARNING):
         for entry in steps(0, *[1.0] * 20):
-            courier.note(entry)
+            courier.emit(entry)
         gate.set()
         courier.close()
     lost = sum(entry.entries for entry in slow.entries if isinstance(entry, EventsDropped))
@@ -111,7 +111,7 @@ def test_courier_note_does_not_block_and_close_is_bounded(
     gate = threading.Event()
     courier = Courier([Slow(gate)])
     for entry in steps(0, 1.0, 1.0):
-        courier.note(entry)
+        courier.emit(entry)
     with caplog.at_level(logging.WARNING):
         courier.close(timeout=0.01)
     assert "did not keep up" in caplog.text
@@ -123,7 +123,7 @@ def test_courier_counts_entries_after_close_as_lost() -> None:
     kept = Kept()
     courier = Courier([kept])
     courier.close()
-    courier.note(StepDone(1, 0.0, 1.0))
+    courier.emit(StepDone(1, 0.0, 1.0))
     courier.close()
     assert courier.lost == 1
     assert kept.entries == []

@@ -107,7 +107,7 @@ def _serve(seat: Seat, watch: Watch) -> None:
         begin = now()
         length = SLOW if any(_within(family) for family in target.families) else 0.0
         for courier in watch.couriers.values():
-            courier.note(StepDone(step, begin, begin + length))
+            courier.emit(StepDone(step, begin, begin + length))
     balancers.close()
     for courier in watch.couriers.values():
         courier.close()

@@ -39,7 +39,7 @@ def balance(step: int) -> BalanceMeasured:
 
 def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(RebalanceMeasured(record(actual=0.125, stall=0.5)))
+        EpochLines("exact").emit(RebalanceMeasured(record(actual=0.125, stall=0.5)))
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message) == {
@@ -53,7 +53,7 @@ def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureF
 
 def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(RebalanceMeasured(record(outcome=UNCHANGED, layers=0, copies=0)))
+        EpochLines("exact").emit(RebalanceMeasured(record(outcome=UNCHANGED, layers=0, copies=0)))
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message)["outcome"] == "unchanged"
@@ -67,7 +67,7 @@ def test_epoch_line_counts_layers_short_of_staging() -> None:
 
 def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(RebalanceMeasured(record(outcome="staged bytes differ")))
+        EpochLines("exact").emit(RebalanceMeasured(record(outcome="staged bytes differ")))
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
     fields = parsed(line.message)
@@ -87,7 +87,7 @@ def test_observability_page_explains_every_log_key() -> None:
 
 def test_epoch_lines_log_settled_epochs_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(entered("planning", 3))
+        EpochLines("exact").emit(entered("planning", 3))
     assert caplog.records == []
 
 
@@ -107,7 +107,7 @@ def test_balancedness_is_logged_at_first_sum_after_each_interval(
     lines = BalancednessLines("exact", interval)
     with caplog.at_level(logging.INFO, BALANCEDNESS.name):
         for step in (2, 4, 6, 8, 10):
-            lines.note(balance(step))
+            lines.emit(balance(step))
     assert [int(parsed(line.message)["step"]) for line in caplog.records] == told
     assert parsed(caplog.records[0].message)["balancedness"] == "0.8"
 
@@ -120,7 +120,7 @@ def test_balancedness_interval_of_zero_is_refused() -> None:
 
 
 def config(**other: object) -> BalancerConfig:
-    words = {"label": "exact", "shares": ShareMode.EXACT, "window_size": 2, "step_interval": 2}
+    words = {"name": "exact", "shares": ShareMode.EXACT, "window_size": 2, "step_interval": 2}
     return BalancerConfig(**{**words, "sub_window": 1, **other})  # type: ignore[arg-type]
 
 

@@ -55,7 +55,7 @@ def value(registry: Any, name: str, engine: str = "target", **labels: str) -> fl
 
 def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(RebalanceMeasured(record(here=700)))
+    metrics.emit(RebalanceMeasured(record(here=700)))
     assert value(registry, "equipoise_epochs_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
@@ -67,9 +67,9 @@ def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> Non
 
 def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(RebalanceMeasured(record(predicted=0.3)))
-    metrics.note(RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
-    metrics.note(RebalanceMeasured(record(outcome="the moon")))
+    metrics.emit(RebalanceMeasured(record(predicted=0.3)))
+    metrics.emit(RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
+    metrics.emit(RebalanceMeasured(record(outcome="the moon")))
     assert value(registry, "equipoise_epochs_total") == 3
     assert value(registry, "equipoise_epochs_aborted_total", reason="ballot_missing") == 1
     assert value(registry, "equipoise_epochs_aborted_total", reason="other") == 1
@@ -78,25 +78,25 @@ def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
 
 def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(RebalanceMeasured(record(short_of_staging=5)))
+    metrics.emit(RebalanceMeasured(record(short_of_staging=5)))
     assert value(registry, "equipoise_layers_short_of_staging") == 5
     assert value(registry, "equipoise_epochs_unchanged_total") == 0
-    metrics.note(RebalanceMeasured(record(outcome=UNCHANGED, short_of_staging=2)))
+    metrics.emit(RebalanceMeasured(record(outcome=UNCHANGED, short_of_staging=2)))
     assert value(registry, "equipoise_epochs_total") == 2
     assert value(registry, "equipoise_epochs_unchanged_total") == 1
     assert value(registry, "equipoise_layers_short_of_staging") == 2
-    metrics.note(RebalanceMeasured(record(outcome="plans differ", short_of_staging=9)))
+    metrics.emit(RebalanceMeasured(record(outcome="plans differ", short_of_staging=9)))
     assert value(registry, "equipoise_layers_short_of_staging") == 2
 
 
 def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(
+    metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
-    metrics.note(StepStalled(9, 0.5))
-    metrics.note(BoundaryDone(9, 1.0, 1.125))
-    metrics.note(EventsDropped(3))
+    metrics.emit(StepStalled(9, 0.5))
+    metrics.emit(BoundaryDone(9, 1.0, 1.125))
+    metrics.emit(EventsDropped(3))
     assert value(registry, "equipoise_balancedness") == 0.75
     assert value(registry, "equipoise_actual_imbalance") == 0.25
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
@@ -106,7 +106,7 @@ def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
 
 def test_metrics_count_skipped_epochs_separately(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(RebalanceSkipped(9))
+    metrics.emit(RebalanceSkipped(9))
     assert value(registry, "equipoise_epochs_skipped_total") == 1
     assert value(registry, "equipoise_epochs_total") == 0
 
@@ -115,7 +115,7 @@ def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
     """A promise of 0 that nobody made would be broken by the first load."""
     metrics = Metrics(registry, "target")
     assert all(isnan(value(registry, name)) for name in GAUGES)
-    metrics.note(
+    metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
     assert value(registry, "equipoise_actual_imbalance") == 0.25
@@ -126,10 +126,10 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
     registry: Any,
 ) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(
+    metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
-    metrics.note(RebalanceMeasured(record(predicted=0.1)))
+    metrics.emit(RebalanceMeasured(record(predicted=0.1)))
     metrics.close()
     assert all(isnan(value(registry, name)) for name in GAUGES)
     assert value(registry, "equipoise_epochs_total") == 1
@@ -137,8 +137,8 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
 
 def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
     target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
-    target.note(RebalanceMeasured(record(here=700)))
-    draft.note(
+    target.emit(RebalanceMeasured(record(here=700)))
+    draft.emit(
         RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"proposed": 2.0}))
     )
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
@@ -153,7 +153,7 @@ def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
 
 def test_metrics_of_registries_are_separate(registry: Any) -> None:
     other = type(registry)()
-    Metrics(registry, "target").note(StepStalled(9, 0.5))
+    Metrics(registry, "target").emit(StepStalled(9, 0.5))
     Metrics(other, "target")
     assert value(other, "equipoise_stall_seconds_total") == 0
 
@@ -168,11 +168,11 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
     before = series()
     for number in range(300):
         seconds = dict.fromkeys(PHASES, 0.1)
-        metrics.note(
+        metrics.emit(
             RebalanceMeasured(record(number=number, outcome=f"reason {number}", seconds=seconds))
         )
-        metrics.note(RebalanceMeasured(record(number=number, seconds=seconds)))
-        metrics.note(BalanceMeasured(number, 0.0, 0.1, 0.9, 1.0, 1.0))
+        metrics.emit(RebalanceMeasured(record(number=number, seconds=seconds)))
+        metrics.emit(BalanceMeasured(number, 0.0, 0.1, 0.9, 1.0, 1.0))
     assert series() == before <= MOST_SERIES
 
 
@@ -198,7 +198,7 @@ def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
 
 
 def test_metrics_export_serves_until_closed(registry: Any) -> None:
-    Metrics(registry, "target").note(StepStalled(9, 0.5))
+    Metrics(registry, "target").emit(StepStalled(9, 0.5))
     exporter = export(registry, 0)
     try:
         with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=WATCHDOG) as answer:

@@ -18,10 +18,10 @@ from equipoise.balancer.observe.spans import SpanBook, Traced, wall_clock_lead
 
 def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
     book, begin, wall = SpanBook(3), now(), time.time()
-    book.note(TraceSpan("vote", Track.CLERK, begin, begin + 2.0, {"verdict": "Pending()"}))
-    book.note(BoundaryDone(7, begin, begin + 1.0))
+    book.emit(TraceSpan("vote", Track.VOTE, begin, begin + 2.0, {"verdict": "Pending()"}))
+    book.emit(BoundaryDone(7, begin, begin + 1.0))
     vote, boundary = book.spans
-    assert vote == Traced(3, "clerk", "vote", vote.begin, vote.end, {"verdict": "Pending()"})
+    assert vote == Traced(3, "vote", "vote", vote.begin, vote.end, {"verdict": "Pending()"})
     assert boundary.track == "boundary"
     assert boundary.details == {"step": 7}
     assert vote.end - vote.begin == pytest.approx(2.0)
@@ -31,15 +31,15 @@ def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
 def test_span_book_drops_and_counts_oldest_spans() -> None:
     book = SpanBook(0, most=3)
     for step in range(5):
-        book.note(BoundaryDone(step, 0.0, 1.0))
+        book.emit(BoundaryDone(step, 0.0, 1.0))
     assert [span.details["step"] for span in book.spans] == [2, 3, 4]
     assert book.forgotten == 2
 
 
 def test_span_book_keeps_epochs_and_balance_levels() -> None:
     book = SpanBook(1)
-    book.note(RebalanceMeasured(record()))
-    book.note(
+    book.emit(RebalanceMeasured(record()))
+    book.emit(
         BalanceMeasured(8, now(), imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
     book.close()

@@ -47,10 +47,10 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     wandb: SimpleNamespace,
 ) -> None:
     journal = WandbJournal("mine", {"ranks": 4})
-    journal.note(entered("planning", 3))
+    journal.emit(entered("planning", 3))
     assert wandb.begun == []
-    journal.note(RebalanceMeasured(record(actual=0.125)))
-    journal.note(
+    journal.emit(RebalanceMeasured(record(actual=0.125)))
+    journal.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
     journal.close()

@@ -26,7 +26,7 @@ words = st.integers(0, MASK64)
 marks = st.builds(ChunkChecksum, sent=words, received=words, tables=st.sampled_from("tu"))
 ballots = st.builds(
     Ballot,
-    stand=st.sampled_from(RankStatus),
+    status=st.sampled_from(RankStatus),
     digest=st.sampled_from(["", "d", "e"]),
     staged=st.lists(marks, max_size=2).map(tuple),
     reason=st.sampled_from(["", "planner failed"]),
@@ -44,8 +44,8 @@ def test_ballot_round_trips_through_bytes(ballot: Ballot) -> None:
         b"",
         b"[]",
         b"{}",
-        b'{"stand": "drunk"}',
-        b'{"stand":"planned","staged":[],"x":1}',
+        b'{"status": "drunk"}',
+        b'{"status":"proposed","staged":[],"x":1}',
         b'{"status":"transferring","staged":[{}]}',
     ],
 )
@@ -55,30 +55,30 @@ def test_ballot_raises_on_unreadable_bytes(text: bytes) -> None:
 
 
 def test_judge_moves_on_equal_plans() -> None:
-    assert tally([Ballot(RankStatus.PLANNED, "d")] * 3) == StartTransfer()
+    assert tally([Ballot(RankStatus.PROPOSED, "d")] * 3) == StartTransfer()
 
 
 def test_judge_aborts_on_different_plans() -> None:
-    assert tally([Ballot(RankStatus.PLANNED, "d"), Ballot(RankStatus.PLANNED, "e")]) == Abort(
+    assert tally([Ballot(RankStatus.PROPOSED, "d"), Ballot(RankStatus.PROPOSED, "e")]) == Abort(
         "plans differ"
     )
 
 
 def test_judge_aborts_on_different_plans_while_a_rank_plans() -> None:
     cast = [
-        Ballot(RankStatus.PLANNED, "d"),
-        Ballot(RankStatus.PLANNED, "e"),
+        Ballot(RankStatus.PROPOSED, "d"),
+        Ballot(RankStatus.PROPOSED, "e"),
         Ballot(RankStatus.PLANNING),
     ]
     assert tally(cast) == Abort("plans differ")
 
 
 def test_judge_waits_while_a_rank_plans() -> None:
-    assert tally([Ballot(RankStatus.PLANNED, "d"), Ballot(RankStatus.PLANNING)]) == Pending()
+    assert tally([Ballot(RankStatus.PROPOSED, "d"), Ballot(RankStatus.PLANNING)]) == Pending()
 
 
 def moving(*staged: ChunkChecksum) -> Ballot:
-    return Ballot(RankStatus.MOVING, "d", staged)
+    return Ballot(RankStatus.TRANSFERRING, "d", staged)
 
 
 def test_judge_commits_lots_with_matching_checksums() -> None:
@@ -109,7 +109,7 @@ def test_judge_aborts_when_tables_differ() -> None:
     assert tally([moving(MARKS[0]), moving(other)]) == Abort("tables differ")
 
 
-@pytest.mark.parametrize("stand", [RankStatus.PLANNING, RankStatus.PLANNED])
+@pytest.mark.parametrize("stand", [RankStatus.PLANNING, RankStatus.PROPOSED])
 def test_judge_aborts_when_ranks_are_out_of_step(stand: RankStatus) -> None:
     assert tally([Ballot(stand), moving(MARKS[1])]) == Abort("ranks out of step")
 
@@ -125,9 +125,9 @@ def test_judge_commits_only_verified_staging_of_one_plan(
 ) -> None:
     verdict = tally(cast)
     if isinstance(verdict, Commit):
-        assert {ballot.stand for ballot in cast} == {RankStatus.MOVING}
+        assert {ballot.status for ballot in cast} == {RankStatus.TRANSFERRING}
         assert len({ballot.digest for ballot in cast if ballot.digest}) <= 1
-        for lot in range(verdict.lots):
+        for lot in range(verdict.chunks):
             said = [ballot.staged[lot] for ballot in cast]
             assert len({mark.tables for mark in said}) == 1
             assert sum(m.sent for m in said) % 2**64 == sum(m.received for m in said) % 2**64

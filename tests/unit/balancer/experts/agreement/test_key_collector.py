@@ -28,7 +28,7 @@ SIZE = 2
 ABSENT = None
 Vote = tuple[RankStatus | None, ...]
 """What each rank says; None where its ballot does not come."""
-WELL: Vote = (RankStatus.PLANNING, RankStatus.MOVING)
+WELL: Vote = (RankStatus.PLANNING, RankStatus.TRANSFERRING)
 votes = st.lists(
     st.tuples(*[st.sampled_from([*RankStatus, ABSENT])] * SIZE), min_size=1, max_size=4
 )
@@ -72,8 +72,8 @@ class Office:
             if stand is not None:
                 self.plane(rank).cast(question, Ballot(stand).to_bytes())
         self.plane(0).decide(outcome, b"move")
-        self.archive.file(epoch, [question, f"{label}/{epoch}/{due + 1}"], outcome)
-        self.archive.tidy(epoch, question)
+        self.archive.add(epoch, [question, f"{label}/{epoch}/{due + 1}"], outcome)
+        self.archive.collect(epoch, question)
 
     def asked(self) -> set[str]:
         """What the store holds."""
@@ -133,7 +133,7 @@ def test_archive_forgets_ballot_cast_for_next_vote(office: Office) -> None:
 
 def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
     office.vote(3, 1, WELL)
-    left = office.archive.leavings
+    left = office.archive.uncollected
     assert {filed.epoch for filed in left} == {BEFORE}
     assert office.asked() <= {filed.name for filed in left}
     after = Office(office.world, left)
@@ -147,18 +147,18 @@ def test_archive_logs_lost_store_and_goes_on(
     office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
     office.vote(0, 1, WELL)
-    office.archive.file(1, ["t/1/4"], "t/1/move")
+    office.archive.add(1, ["t/1/4"], "t/1/move")
     office.world.store.lose()
     with caplog.at_level(logging.WARNING):
-        office.archive.tidy(1, "t/1/4")
+        office.archive.collect(1, "t/1/4")
     assert "was not forgotten" in caplog.text
 
 
 def test_archive_is_kept_by_lowest_member_only(office: Office) -> None:
-    clerk = ThreadWorker("clerk", 1.0)
+    clerk = ThreadWorker("vote", 1.0)
     made = [key_collector_of(office.plane(0), EPGroup((1, 4), own), clerk, ()) for own in (1, 4)]
     clerk.close()
     assert [type(archive) for archive in made] == [StoreKeyCollector, NoKeyCollector]
-    made[1].file(0, ["t/0/1"], "t/0/move")
-    made[1].tidy(0, "t/0/1")
-    assert made[1].leavings == ()
+    made[1].add(0, ["t/0/1"], "t/0/move")
+    made[1].collect(0, "t/0/1")
+    assert made[1].uncollected == ()

@@ -68,7 +68,7 @@ def test_engine_commits_same_layout_before_same_step_on_all_ranks(shares: ShareM
     assert sum(report.slots for report in stories[0].reports) > 0
 
 
-@pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
+@pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -> None:
     stories = rebalance(rule=rule)
     assert violations(stories) == []
@@ -78,9 +78,9 @@ def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -
 def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
     with pytest.raises(ConfigError, match="reads no shares"):
         BalancerConfig(
-            label="x",
+            name="x",
             shares=ShareMode.LAGGED,
-            rule=RoutingRule.ROW_HASH,
+            rule=RoutingRule.VLLM_ROW_HASH,
             window_size=2,
             step_interval=2,
             sub_window=2,
@@ -161,7 +161,7 @@ ABORTS: dict[str, tuple[Break, str]] = {
 @pytest.mark.parametrize("name", ABORTS)
 def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
     breakage, reason = ABORTS[name]
-    stories = rebalance(breakage, deadline=4.0)
+    stories = rebalance(breakage, timeout=4.0)
     assert violations(stories) == []
     for story in stories:
         assert reason in story.aborts
@@ -172,7 +172,7 @@ def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> 
 
 def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "KINDS", 0)
-    for story in rebalance(fabric(".moves", NoExchange), deadline=4.0):
+    for story in rebalance(fabric(".moves", NoExchange), timeout=4.0):
         aborted = [report for report in story.reports if report.outcome not in COMPLETED]
         assert story.aborts == {engine.OTHERS: len(aborted)}
 
@@ -202,7 +202,7 @@ def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode
 def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
     peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
     cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
-    stories = rebalance(both(peer, cannot), deadline=4.0)
+    stories = rebalance(both(peer, cannot), timeout=4.0)
     assert violations(stories) == []
     assert all("move failed" in story.aborts for story in stories)
 
@@ -210,7 +210,7 @@ def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
 @pytest.mark.slow
 def test_communicator_is_rebuilt_after_failed_move() -> None:
     # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
-    stories = rebalance(fabric(".moves", BrokenUntilBuilt), deadline=4.0)
+    stories = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=4.0)
     assert violations(stories) == []
     for story in stories:
         assert story.aborts["move failed"] == 1
@@ -223,7 +223,7 @@ def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
     slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
-    stories = rebalance(slow, pace=pace, patience=3)
+    stories = rebalance(slow, pace=pace, max_stalled_steps=3)
     assert violations(stories) == []
     assert installed_at_the_end(stories) == {START}
     assert all("out of patience" in story.aborts for story in stories)
@@ -241,7 +241,7 @@ def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
 
     monkeypatch.setattr(staged_path, "plan_rebalance", late)
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
-    stories = rebalance(pace=pace, patience=3)
+    stories = rebalance(pace=pace, max_stalled_steps=3)
     assert violations(stories) == []
     assert installed_at_the_end(stories) != {START}
     for story in stories:
@@ -252,7 +252,7 @@ def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
         assert second.number > first.number + 1
 
 
-@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+@pytest.mark.parametrize("stand", ['"status": "proposed"', '"tables": '])
 def test_rank_without_ballots_follows_decision_of_its_peer(stand: str) -> None:
     stories = rebalance(fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.5)))
     assert violations(stories) == []
@@ -261,7 +261,7 @@ def test_rank_without_ballots_follows_decision_of_its_peer(stand: str) -> None:
     assert all(story.aborts == {} for story in stories)
 
 
-@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+@pytest.mark.parametrize("stand", ['"status": "proposed"', '"tables": '])
 @pytest.mark.slow
 def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> None:
     blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
@@ -280,8 +280,8 @@ def test_rank_stops_when_outcome_is_unknown() -> None:
 class CommitsEarly(StagedPath):
     """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
 
-    def look(self, voyage: TransferProgress) -> Travelling | Failed:
-        after = super().look(voyage)
+    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
+        after = super().poll(voyage)
         if isinstance(after, Staged) and self._rank == 1:
             self.commit(after, len(after.staged), step=0)
         return after
@@ -337,4 +337,4 @@ def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_engine_config_refuses_inconsistent_cadence(wrong: dict[str, int], says: str) -> None:
     cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
     with pytest.raises(ConfigError, match=says):
-        BalancerConfig(label="x", shares=ShareMode.STATIC, **cadence)
+        BalancerConfig(name="x", shares=ShareMode.STATIC, **cadence)

@@ -146,7 +146,9 @@ def test_journal_state_changes_are_legal_and_epochs_ascend(
 def test_journal_spans_of_a_track_never_cross(told: tuple[list[Story], list[list[Event]]]) -> None:
     for entries in told[1]:
         spans = of(entries, TraceSpan)
-        assert {Track.PLANNER, Track.CLERK, Track.EPOCH, Track.MOVER} <= {s.track for s in spans}
+        assert {Track.PLANNER, Track.VOTE, Track.REBALANCE, Track.TRANSFER} <= {
+            s.track for s in spans
+        }
         for track in Track:
             assert crossing([(s.begin, s.end) for s in spans if s.track == track]) == []
 
@@ -201,7 +203,7 @@ def test_journal_spans_of_work_carry_their_epoch(
 
 def test_journal_records_abort_reason() -> None:
     stories, entries = observed(
-        lambda journals: rebalance(fabric(".moves", FlippedByte), deadline=4.0, journals=journals)
+        lambda journals: rebalance(fabric(".moves", FlippedByte), timeout=4.0, journals=journals)
     )
     reasons = [entry.record.outcome for entry in of(entries[0], RebalanceEnded)]
     assert "staged bytes differ" in reasons
@@ -248,7 +250,7 @@ def test_journal_ends_with_closed_entry() -> None:
 class Broken(NullSink):
     """Takes nothing."""
 
-    def note(self, entry: Event) -> None:
+    def emit(self, entry: Event) -> None:
         raise RuntimeError("out of ink")
 
 

@@ -34,7 +34,7 @@ class FakeInstalled:
     def commit(self, change: LayerUpdate, copies: tuple[()]) -> None:
         assert copies == ()
         self.renewals.append(change)
-        self.layout = change.on(self.layout)
+        self.layout = change.applied_to(self.layout)
 
 
 @dataclass
@@ -55,13 +55,13 @@ class Bench:
     renewal: LaggedShares
 
     def boundary(self, summed: bool) -> None:
-        run_blocking(self.renewal.boundary(summed), 20.0)
+        run_blocking(self.renewal.before_step(summed), 20.0)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     installed, load = FakeInstalled(start()), FakeLoad(SKEWED)
-    worker = ThreadWorker("solver", 20.0)
+    worker = ThreadWorker("shares", 20.0)
     renewal = LaggedShares(
         cast(ServingState, installed), cast(LoadWindow, load), SHAPE, hysteresis=655, worker=worker
     )
@@ -129,7 +129,7 @@ def test_lagged_shares_ignore_shares_of_a_plan(bench: Bench) -> None:
 def test_kept_shares_take_shares_of_plan_where_placement_stays() -> None:
     installed = FakeInstalled(start())
     keep = keeping(installed)
-    run_blocking(keep.boundary(summed=True), 20.0)
+    run_blocking(keep.before_step(summed=True), 20.0)
     wanted = Layout(initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE))
     keep.planned(wanted)
     (change,) = installed.renewals

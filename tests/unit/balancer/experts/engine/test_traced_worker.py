@@ -46,7 +46,7 @@ def test_timed_worker_records_exception_of_job() -> None:
 
 def test_timed_worker_names_span_after_titled_job() -> None:
     kept = Kept()
-    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("clerk")
+    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("vote")
     assert (
         worker.start(NamedJob(immediate(StartTransfer), "ask", epoch=3)).result(WATCHDOG)
         == StartTransfer()
@@ -61,7 +61,7 @@ def test_timed_worker_names_span_after_titled_job() -> None:
 
 def test_timed_worker_runs_job_that_waits() -> None:
     kept = Kept()
-    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("mover")
+    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("transfer")
     other = ThreadWorker("other", WATCHDOG)
 
     def job() -> Job[int]:
@@ -71,7 +71,7 @@ def test_timed_worker_runs_job_that_waits() -> None:
     assert worker.start(job()).result(WATCHDOG) == 4
     worker.close()
     other.close()
-    assert spans(kept)[0].track is Track.MOVER
+    assert spans(kept)[0].track is Track.TRANSFER
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_offer_opens_same_memory_after_encoding(descriptor: int) -> None:
 
 
 CHANGED: dict[str, tuple[dict[str, object], str]] = {
-    "machine": ({"boot": "another"}, "on another machine"),
-    "number used again": ({"started": 1}, "is another one here"),
+    "machine": ({"boot_id": "another"}, "on another machine"),
+    "number used again": ({"start_time": 1}, "is another one here"),
     "no process": ({"process": 1 << 30}, "cannot open it"),
     "no descriptor": ({"descriptor": 99999}, "cannot open it"),
     "instance": ({"token": OTHER.hex()}, "header is of another pool"),

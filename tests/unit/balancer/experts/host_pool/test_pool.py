@@ -111,7 +111,7 @@ def test_pool_stores_strided_weights_contiguously() -> None:
 
     def program(control: ThreadControl) -> None:
         pool = opened(control, layout)
-        pool.fill(0, 0, [tensor.requires_grad_()])
+        pool.write(0, 0, [tensor.requires_grad_()])
         pool.seal(WATCHDOG)
         (view,) = pool.view(0, 0)
         assert view.is_contiguous()
@@ -138,7 +138,7 @@ def test_pool_refuses_misfit_tensors_and_accepts_right_ones_later(
     def program(control: ThreadControl) -> None:
         pool = opened(control)
         with pytest.raises(ExpertPoolError, match="the descriptor says"):
-            pool.fill(0, 0, tensors)
+            pool.write(0, 0, tensors)
         fill(pool)
         pool.seal(WATCHDOG)
         assert holds(pool)
@@ -151,13 +151,13 @@ def test_pool_expert_is_filled_once_by_its_own_rank() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
         mine, other = control.rank, 1 - control.rank
-        pool.fill(0, mine, TENSORS)
+        pool.write(0, mine, TENSORS)
         with pytest.raises(ExpertPoolError, match=f"expert {mine} of layer 0 was filled before"):
-            pool.fill(0, mine, TENSORS)
+            pool.write(0, mine, TENSORS)
         with pytest.raises(ExpertPoolError, match=f"is to be filled by rank {other}"):
-            pool.fill(0, other, TENSORS)
+            pool.write(0, other, TENSORS)
         with pytest.raises(ExpertPoolError, match="no expert 5 of layer 0"):
-            pool.fill(0, 5, TENSORS)
+            pool.write(0, 5, TENSORS)
         pool.close()
 
     assert meet(2, program) == [None, None]
@@ -177,7 +177,7 @@ def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
         fill(pool)
         pool.seal(WATCHDOG)
         writes: list[Callable[[], None]] = [
-            lambda: pool.fill(0, 0, TENSORS),
+            lambda: pool.write(0, 0, TENSORS),
             lambda: pool.seal(WATCHDOG),
         ]
         for write in writes:
@@ -197,9 +197,9 @@ def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
 def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
-        for which in pool.mine():
+        for which in pool.owned():
             if which not in {(1, 1), (2, 4)}:
-                pool.fill(*which, weights(LAYOUT, *which))
+                pool.write(*which, weights(LAYOUT, *which))
         pool.seal(WATCHDOG)
 
     for text in refused(program, 3, PoolIncomplete):

@@ -156,11 +156,10 @@ def test_pool_is_shared_among_ranks_that_reach_each_other(
                      made.descriptor, made.token)  # fmt: skip
 
     monkeypatch.setattr(MemoryHandle, "of", of)
-    for module in ("offer", "gathering"):
-        monkeypatch.setattr(
-            f"equipoise.balancer.experts.host.{module}.boot",
-            lambda: f"{home[where[threading.get_ident()]]}",
-        )
+    monkeypatch.setattr(
+        "equipoise.balancer.experts.host_pool.rendezvous.boot_id",
+        lambda: f"{home[where[threading.get_ident()]]}",
+    )
 
     def program(control: ThreadControl) -> tuple[int, ...]:
         where[threading.get_ident()] = control.rank

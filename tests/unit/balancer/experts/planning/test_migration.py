@@ -35,7 +35,7 @@ def placement(*layers: tuple[int, ...]) -> Placement:
 
 
 def legs(shipment: MigrationPlan, lot: int) -> list[RankTransfers]:
-    return [shipment.leg(rank, lot) for rank in range(shipment.shape.ranks)]
+    return [shipment.for_rank(rank, lot) for rank in range(shipment.shape.ranks)]
 
 
 @given(changes())
@@ -46,11 +46,11 @@ def test_shipment_fills_exactly_the_changed_slots(change: Change) -> None:
     far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
     assert (near, far) == wanted(change)
     assert shipment.total == len(moves) == len(near) + len(far)
-    assert shipment.travelling == len(far)
+    assert shipment.remote_copies == len(far)
     for rank in range(change.shape.ranks):
         per = change.shape.slots_per_rank
         filled = change.installed != change.proposed
-        assert shipment.arriving(rank) == filled[:, rank * per : (rank + 1) * per].sum()
+        assert shipment.slots_filled(rank) == filled[:, rank * per : (rank + 1) * per].sum()
 
 
 Filled = set[tuple[int, int, int]]
@@ -92,7 +92,7 @@ def test_lots_follow_layer_order_and_fill_half_the_buffers(change: Change) -> No
             lots[-1].append(layer)
         else:
             lots.append([layer])
-    assert [list(shipment.layers(k)) for k in range(shipment.lots)] == lots
+    assert [list(shipment.layers(k)) for k in range(shipment.chunks)] == lots
     assert shipment.needs.tolist() == [change.needs(lot) for lot in lots]
 
 
@@ -108,7 +108,7 @@ def test_lot_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
 def test_blob_slots_match_on_sender_and_receiver(change: Change) -> None:
     shipment = change.ship()
     travelled = 0
-    for lot in range(shipment.lots):
+    for lot in range(shipment.chunks):
         by_rank = legs(shipment, lot)
         for number in range(shipment.rounds(lot)):
             sends = {r: leg.rounds[number].send for r, leg in enumerate(by_rank)}
@@ -119,7 +119,7 @@ def test_blob_slots_match_on_sender_and_receiver(change: Change) -> None:
             for pair, send in ends.items():
                 assert_a_blob(change, send, others[pair], pair)
                 travelled += len(send.slots)
-    assert travelled == shipment.travelling
+    assert travelled == shipment.remote_copies
 
 
 def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
@@ -142,7 +142,7 @@ def at(change: Change, placed: Placement, rank: int, local: int) -> int:
 @given(changes())
 def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
     shipment = change.ship()
-    for lot in range(shipment.lots):
+    for lot in range(shipment.chunks):
         for rank, leg in enumerate(legs(shipment, lot)):
             received = [step.receive for step in leg.rounds if step.receive]
             filled = [*zip(leg.local.staging, leg.local.slots, strict=True)]
@@ -159,7 +159,7 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
 @given(changes())
 def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
     shipment = change.ship()
-    for lot in range(shipment.lots):
+    for lot in range(shipment.chunks):
         for leg, need in zip(legs(shipment, lot), shipment.needs[lot].tolist(), strict=True):
             first = (0, change.staging - need)[lot % 2]
             assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
@@ -170,20 +170,20 @@ def test_adjacent_lots_fit_together_exactly_when_buffers_suffice(
     change: Change,
 ) -> None:
     shipment = change.ship()
-    for lot in range(shipment.lots):
-        for other in range(shipment.lots):
+    for lot in range(shipment.chunks):
+        for other in range(shipment.chunks):
             both = [*shipment.layers(lot), *shipment.layers(other)]
             suffice = max(change.needs(both)) <= change.staging
-            assert shipment.fits_beside(lot, other) == (suffice and abs(lot - other) == 1)
+            assert shipment.fits_with(lot, other) == (suffice and abs(lot - other) == 1)
 
 
 @given(changes())
 def test_adjacent_lots_of_several_layers_always_fit_together(change: Change) -> None:
     shipment = change.ship()
-    for lot in range(shipment.lots - 1):
+    for lot in range(shipment.chunks - 1):
         pair = lot, lot + 1
         several = all(len(shipment.layers(k)) > 1 for k in pair)
-        assert shipment.fits_beside(*pair) or not several
+        assert shipment.fits_with(*pair) or not several
 
 
 @given(changes())
@@ -191,7 +191,7 @@ def test_shipment_is_deterministic(change: Change) -> None:
     copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())
     first, second = change.ship(), copied.ship()
     assert routes(first) == routes(second)
-    for lot in range(first.lots):
+    for lot in range(first.chunks):
         assert legs(first, lot) == legs(second, lot)
 
 
@@ -199,29 +199,29 @@ def test_lots_follow_given_layer_order() -> None:
     shape = ExpertShape(3, 2, 2, 2)
     before, after = placement(*[(0, 1)] * 3), placement(*[(1, 0)] * 3)
     shipment = plan_migration(before, after, (2, 0, 1), shape, staging=4, parcel=1)
-    assert [shipment.layers(k) for k in range(shipment.lots)] == [(2, 0), (1,)]
+    assert [shipment.layers(k) for k in range(shipment.chunks)] == [(2, 0), (1,)]
     assert shipment.rounds(0) == 2
 
 
 def test_lot_may_hold_layer_without_moves() -> None:
     before = placement((0, 1), (0, 1))
     shipment = plan_migration(before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.lots, shipment.layers(0), shipment.total) == (1, (1,), 0)
-    assert shipment.leg(0, 0) == shipment.leg(1, 0)
+    assert (shipment.chunks, shipment.layers(0), shipment.total) == (1, (1,), 0)
+    assert shipment.for_rank(0, 0) == shipment.for_rank(1, 0)
 
 
 def test_shipment_of_nothing_has_no_lot() -> None:
     before = placement((0, 1))
     shipment = plan_migration(before, before, (), ExpertShape(1, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.lots, shipment.total, shipment.arriving(0)) == (0, 0, 0)
+    assert (shipment.chunks, shipment.total, shipment.slots_filled(0)) == (0, 0, 0)
 
 
 def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
     shipment = plan_migration(
         placement((0, 1)), placement((1, 0)), (0,), ExpertShape(1, 2, 2, 1), staging=2, parcel=1
     )
-    leg = shipment.leg(0, 0)
-    assert (leg.rounds, shipment.travelling, shipment.arriving(0)) == ((), 0, 2)
+    leg = shipment.for_rank(0, 0)
+    assert (leg.rounds, shipment.remote_copies, shipment.slots_filled(0)) == ((), 0, 2)
     assert (leg.local.sources, leg.local.slots) == ((1, 0), (0, 1))
     assert leg.copies == ((0, 0), (1, 1))
 
@@ -301,13 +301,13 @@ def test_ship_requires_equal_ranks_per_node() -> None:
 
 
 ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
-    "leg of no rank": (lambda s: s.leg(2, 0), "rank: expected 0 to 1, got 2"),
-    "leg of the last rank": (lambda s: s.leg(-1, 0), "rank: .* got -1"),
-    "leg of no lot": (lambda s: s.leg(0, 1), "lot: expected 0 to 0, got 1"),
+    "leg of no rank": (lambda s: s.for_rank(2, 0), "rank: expected 0 to 1, got 2"),
+    "leg of the last rank": (lambda s: s.for_rank(-1, 0), "rank: .* got -1"),
+    "leg of no lot": (lambda s: s.for_rank(0, 1), "lot: expected 0 to 0, got 1"),
     "layers": (lambda s: s.layers(-1), "lot: .* got -1"),
     "rounds": (lambda s: s.rounds(1), "lot: .* got 1"),
-    "beside": (lambda s: s.fits_beside(0, -1), "lot: .* got -1"),
-    "arriving": (lambda s: s.arriving(-2), "rank: .* got -2"),
+    "beside": (lambda s: s.fits_with(0, -1), "lot: .* got -1"),
+    "arriving": (lambda s: s.slots_filled(-2), "rank: .* got -2"),
 }
 
 

@@ -43,14 +43,14 @@ class Fleet:
         self.staging = [[None] * self.change.staging for _ in range(shape.ranks)]
 
     def leg(self, rank: int, lot: int) -> RankTransfers:
-        return self.shipment.leg(rank, lot)
+        return self.shipment.for_rank(rank, lot)
 
     def launches(self) -> list[int]:
         """The lot that may be launched now, if any."""
         following = self.committed + len(self.open)
-        if following >= self.shipment.lots or len(self.open) == 2:
+        if following >= self.shipment.chunks or len(self.open) == 2:
             return []
-        alone = not self.open or self.shipment.fits_beside(self.open[0], following)
+        alone = not self.open or self.shipment.fits_with(self.open[0], following)
         return [following] if alone else []
 
     def launch(self, lot: int) -> None:
@@ -112,7 +112,7 @@ class Fleet:
 def sail(change: Change, data: st.DataObject) -> Fleet:
     """Until everything is committed, in an order that is drawn."""
     fleet = Fleet(change.ship(), change)
-    while fleet.committed < fleet.shipment.lots:
+    while fleet.committed < fleet.shipment.chunks:
         steps = [
             *((fleet.do, task) for task in fleet.ready()),
             *((fleet.launch, lot) for lot in fleet.launches()),

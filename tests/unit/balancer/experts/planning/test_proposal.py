@@ -42,14 +42,18 @@ def start(shape: ExpertShape) -> Layout:
 
 def limits(hysteresis: int, staging: int) -> RebalanceLimits:
     return RebalanceLimits(
-        hysteresis=hysteresis, staging=staging, aims=PlannerOptions(), nodes=1, split=Split.LEVEL
+        min_gain=hysteresis,
+        staging=staging,
+        planner=PlannerOptions(),
+        nodes=1,
+        split=Split.BY_SHARES,
     )
 
 
 def propose(
     load: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
 ) -> StagedProposal:
-    freight = TransferLimits(parcel=4, nodes=1, staging=limits.staging, rank=0)
+    freight = TransferLimits(slots_per_message=4, nodes=1, staging=limits.staging, rank=0)
     return staged_proposal(
         plan_rebalance(load[None], installed, shape, limits), installed, shape, freight
     )
@@ -81,7 +85,7 @@ def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[ExpertShape, L
     first = propose(load, start(shape), shape, limits(hysteresis=0, staging=10_000))
     again = propose(load, first.layout, shape, limits(hysteresis=0, staging=10_000))
     assert again.draft.order == ()
-    assert again.shipment.total == again.shipment.lots == 0
+    assert again.migration.total == again.migration.chunks == 0
 
 
 @pytest.mark.slow
@@ -107,8 +111,8 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
     free = replace(bound, staging=shape.slots_per_rank)
     unbound = propose(load, start(shape), shape, free).draft
     assert unbound.short_of_staging == ()
-    lower = found.predicted - unbound.predicted > bound.hysteresis
-    above = found.predicted > bound.aims.target * SHARE_ONE
+    lower = found.predicted - unbound.predicted > bound.min_gain
+    above = found.predicted > bound.planner.target * SHARE_ONE
     assert set(np.flatnonzero(lower & above).tolist()) <= set(found.short_of_staging)
     assert set(found.short_of_staging) <= set(np.flatnonzero(above).tolist())
     if staging >= shape.slots_per_rank:
@@ -123,7 +127,7 @@ def test_proposal_replans_layers_without_required_redundancy_first() -> None:
     placement = np.array([sound, lonely, frail], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 4))
     load = np.full((3, 4), 30, dtype=np.int64)
-    aims = replace(limits(10, 9), aims=PlannerOptions(survive=1))
+    aims = replace(limits(10, 9), planner=PlannerOptions(survive=1))
     found = propose(load, installed, shape, aims)
     assert found.draft.order == (1,)
     homes = [
@@ -139,7 +143,9 @@ def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
     placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 2))
     load = np.array([[5, 5], [90, 10]], dtype=np.int64)
-    found = propose(load, installed, shape, replace(limits(0, 0), aims=PlannerOptions(survive=1)))
+    found = propose(
+        load, installed, shape, replace(limits(0, 0), planner=PlannerOptions(survive=1))
+    )
     assert found.draft.order == ()
     assert found.layout.placement.tolist() == placement.tolist()
 

@@ -42,7 +42,7 @@ def follow(follower: DriftDetector, layout: Layout, loads: list[Load]) -> list[S
     """What is said to each load, while all that is said is done."""
     told = []
     for load in loads:
-        told.append(follower.better(load, layout))
+        told.append(follower.new_shares(load, layout))
         layout = layout if told[-1] is None else Layout(layout.placement, told[-1])
     return told
 

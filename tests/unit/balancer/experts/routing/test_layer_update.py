@@ -45,7 +45,7 @@ def test_change_holds_tables_of_its_layers(wanted: Layout, chosen: list[int]) ->
 def test_change_applies_to_its_own_layers_only(
     before: Layout, wanted: Layout, chosen: list[int]
 ) -> None:
-    after = layer_update(wanted, SHAPE, chosen).on(before)
+    after = layer_update(wanted, SHAPE, chosen).applied_to(before)
     for layer in range(SHAPE.layers):
         source = wanted if layer in chosen else before
         assert (after.placement[layer] == source.placement[layer]).all()
@@ -81,7 +81,7 @@ def test_change_where_placed_keeps_layers_with_same_placement(
     placement[moved] = np.roll(placement[moved], 1, axis=1)
     now = Layout(placement, start.shares)
     stay = [layer for layer in chosen if (placement[layer] == start.placement[layer]).all()]
-    fitting = change.where_placed(now)
+    fitting = change.restricted_to(now)
     if not stay and chosen:
         assert fitting is None
         return

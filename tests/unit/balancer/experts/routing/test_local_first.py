@@ -147,7 +147,7 @@ def test_local_routing_divides_large_batches_within_four_rows() -> None:
 def test_locality_requires_exact_shares(mode: ShareMode) -> None:
     with pytest.raises(ConfigError, match="shares must be exact"):
         BalancerConfig(
-            label="local",
+            name="local",
             shares=mode,
             locality=Locality.PREFER,
             window_size=2,

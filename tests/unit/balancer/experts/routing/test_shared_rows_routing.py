@@ -23,12 +23,12 @@ ROWS = st.lists(st.integers(0, SHAPE.experts - 1), min_size=1, max_size=64)
 
 def config(shares: ShareMode, alike: int, locality: Locality = Locality.ANY) -> BalancerConfig:
     return BalancerConfig(
-        label="alike",
+        name="alike",
         shares=shares,
         window_size=2,
         step_interval=4,
         sub_window=2,
-        rows_alike=alike,
+        ranks_sharing_rows=alike,
         locality=locality,
     )
 
@@ -67,5 +67,5 @@ def test_ranks_route_differently_when_rows_are_not_shared() -> None:
 def test_engine_config_refuses_rows_alike_of_zero_or_with_locality() -> None:
     with pytest.raises(ConfigError, match="2 of them route the same rows"):
         config(ShareMode.EXACT, 2, Locality.PREFER)
-    with pytest.raises(ConfigError, match="rows_alike is at least 1"):
+    with pytest.raises(ConfigError, match="ranks_sharing_rows is at least 1"):
         config(ShareMode.LAGGED, 0)

@@ -14,11 +14,11 @@ def test_held_worker_starts_jobs_in_order_after_go() -> None:
     behind.result(20.0)
     assert order == [0]
     assert not any(task.done() for task in tasks)
-    worker.go()
+    worker.release()
     for task in tasks:
         task.result(20.0)
     assert order == [0, 1, 2]
-    worker.go()
+    worker.release()
     worker.close()
     assert order == [0, 1, 2]
 
@@ -30,7 +30,7 @@ def test_held_worker_result_raises_before_job_has_started() -> None:
         task.result(20.0)
     with pytest.raises(TimeoutError, match="has not begun"):
         task.exception(20.0)
-    worker.go()
+    worker.release()
     assert (task.result(20.0), task.exception(20.0), task.done()) == (7, None, True)
     worker.close()
 
@@ -41,7 +41,7 @@ def test_held_worker_reports_exception_of_job() -> None:
 
     worker = DeferredWorker(ThreadWorker("test", 20.0))
     task = worker.start(immediate(broken))
-    worker.go()
+    worker.release()
     assert isinstance(task.exception(20.0), ValueError)
     worker.close()
 
@@ -50,15 +50,15 @@ def test_held_worker_drops_held_jobs_on_close() -> None:
     worker, begun = DeferredWorker(ThreadWorker("test", 20.0)), threading.Event()
     task = worker.start(immediate(begun.set))
     worker.close()
-    worker.go()
+    worker.release()
     assert not task.done()
     assert not begun.is_set()
 
 
 def test_held_workers_start_every_job_after_go() -> None:
-    staff = Workers.hired(lambda name: ThreadWorker(name, 20.0))
-    names = ["planner", "mover", "clerk", "solver", "teller"]
+    staff = Workers.created(lambda name: ThreadWorker(name, 20.0))
+    names = ["planner", "transfer", "vote", "shares", "load"]
     tasks = [getattr(staff, name).start(immediate(lambda: 1)) for name in names]
-    staff.go()
+    staff.release()
     assert [task.result(20.0) for task in tasks] == [1] * len(names)
     staff.close()

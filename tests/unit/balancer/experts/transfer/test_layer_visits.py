@@ -22,7 +22,7 @@ def test_visits_hold_lock_from_first_entry_to_last_exit(
                 visits.enter(step, lambda: told.append("take"))
                 waiting, inside = waiting - 1, inside + 1
             else:
-                visits.leave(lambda: told.append("give back"))
+                visits.exit(lambda: told.append("give back"))
                 inside -= 1
             over = not waiting and not inside
             assert told == ["take", "give back"][: 1 + over]
@@ -39,7 +39,7 @@ def test_layer_visits_must_equal_declared_entries(
         visits.enter(7, lambda: None)
     left = data.draw(st.integers(0, here))
     for _ in range(left):
-        visits.leave(lambda: None)
+        visits.exit(lambda: None)
     if here == entries:
         with pytest.raises(EngineError, match=f"layer 5 is entered more than {entries} times in s"):
             visits.enter(7, lambda: None)

@@ -117,7 +117,7 @@ def stage(
     compute, leg = seat.accelerator.stream(Role.COMPUTE), leg_of(seat.rank)
     event = seat.accelerator.event()
     compute.record(event)
-    staged = run_blocking(mover.begin(leg, event), WAIT)
+    staged = run_blocking(mover.stage(leg, event), WAIT)
     store.commit(staged.copies, compute)
     seat.accelerator.synchronize(WAIT)
     theirs = weights[:ROUNDS] + 1000 * (1 - 2 * seat.rank)

@@ -163,7 +163,7 @@ def test_finalize_accepts_packed_weights_with_scales_and_zero_points() -> None:
     into = registry()
     into.register(0, qweight=experts.qweight, scales=experts.scales, qzeros=experts.qzeros)
     model = into.finalize(experts)
-    assert [(kind.name, kind.shape) for kind in model.families[0].descriptor] == [
+    assert [(kind.name, kind.shape) for kind in model.groups[0].descriptor] == [
         ("qweight", (WIDTH, HIDDEN // 2)),
         ("qzeros", (WIDTH, 1)),
         ("scales", (2, WIDTH)),

@@ -56,10 +56,10 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
     ]
     assert [entry.nbytes for entry in ledger.entries] == [
         model.nbytes,
-        2 * model.families[0].slot_bytes,
-        2 * model.families[0].slot_bytes,
-        5 * model.families[1].slot_bytes,
-        2 * model.families[1].slot_bytes,
+        2 * model.groups[0].slot_bytes,
+        2 * model.groups[0].slot_bytes,
+        5 * model.groups[1].slot_bytes,
+        2 * model.groups[1].slot_bytes,
         tables_bytes(model.shape(RANKS)),
         3 * 5 * (4 + 8),
     ]
@@ -71,15 +71,17 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
 def test_packed_slots_cover_one_round_or_all_rounds(staging: int, slots: int, parcel: int) -> None:
     in_turn = packed_slots(staging, slots, parcel, RoundOrder.IN_TURN)
     assert in_turn == (2 * min(slots, parcel) if staging else 0)
-    assert packed_slots(staging, slots, parcel, RoundOrder.AT_ONCE) == 2 * staging
+    assert packed_slots(staging, slots, parcel, RoundOrder.ALL_AT_ONCE) == 2 * staging
 
 
 def test_rounds_are_in_turn_on_independent_groups() -> None:
     assert RoundOrder.over(CommunicatorCapabilities(independent_groups=True)) is RoundOrder.IN_TURN
-    assert RoundOrder.over(CommunicatorCapabilities()) is RoundOrder.AT_ONCE
-    immediate = memory_report(two_families(), RANKS, [2, 5], parcel=1, rounds=RoundOrder.AT_ONCE)
+    assert RoundOrder.over(CommunicatorCapabilities()) is RoundOrder.ALL_AT_ONCE
+    immediate = memory_report(
+        two_families(), RANKS, [2, 5], parcel=1, rounds=RoundOrder.ALL_AT_ONCE
+    )
     found = {entry.what: entry for entry in immediate.entries}["m: blobs of family 1"]
-    assert found.nbytes == 2 * 5 * two_families().families[1].slot_bytes
+    assert found.nbytes == 2 * 5 * two_families().groups[1].slot_bytes
     assert "at once" in found.why
 
 
@@ -103,7 +105,7 @@ def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
 
 
 def test_model_ledger_staging_equals_slot_store_staging() -> None:
-    family = two_families().families[0]
+    family = two_families().groups[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))
     ledger = memory_report(two_families(), RANKS, staging=[4, 0], parcel=16)
     assert ledger.entries[1].nbytes == store.layout.staging * store.layout.slot_bytes

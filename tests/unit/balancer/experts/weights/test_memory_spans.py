@@ -31,12 +31,12 @@ def test_claims_cover_exactly_the_claimed_bytes(spans: list[MemorySpan], asked: 
     for number, span in enumerate(spans):
         if cells(span) & owned:
             with pytest.raises(RegistrationError, match=f"slot {number} shares memory with"):
-                claims.plus([claim(span, number)])
+                claims.with_spans([claim(span, number)])
             continue
-        claims, owned = claims.plus([claim(span, number)]), owned | cells(span)
+        claims, owned = claims.with_spans([claim(span, number)]), owned | cells(span)
         kept.append(span)
-    assert claims.covered(asked) == len(cells(asked) & owned)
-    touched = [one.span for one in claims.touching(asked)]
+    assert claims.bytes_covered(asked) == len(cells(asked) & owned)
+    touched = [one.span for one in claims.overlapping(asked)]
     assert touched == sorted(
         (span for span in kept if cells(span) & cells(asked)), key=lambda span: span.start
     )
@@ -46,10 +46,10 @@ def test_claims_cover_exactly_the_claimed_bytes(spans: list[MemorySpan], asked: 
 def test_claims_refuse_overlap_within_one_call(spans: list[MemorySpan]) -> None:
     total = sum(span.nbytes for span in spans)
     if total == len(set().union(*map(cells, spans))):
-        assert len(list(SpanIndex().plus(map(claim, spans)))) == len(spans)
+        assert len(list(SpanIndex().with_spans(map(claim, spans)))) == len(spans)
         return
     with pytest.raises(RegistrationError, match="shares memory"):
-        SpanIndex().plus(map(claim, spans))
+        SpanIndex().with_spans(map(claim, spans))
 
 
 def test_span_covers_first_to_last_byte_of_tensor() -> None:

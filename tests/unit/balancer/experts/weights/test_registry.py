@@ -85,7 +85,7 @@ def test_registered_slot_move_copies_exactly_its_expert(
     fill(layers, seed)
     before = {(n, s): held(layers, n, s) for n in layers for s in range(slots)}
     copy = device.stream(Role.COPY)
-    for number, family in enumerate(model.families):
+    for number, family in enumerate(model.groups):
         store = device.slot_store(family.layout(staging=1))
         pair = st.tuples(st.sampled_from(family.layers), st.integers(0, slots - 1))
         source, target = data.draw(pair), data.draw(pair)
@@ -112,13 +112,13 @@ def test_expert_model_locates_every_slot_of_every_layer_once(
     places = [model.locate(layer, slot) for layer in range(model.layers) for slot in range(slots)]
     assert {(place.family, place.number) for place in places} == {
         (number, slot)
-        for number, family in enumerate(model.families)
+        for number, family in enumerate(model.groups)
         for slot in range(len(family.slots))
     }
     for layer in range(model.layers):
         for slot in range(slots):
             place = model.locate(layer, slot)
-            segments = model.families[place.family].slots[place.number]
+            segments = model.groups[place.family].slots[place.number]
             given = layers[model.numbers[layer]]
             assert [segment.name for segment in segments] == sorted(given)
             for segment in segments:
@@ -143,7 +143,7 @@ def test_expert_model_bytes_equal_tensor_bytes(case: tuple[dict[int, Layer], int
     layers, slots = case
     model = finalized(layers, slots)
     assert model.nbytes == sum(tensor.nbytes for _, tensor in named(layers))
-    for family in model.families:
+    for family in model.groups:
         assert family.nbytes == family.slot_bytes * slots * len(family.layers)
         assert family.layout(2).slot_bytes == family.slot_bytes
         assert family.layout(2).descriptor == family.descriptor
@@ -157,7 +157,7 @@ def test_expert_written_from_sources_matches_model(
     model = finalized(layers, slots)
     fill(layers, seed)
     compute = device.stream(Role.COMPUTE)
-    for family in model.families:
+    for family in model.groups:
         layer = layers[model.numbers[family.layers[0]]]
         expert = {
             name: tensors_of(given)[0].clone(memory_format=torch.contiguous_format)
@@ -173,7 +173,7 @@ def test_expert_written_from_sources_matches_model(
 def test_family_sources_refuse_other_tensor_names() -> None:
     model = finalized({0: {"w": torch.zeros(2, 3)}}, 2)
     with pytest.raises(RegistrationError, match=r"an expert has \['w'\], got \['v'\]"):
-        model.families[0].sources({"v": torch.zeros(3)})
+        model.groups[0].sources({"v": torch.zeros(3)})
 
 
 def test_expert_model_groups_layers_of_equal_dtypes_into_families() -> None:
@@ -182,8 +182,8 @@ def test_expert_model_groups_layers_of_equal_dtypes_into_families() -> None:
         n: {"w": torch.zeros(2, 3, dtype=torch.uint8), "scale": torch.zeros(2)} for n in (5, 6, 8)
     }
     model = finalized({**packed, **plain}, 2)
-    assert [family.layers for family in model.families] == [(0, 1), (2, 3, 4)]
-    assert [family.slot_bytes for family in model.families] == [6, 3 + 4]
+    assert [family.layers for family in model.groups] == [(0, 1), (2, 3, 4)]
+    assert [family.slot_bytes for family in model.groups] == [6, 3 + 4]
     assert model.describe().splitlines() == [
         "m: family 0: layers 3..4, 4 slots of 6 bytes: w bfloat16 [3]",
         "m: family 1: layers 5..6, 8, 6 slots of 7 bytes: scale float32 [], w uint8 [3]",
@@ -194,8 +194,8 @@ def test_expert_model_separates_layers_of_different_memory_order() -> None:
     square = torch.zeros(2, 3, 3)
     turned = torch.zeros(2, 3, 3).transpose(1, 2)
     model = finalized({0: {"w": square}, 1: {"w": turned}}, 2)
-    assert [family.layers for family in model.families] == [(0,), (1,)]
-    assert model.families[0].descriptor == model.families[1].descriptor
+    assert [family.layers for family in model.groups] == [(0,), (1,)]
+    assert model.groups[0].descriptor == model.groups[1].descriptor
     other = finalized({0: {"w": turned}, 1: {"w": square}}, 2)
     assert model.digest != other.digest
 

@@ -136,7 +136,7 @@ def test_register_in_inference_mode_allows_later_writes() -> None:
         registry = ModelRegistry("m", 2, 7)
         registry.register(0, born=born, plain=plain)
         model = registry.finalize([("born", born), ("plain", plain)])
-    for slot in model.families[0].slots:
+    for slot in model.groups[0].slots:
         for segment in slot:
             segment.data.fill_(2)
     assert {*born.flatten().tolist(), *plain.flatten().tolist()} == {2}
@@ -159,7 +159,7 @@ def test_private_slot_moves_with_its_padding() -> None:
     scales = torch.zeros(2, 1, 1)
     registry = ModelRegistry("m", 2, 7, format_of=_private_if_flat)
     registry.register(0, w=padded, scale=scales)
-    (family,) = registry.finalize([*zip("ab", padded, strict=True), ("s", scales)]).families
+    (family,) = registry.finalize([*zip("ab", padded, strict=True), ("s", scales)]).groups
     store, stream = accelerator.slot_store(family.layout(1)), accelerator.stream(Role.COPY)
     accelerator.stored(padded[0]).fill_(7)
     blob = torch.zeros(family.slot_bytes, dtype=torch.uint8)
