@@ -14,6 +14,7 @@ import pytest
 from equipoise.balancer import formats
 from equipoise.balancer.experts import Plan, plan
 from equipoise.balancer.experts.config import Objective, Policy, Split
+from equipoise.balancer.experts.planning import planner
 from equipoise.balancer.formats import names
 from equipoise.cli import kinds, plan_options
 from equipoise.cli.plan_options import PlanRequest
@@ -299,11 +300,11 @@ def test_plan_options_reach_planner(
 ) -> None:
     seen: dict[str, object] = {}
 
-    def planner(counts: object, **wanted: Any) -> Plan:
+    def recording(counts: object, **wanted: Any) -> Plan:
         seen.update(wanted)
         return plan(counts, **wanted | {"objective": "tokens"})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(planner, "plan", planner)  # which takes not all of them together
+    monkeypatch.setattr(planner, "plan", recording)  # which takes not all of them together
     told: dict[str, object] = {
         "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
         "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even", "byte_budget": 3 << 20,
@@ -355,11 +356,11 @@ def test_plan_sigma_default_lowers_imbalance_of_windows(equipoise: Callable[...,
 
 
 def test_plan_option_defaults_match_planner() -> None:
-    planner = inspect.signature(plan).parameters
+    parameters = inspect.signature(plan).parameters
     request = {field.name: field.default for field in fields(PlanRequest)}
     for name, default in request.items():
-        if name in planner and default not in (None, MISSING):
-            assert planner[name].default == default, name
+        if name in parameters and default not in (None, MISSING):
+            assert parameters[name].default == default, name
     assert set(plan_options.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
     assert tuple(Policy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS

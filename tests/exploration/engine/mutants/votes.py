@@ -56,7 +56,7 @@ def guessing(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[V
         return Abort("guessed")
 
 
-def impatient(ballots: str, outcome: str, last: bool, ranks: tuple[int, ...]) -> VoteSpec:
+def impatient(ballots: str, outcome: str, final_attempt: bool, ranks: tuple[int, ...]) -> VoteSpec:
     """Nobody's patience ever ends."""
     return VoteSpec(ballots, outcome, False, ranks)
 
