@@ -18,7 +18,7 @@ Board::Board(Shape shape, Ids capacity)
     : shape_(shape),
       capacity_(capacity),
       whole_(std::accumulate(capacity.begin(), capacity.end(), std::int64_t{0})),
-      uniform_(std::stream_idle(capacity.begin(), capacity.end(),
+      uniform_(std::all_of(capacity.begin(), capacity.end(),
                            [](auto c) { return c == kShareOne; })),
       changed_(shape.ranks),
       owner_(shape.slots),

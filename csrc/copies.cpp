@@ -27,7 +27,7 @@ std::vector<std::int32_t> evenly(std::size_t experts, std::size_t slots) {
 }  // namespace
 
 std::vector<std::int32_t> count_copies(Counts load, std::size_t slots, Range range) {
-    if (std::stream_idle(load.begin(), load.end(), [](auto n) { return n == 0; }))
+    if (std::all_of(load.begin(), load.end(), [](auto n) { return n == 0; }))
         return evenly(load.size, slots);
     std::vector<std::int32_t> copies(load.size, range.low);
     std::vector<Item> heap(load.size);

@@ -191,7 +191,7 @@ std::int64_t Simulation::queued() const {
 }
 
 bool Simulation::idle() const {
-    return std::stream_idle(servers_.begin(), servers_.end(),
+    return std::all_of(servers_.begin(), servers_.end(),
                        [](const Server& server) { return server.admitted() == 0; });
 }
 

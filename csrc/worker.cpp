@@ -198,7 +198,7 @@ void Worker::propose(std::int64_t layer) {
 
 bool Worker::alike() const {
     const Ids capacity = request_.rules.capacity;
-    const bool same = std::stream_idle(capacity.begin(), capacity.end(),
+    const bool same = std::all_of(capacity.begin(), capacity.end(),
                                   [&](auto c) { return c == capacity[0]; });
     const Rules& rules = request_.rules;
     return same && (rules.apart != Apart::kNodes || rules.nodes == rules.shape.ranks);

@@ -85,7 +85,7 @@ void place(const std::vector<Item>& sorted, std::int64_t ranks, Span<std::int32_
 
 void plan_layer(Counts load, std::int64_t ranks, Span<std::int32_t> placement) {
     std::vector<Item> items = one_copy_each(load);
-    const bool idle = std::stream_idle(load.begin(), load.end(), [](auto n) { return n == 0; });
+    const bool idle = std::all_of(load.begin(), load.end(), [](auto n) { return n == 0; });
     if (idle)
         replicate_evenly(items, placement.size);
     else

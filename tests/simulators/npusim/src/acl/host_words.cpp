@@ -24,7 +24,7 @@ NPUSIM_API int npusim_write_word(void* pointer, uint32_t value, void* stream) {
   return guarded("npusim_write_word", [=] {
     word(pointer);
     put(stream, text("word write %u", value),
-        immediate([=] { __atomic_store_n(word(pointer), value, __ATOMIC_RELEASE); }));
+        at_once([=] { __atomic_store_n(word(pointer), value, __ATOMIC_RELEASE); }));
   });
 }
 

@@ -141,7 +141,7 @@ NPUSIM_API int aclrtMemsetAsync(void* to, size_t room, int32_t value, size_t byt
   return guarded("aclrtMemsetAsync", [=] {
     check_copy(to, room, to, bytes, kDefault);
     if (bytes == 0) return;
-    check_submitted(submit(stream, "memset", immediate([=] {
+    check_submitted(submit(stream, "memset", at_once([=] {
                              memset(reach(to, bytes, "memset"), value, bytes);
                            })));
   });

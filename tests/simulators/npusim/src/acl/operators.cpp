@@ -100,10 +100,10 @@ Body refuse(const std::string& name) {
 
 Body body_of(const std::string& name, const Operand& from, const Operand& to) {
   check(from, to);
-  if (name == "TransData") return immediate([=] { lay_out(from, to); });
+  if (name == "TransData") return at_once([=] { lay_out(from, to); });
   const bool alike = from.descriptor.storage_format == to.descriptor.storage_format;
   if (name == "Identity" && alike) return copy_bytes(to.data, from.data, to.bytes());
-  if (name == "Identity") return immediate([=] { lay_out(from, to); });
+  if (name == "Identity") return at_once([=] { lay_out(from, to); });
   return refuse(name);
 }
 

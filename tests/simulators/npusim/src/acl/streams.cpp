@@ -103,7 +103,7 @@ NPUSIM_API int aclrtValueWrite(void* pointer, uint64_t value, uint32_t, void* st
   return guarded("aclrtValueWrite", [=] {
     wide_word(pointer);
     const int code = submit(stream, text("value write %llu", static_cast<unsigned long long>(value)),
-                            immediate([=] { __atomic_store_n(wide_word(pointer), value, __ATOMIC_RELEASE); }));
+                            at_once([=] { __atomic_store_n(wide_word(pointer), value, __ATOMIC_RELEASE); }));
     if (code != kOk) throw Failure(code, recent_error());
   });
 }

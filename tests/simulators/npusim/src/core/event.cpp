@@ -34,7 +34,7 @@ Body waiting(std::shared_ptr<Recording> recording) {
 }
 
 Task reaching(const std::shared_ptr<Recording>& recording) {
-  return {"event record", immediate([recording] {
+  return {"event record", at_once([recording] {
             recording->at = now();
             recording->reached = true;
           })};
@@ -70,7 +70,7 @@ void join(const Spot& spot, Stream* stream) {
 
 void set_external(Engine& engine, Event& event, Stream* stream) {
   auto full = event.full;
-  put(engine, stream, {"external event record", immediate([full] { full->store(1); })});
+  put(engine, stream, {"external event record", at_once([full] { full->store(1); })});
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ void reset(Event& event, void* handle) {
   {
     Lock held = engine.lock();
     auto full = event.full;
-    put(engine, known(engine, handle), {"event reset", immediate([full] { full->store(0); })});
+    put(engine, known(engine, handle), {"event reset", at_once([full] { full->store(0); })});
   }
   engine.called();
 }

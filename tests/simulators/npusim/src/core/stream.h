@@ -29,7 +29,7 @@ int submit(void* handle, const std::string& what, Body body);
 
 // A task that does everything at once.
 template <typename Function>
-Body immediate(Function function) {
+Body at_once(Function function) {
   return [function]() mutable {
     function();
     return Turn::kDone;

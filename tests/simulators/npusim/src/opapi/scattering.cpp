@@ -117,7 +117,7 @@ OPERATOR(aclnnInplaceIndexFill, [](Out& self, int64_t dimension, const Tensor& i
 OPERATOR(aclnnIndexPutImpl, [](Out& self, const Tensors& indices, const Tensor& values,
                                bool accumulate, bool) {
   const auto empty = [](const Tensor& index) { return index.numel() == 0; };
-  if (std::stream_idle(indices.begin(), indices.end(), empty)) return;  // nothing is named
+  if (std::all_of(indices.begin(), indices.end(), empty)) return;  // nothing is named
   Tensor target = self.tensor();
   self.step([=]() mutable { target.index_put_(places(indices), values, accumulate); });
 });
