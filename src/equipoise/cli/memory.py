@@ -43,7 +43,7 @@ def demo_ledger(run: RunSettings) -> MemoryReport:
                 "experts held without balancing", home * expert, f"{home} slots, the model's own"
             ),
             MemoryItem("redundant slots", (slots - home) * expert, f"{slots - home} more"),
-            MemoryItem("staging", staging * expert, "where weights arrive beside the forward"),
+            MemoryItem("staging", staging * expert, "where weights arrive during a forward pass"),
             _blobs(run, staging, slots, expert),
             MemoryItem("routing tables", tables_bytes(shape), "two sets, for two generations"),
             *_own_tables(run, shape),

@@ -270,7 +270,7 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
         ({"load": [[1, 2], [3, -4]]}, "must not be negative: -4 for expert 1 in layer 1"),
         ({"load": [[2**46, 1]]}, "a layer has more than"),
         ({"slots": 1}, "1 slots cannot hold 2 experts"),
-        ({"slots": 3}, "3 slots do not divide among 2 ranks"),
+        ({"slots": 3}, "3 slots do not divide among 2 ranks: take a multiple of 2"),
         ({"nodes": 3}, "2 ranks do not divide among 3 nodes"),
         ({"policy": "lucky"}, "policy must be one of greedy, connected, incremental, got 'lucky'"),
         ({"objective": "joy"}, "objective must be one of tokens, active_experts"),
