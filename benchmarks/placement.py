@@ -12,8 +12,8 @@ plan's shares (`iter`), and on the same batches with shares solved on their own 
 the optimum of the linear program, of rows that can be divided. Of `connected` it also says what the
 engine makes of them (`routed`): so many sweeps of its solver, and whole rows, cut by each rank for
 its own 1,024. `moved` is copies that their rank did not hold, as part of all slots. Times are CPU
-seconds of one thread, medians of interleaved pairs, as ratios to greedy: the faster of the fixed
-baseline and the shipped one, whose plans are equal.
+seconds of one thread, medians of interleaved pairs over all seeds, as ratios to greedy: the faster
+of the fixed baseline and the shipped one, whose plans are equal.
 Beside it: how far shares are from the optimum of the linear program, and what moves when a load is
 planned on twice.
 
@@ -158,26 +158,30 @@ def cpu(call: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def times(shape: Shape, trial: Trial, repeats: int) -> dict[str, Any]:
-    """Greedy's own milliseconds; of ours, by what is planned, seconds and ratios to greedy's.
+def times(shape: Shape, trials: Sequence[Trial], repeats: int) -> dict[str, Any]:
+    """Greedy's own milliseconds; of ours, by what is planned, seconds and ratios to greedy's, over
+    all trials.
 
     Greedy is the faster of the fixed baseline and the shipped one, whose plans are equal; else
     `RuntimeError`.
     """
     baseline, ranks, slots = Baseline(), shape.ranks, shape.slots
-    first = trial.loads[0]
-    shipped = _native.plan_greedy(first, slots, ranks)
-    if not np.array_equal(baseline.plan(first, slots, ranks), shipped):
-        raise RuntimeError("the shipped greedy plans otherwise than the baseline")
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for kind, call in _calls(shape, trial):
-        for _ in range(repeats):
+    for trial in trials:
+        first = trial.loads[0]
+        shipped = _native.plan_greedy(first, slots, ranks)
+        if not np.array_equal(baseline.plan(first, slots, ranks), shipped):
+            raise RuntimeError("the shipped greedy plans otherwise than the baseline")
+
+        def greedy(first: Counts = first) -> float:
             fixed = cpu(lambda: baseline.plan(first, slots, ranks))
-            own = cpu(lambda: _native.plan_greedy(first, slots, ranks))
-            pairs.setdefault(kind, []).append((min(fixed, own), cpu(call)))
-    greedy = [pair[0] for found in pairs.values() for pair in found]
+            return min(fixed, cpu(lambda: _native.plan_greedy(first, slots, ranks)))
+
+        for kind, call in _calls(shape, trial):
+            pairs.setdefault(kind, []).extend((greedy(), cpu(call)) for _ in range(repeats))
+    milliseconds = statistics.median(pair[0] for found in pairs.values() for pair in found) * 1e3
     told = {kind: _told(found) for kind, found in pairs.items()}
-    return {"greedy_milliseconds": statistics.median(greedy) * 1e3, **told}
+    return {"greedy_milliseconds": milliseconds, **told}
 
 
 def _told(pairs: list[tuple[float, float]]) -> dict[str, float]:
@@ -408,7 +412,7 @@ def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> F
     }
     return {
         "shape": vars(shape),
-        "times": times(shape, trials[0], repeats),
+        "times": times(shape, trials, repeats),
         "gaps": gaps(shape, trials[0]),
         "step": step(shape, trials[0]),
         "unchanged": unchanged(shape, trials),

@@ -66,8 +66,10 @@ Ids Worker::installed(std::int64_t layer) const {
 void Worker::reset(std::int64_t layer, Ids placement) {
     board_.lift_limit();
     board_.reset(request_.load_of(layer), placement);
-    // Anew, what is installed only says which labels ranks and slots get.
-    if (request_.policy == Policy::kIncremental && request_.installed != nullptr)
+    // Anew, what is installed only says which labels ranks and slots get. And as many changes as a
+    // rank has slots are no limit: nothing is counted for it.
+    if (request_.policy == Policy::kIncremental && request_.installed != nullptr &&
+        request_.per_rank < request_.rules.shape.per_rank())
         board_.limit_changes(placement, request_.per_rank);
 }
 
@@ -147,7 +149,9 @@ bool Worker::calm(std::int64_t layer, std::int64_t gain, std::int64_t copies) {
 
 // Who is still on its rank, or again, is in its slot: nothing is copied for it.
 void Worker::return_to_slots(Ids installed) {
-    if (installed.data == nullptr) return;
+    const Ids now = board_.placement();
+    // In steady windows most layers are as they were.
+    if (installed.data == nullptr || std::equal(now.begin(), now.end(), installed.begin())) return;
     const auto size = static_cast<std::int32_t>(request_.rules.shape.per_rank());
     const auto slots = static_cast<std::int32_t>(installed.size);
     for (std::int32_t s = 0; s < slots; ++s) {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from equipoise.hal.accelerator import Accelerator as Accelerator
     from equipoise.hal.accelerator import Backend as Backend
+    from equipoise.hal.accelerator import CountsRoutingMemory as CountsRoutingMemory
     from equipoise.hal.accelerator import Graph as Graph
     from equipoise.hal.accelerator import Memory as Memory
     from equipoise.hal.accelerator import Topology as Topology
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from equipoise.hal.work import Work as Work
 
 HOMES = {
-    "accelerator": ("Accelerator", "Backend", "Graph", "Memory", "Topology"),
+    "accelerator": ("Accelerator", "Backend", "CountsRoutingMemory", "Graph", "Memory", "Topology"),
     "capabilities": (
         "Available",
         "Capabilities",

@@ -136,6 +136,17 @@ class Accelerator(Protocol):
 
 
 @runtime_checkable
+class CountsRoutingMemory(Protocol):
+    """What a backend may have besides, and the accelerators that it opens: it knows the memory that
+    its kernels keep for routing, beside `Tables`.
+    """
+
+    def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
+        """Bytes of a device that go with tables of that shape. Opens nothing."""
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """What an entry point of `equipoise.accelerators` names."""
 

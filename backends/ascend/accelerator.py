@@ -8,6 +8,7 @@ from torch import Tensor
 from equipoise.backends.ascend import formats, native
 from equipoise.backends.ascend.byte_verbs import NpuBytes
 from equipoise.backends.ascend.kernels import AscendKernels
+from equipoise.backends.ascend.replica_tables import table_bytes
 from equipoise.backends.ascend.words import NpuWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.runtime import Device
@@ -47,3 +48,7 @@ class AscendAccelerator(DeviceAccelerator):
     def __init__(self, index: int) -> None:
         device = Device(native.RUNTIME, index)
         super().__init__("ascend", device, AscendParts(device))
+
+    def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
+        """Of the tables of replicas."""
+        return table_bytes(layers, experts, slots)

@@ -2,6 +2,7 @@
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.ascend.replica_tables import table_bytes
 from equipoise.hal.capabilities import Capabilities, Probe, SlotFormat, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
@@ -36,6 +37,10 @@ class AscendBackend:
     def devices(self) -> int:
         """How many devices can be opened."""
         return 0 if isinstance(self.probe(), Unavailable) else native.RUNTIME.devices()
+
+    def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
+        """Of the tables of replicas."""
+        return table_bytes(layers, experts, slots)
 
     def open(self, index: int) -> AscendAccelerator:
         """Open that device, and make it the calling thread's."""

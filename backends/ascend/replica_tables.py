@@ -43,25 +43,11 @@ class ReplicaTables:
     """
 
     def __init__(self, tables: Tables, stream: Stream) -> None:
-        layers, invalid = tables.layers, tables.slots
         self.experts = tables.experts
         self.centre = tables.experts + 1
-        kinds = 2 * self.centre + 1
-        padding = [0, self.centre, kinds - 1]
-        replicas = torch.zeros(layers, kinds, POSITIONS, dtype=torch.int32)
-        replicas[:, padding] = invalid
-        runs = torch.zeros(layers, 2, kinds, dtype=torch.int32)
-        runs[:, 0, padding] = 2 * invalid
-        runs[:, 1] = 1  # a layer that was never committed has runs of no length
-        slots = torch.zeros(layers, 2 * invalid + 1, dtype=torch.int32)
-        slots[:, -1] = invalid
-        words = torch.tensor([[POSITIONS], [1]], dtype=torch.int32).expand(2, layers)
-        self.replicas = copy_to_device(replicas.view(layers, -1), stream)
-        self.runs = copy_to_device(runs, stream)
-        self.slots = copy_to_device(slots, stream)
-        self.words = copy_to_device(words.contiguous(), stream)
-        self.padding = copy_to_device(torch.tensor([self.centre], dtype=torch.int32), stream)
-        self._all = (self.replicas, self.runs, self.slots, self.words, self.padding)
+        made = empty_tables(tables.layers, tables.experts, tables.slots, torch.device("cpu"))
+        self._all = tuple(copy_to_device(table, stream) for table in made)
+        self.replicas, self.runs, self.slots, self.words, self.padding = self._all
         self._known: set[object] = set()
 
     @property
@@ -110,6 +96,31 @@ class ReplicaTables:
         self.slots.view(-1).index_copy_(0, places, replicas.reshape(-1))
         signed = torch.cat([signs * POSITIONS, signs], dim=1).int().t().contiguous()
         self.words.index_copy_(1, layers, signed)
+
+
+def empty_tables(
+    layers: int, experts: int, slots: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What `ReplicaTables` holds before the first commit, in the order of its attributes."""
+    centre, invalid = experts + 1, slots
+    kinds = 2 * centre + 1
+    ends = [0, centre, kinds - 1]
+    replicas = torch.zeros(layers, kinds, POSITIONS, dtype=torch.int32, device=device)
+    replicas[:, ends] = invalid
+    runs = torch.zeros(layers, 2, kinds, dtype=torch.int32, device=device)
+    runs[:, 0, ends] = 2 * invalid
+    runs[:, 1] = 1  # a layer that was never committed has runs of no length
+    entries = torch.zeros(layers, 2 * invalid + 1, dtype=torch.int32, device=device)
+    entries[:, -1] = invalid
+    words = torch.tensor([[POSITIONS], [1]], dtype=torch.int32, device=device).expand(2, layers)
+    padding = torch.tensor([centre], dtype=torch.int32, device=device)
+    return replicas.view(layers, -1), runs, entries, words.contiguous(), padding
+
+
+def table_bytes(layers: int, experts: int, slots: int) -> int:
+    """Bytes of the device that the `ReplicaTables` of such tables take."""
+    # Made where nothing is stored, so that the figure is that of the tables and no second formula.
+    return sum(table.nbytes for table in empty_tables(layers, experts, slots, torch.device("meta")))
 
 
 def slots_by_position(update: TableUpdate) -> Tensor:

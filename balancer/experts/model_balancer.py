@@ -241,7 +241,8 @@ class ModelBalancer:
         staging = [family.berth.store.layout.staging for family in self.families]
         ranks, parcel = len(inner.context.members.ranks), inner.context.config.slots_per_message
         rounds = RoundOrder.over(inner.components.communicators[0].capabilities)
-        return memory_report(self.model, ranks, staging, parcel, rounds)
+        device = inner.context.accelerator
+        return memory_report(self.model, ranks, staging, parcel, rounds, device)
 
     def attach(self, stream: Stream) -> Reader:
         """A further stream reads slots or tables of this model; see `ExpertBalancer.attach`."""

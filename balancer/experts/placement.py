@@ -42,7 +42,10 @@ class ExpertShape:
         if self.slots < self.experts:
             raise PlacementError(f"{self.slots} slots cannot hold {self.experts} experts")
         if self.slots % self.ranks:
-            raise PlacementError(f"{self.slots} slots do not divide among {self.ranks} ranks")
+            raise PlacementError(
+                f"{self.slots} slots do not divide among {self.ranks} ranks: "
+                f"take a multiple of {self.ranks}"
+            )
 
     @property
     def slots_per_rank(self) -> int:

@@ -12,6 +12,7 @@ QUICK = {
     "run": "run.py --quick",
     "closed loop": "run.py --closed-loop --quick",
     "placement": "placement.py --quick --shapes a",
+    "active_experts": "active_experts.py --quick",
     "routing": "routing.py --quick",
     "staging planning": "staging.py --planning --quick",
     "engine_stall": "engine_stall.py --quick",

@@ -191,10 +191,14 @@ def planner_input(
         sigma = default_sigma(windows.shape[0], policy, objective)
     if not 0.0 <= sigma <= 100.0:
         raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
-    # In floating point, which is exact up to far beyond that: integers might wrap around.
-    if windows.sum(axis=(0, 2), dtype=np.float64).max() > MOST:
+    count, _, experts = windows.shape
+    # In floating point, which is exact up to far beyond that: integers might wrap around. Only
+    # where it may be so many: the sum takes as long as planning a few layers.
+    may_be_more = int(windows.max()) * count * experts > MOST
+    if may_be_more and windows.sum(axis=(0, 2), dtype=np.float64).max() > MOST:
         raise PlacementError(f"a layer has more than {MOST} rows")
-    total = windows.sum(axis=0)
+    # Of one window a copy, so that whoever called may write to it meanwhile.
+    total = windows[0].copy() if count == 1 else windows.sum(axis=0)
     if sigma == 0.0 or windows.shape[0] == 1:
         return PlannerInput(total, active=active)
     starts = np.unique(np.arange(KEPT) * windows.shape[0] // KEPT)

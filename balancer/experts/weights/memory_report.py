@@ -1,7 +1,7 @@
 """What balancing takes of a device's memory, told at the start."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 import torch
@@ -9,12 +9,15 @@ from torch import Tensor
 
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
+from equipoise.hal.accelerator import CountsRoutingMemory
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.kernels import Tables
 
 HEADER = ("what", "bytes", "why")
 COUNTER_BYTES = 4 + 8
 """Of an expert of a layer: rows in the open sub-window, and their sum while it travels."""
+
+OWN_TABLES = "routing tables of the backend"
 
 
 class RoundOrder(StrEnum):
@@ -77,6 +80,7 @@ def memory_report(
     staging: Sequence[int],
     parcel: int,
     rounds: RoundOrder = RoundOrder.IN_TURN,
+    device: object = None,
 ) -> MemoryReport:
     """Slots, staging, packed blobs, routing tables and load counters of one model on one rank.
 
@@ -86,6 +90,7 @@ def memory_report(
         staging: staging buffers of each family; none where weights are written in place.
         parcel: slots that travel in one blob at most.
         rounds: how those of a lot go.
+        device: an accelerator or its backend, which may know of further memory for routing.
 
     Raises:
         PlacementError: the slots of so many ranks cannot hold the experts.
@@ -105,6 +110,8 @@ def memory_report(
         entries.append(MemoryItem(what, packed, packed_why(rounds)))
     why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
     entries.append(MemoryItem(f"{model.name}: routing tables", tables_bytes(shape), why))
+    of_groups = [replace(shape, layers=len(group.layers)) for group in model.groups]
+    entries += own_tables(device, of_groups, f"{model.name}: ")
     counted = shape.layers * shape.experts * COUNTER_BYTES
     entries.append(
         MemoryItem(f"{model.name}: load counters", counted, "rows by expert, and their sum")
@@ -141,6 +148,21 @@ def tables_bytes(shape: ExpertShape) -> int:
     tables = Tables.empty(shape.layers, shape.experts, shape.slots, shape.ranks, nowhere)
     values = (getattr(tables, field.name) for field in fields(tables))
     return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+
+def own_tables(device: object, shapes: Sequence[ExpertShape], prefix: str = "") -> list[MemoryItem]:
+    """What the kernels of a backend keep beside `Tables` of these shapes; no entry where it does
+    not say.
+
+    Args:
+        device: an accelerator, or its backend: nothing is opened.
+        shapes: one for each `Tables`.
+        prefix: of the entry's name.
+    """
+    if not isinstance(device, CountsRoutingMemory):
+        return []
+    nbytes = sum(device.routing_bytes(each.layers, each.experts, each.slots) for each in shapes)
+    return [MemoryItem(prefix + OWN_TABLES, nbytes, "replicas as its kernels look them up")]
 
 
 def _slots(model: ExpertModel, shape: ExpertShape) -> MemoryItem:

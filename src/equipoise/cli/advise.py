@@ -60,7 +60,7 @@ def request_of(given: Mapping[str, Any]) -> AdviseRequest:
 def _validate(request: AdviseRequest) -> None:
     """Raises UsageError for what can be said without reading a file."""
     if request.ranks is None and request.installed is None:
-        raise UsageError("--ranks is needed where there is no --installed to take them of")
+        raise UsageError("--ranks is needed: there is no --installed to read it from")
     check_ranks(request.ranks)
     for flag, value, most in (
         ("--slots", request.slots, MOST_SLOTS),

@@ -4,9 +4,11 @@ from equipoise.balancer.experts.config import CommitMode, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.memory_report import (
     COUNTER_BYTES,
+    OWN_TABLES,
     MemoryItem,
     MemoryReport,
     RoundOrder,
+    own_tables,
     packed_slots,
     packed_why,
     tables_bytes,
@@ -41,9 +43,10 @@ def demo_ledger(run: RunSettings) -> MemoryReport:
                 "experts held without balancing", home * expert, f"{home} slots, the model's own"
             ),
             MemoryItem("redundant slots", (slots - home) * expert, f"{slots - home} more"),
-            MemoryItem("staging", staging * expert, "where weights arrive beside the forward"),
+            MemoryItem("staging", staging * expert, "where weights arrive during a forward pass"),
             _blobs(run, staging, slots, expert),
             MemoryItem("routing tables", tables_bytes(shape), "two sets, for two generations"),
+            *_own_tables(run, shape),
             MemoryItem(
                 "load counters", model.layers * model.experts * COUNTER_BYTES, "rows by expert"
             ),
@@ -81,6 +84,15 @@ def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryIte
         return MemoryItem("packed slots", None, "no backend")
     packed = packed_slots(staging, slots, run.parcel, rounds)
     return MemoryItem("packed slots", packed * expert, packed_why(rounds))
+
+
+def _own_tables(run: RunSettings, shape: ExpertShape) -> list[MemoryItem]:
+    """What the backend keeps for routing beside the tables of all backends."""
+    try:
+        backend = registry.accelerator(run.backend)
+    except BackendUnavailable:
+        return [MemoryItem(OWN_TABLES, None, "no backend")]
+    return own_tables(backend, [shape])
 
 
 def _backend(run: RunSettings) -> CommunicatorBackend:

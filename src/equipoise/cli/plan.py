@@ -79,7 +79,7 @@ def validate(request: PlanRequest) -> None:
     if request.installed is None:
         for flag in ("ranks", "slots"):
             if getattr(request, flag) is None:
-                raise UsageError(f"--{flag} is needed where there is no --installed to take it of")
+                raise UsageError(f"--{flag} is needed: there is no --installed to read it from")
         if request.max_copies is not None:
             raise UsageError("--max-copies needs --installed: without it every copy is new")
         if request.byte_budget is not None:

@@ -40,11 +40,11 @@ def _source(forecast: Forecast) -> str:
     windows = counted(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
     asked = forecast.asked
     fresh = asked.policy == "incremental" and forecast.before_name == "linear"
-    policy = "incremental, here as connected" if fresh else asked.policy
+    policy = "connected, as nothing is installed" if fresh else asked.policy
     lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
     if asked.sigma and forecast.windows > 1:
         lines.append(
-            f"sigma {asked.sigma:g}: ranks count with so many standard deviations over windows"
+            f"sigma {asked.sigma:g}: of a rank its mean load counts and so many standard deviations"
         )
     if asked.objective != "tokens":
         lines.append("figures are of experts that have any rows in a window, not of rows")

@@ -34,7 +34,7 @@ def verdict(summary: Summary) -> str:
     line = f"outputs identical: {'yes' if summary.outputs_identical else 'no'}"
     if summary.not_exercised is None:
         return line
-    return f"{line}; not exercised: {printable(summary.not_exercised)}"
+    return f"{line}; not exercised: {printable(summary.not_exercised)}; try more --steps"
 
 
 def ordered(summary: Summary) -> tuple[tuple[str, VariantSummary], ...]:

@@ -51,7 +51,7 @@ BAD = {
     "no statistics": ((), "the following arguments are required: STATS"),
     "a missing file": (("none.npy", *RANKS), "none.npy: cannot be read"),
     "nothing counted": (("zero.npy", *RANKS), "all counts are 0"),
-    "no ranks": (("counts.npy",), "--ranks is needed where there is no --installed"),
+    "no ranks": (("counts.npy",), "--ranks is needed: there is no --installed"),
     "no rank": (("counts.npy", "--ranks", "0"), "--ranks must be at least 1"),
     "slots that do not divide": (
         ("counts.npy", *RANKS, "--slots", "13"),

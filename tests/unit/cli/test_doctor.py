@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from equipoise.backends.ascend.replica_tables import table_bytes
 from equipoise.backends.cpu.accelerator import CpuBackend
+from equipoise.balancer.experts.weights.memory_report import OWN_TABLES
 from equipoise.cli import findings
 from equipoise.cli.checks import Check
 from equipoise.cli.doctor import describe
 from equipoise.cli.findings import Found, examine, in_words, look_at, plain
-from equipoise.cli.memory import demo_memory, render_ledger
+from equipoise.cli.memory import demo_ledger, demo_memory, render_ledger
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant
 from equipoise.demo.settings import Balance, RunSettings
@@ -132,6 +134,15 @@ def test_demo_memory_without_balancing_has_no_staging() -> None:
 def test_demo_memory_hccl_packs_twice_the_staging() -> None:
     memory = demo_memory(RunSettings(communicator="hccl", parcel=1))
     assert memory["packed slots"] == 2 * (memory["staging"] or 0)
+
+
+def test_demo_memory_counts_replica_tables_of_ascend() -> None:
+    """Known without torch_npu; the total has them."""
+    cpu, ascend = (demo_ledger(RunSettings(backend=name, communicator="gloo"))
+                   for name in ("cpu", "ascend"))  # fmt: skip
+    (own,) = set(ascend.entries) - set(cpu.entries)
+    assert (own.what, own.nbytes) == (OWN_TABLES, table_bytes(6, 32, 40))
+    assert ascend.total == cpu.total + table_bytes(6, 32, 40)
 
 
 def test_demo_memory_of_undeclared_communicator_is_unknown() -> None:

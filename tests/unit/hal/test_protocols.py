@@ -2,6 +2,8 @@
 
 import pytest
 
+from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.ascend.backend import AscendBackend
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.backends.cpu.communicator import GlooCommunicator
@@ -66,6 +68,8 @@ PAIRS = [
 BESIDES = [
     (communicator.CountsMemory, type(GLOO)),
     (communicator.CountsMemory, MpiBackend),
+    (accelerator.CountsRoutingMemory, AscendBackend),
+    (accelerator.CountsRoutingMemory, AscendAccelerator),
 ]
 """What a backend may have and need not."""
 

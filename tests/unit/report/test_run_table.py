@@ -25,7 +25,7 @@ def test_run_table_verdict_says_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
     record.variants["exact"] = replace(record.variants["exact"], epochs=())
     last = render(summarise(record), Ink.PLAIN).splitlines()[-1]
-    assert last == "outputs identical: yes; not exercised: no slot moved"
+    assert last == "outputs identical: yes; not exercised: no slot moved; try more --steps"
 
 
 def test_run_table_fits_80_columns(make_record: MakeRecord) -> None:

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.config import Objective, Policy, Split
 from equipoise.balancer.experts.planning import planner
+from equipoise.balancer.experts.planning.inputs import planner_input
 from equipoise.balancer.experts.planning.planner import _aims, whole_layers
 from equipoise.cli.plan_options import PlanRequest
 from equipoise.hal.errors import PlacementError
@@ -269,7 +270,7 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
         ({"load": [[1, 2], [3, -4]]}, "must not be negative: -4 for expert 1 in layer 1"),
         ({"load": [[2**46, 1]]}, "a layer has more than"),
         ({"slots": 1}, "1 slots cannot hold 2 experts"),
-        ({"slots": 3}, "3 slots do not divide among 2 ranks"),
+        ({"slots": 3}, "3 slots do not divide among 2 ranks: take a multiple of 2"),
         ({"nodes": 3}, "2 ranks do not divide among 3 nodes"),
         ({"policy": "lucky"}, "policy must be one of greedy, connected, incremental, got 'lucky'"),
         ({"objective": "joy"}, "objective must be one of tokens, active_experts"),
@@ -360,11 +361,36 @@ def test_plan_trade_between_nodes_lowers_imbalance() -> None:
 
 
 @pytest.mark.parametrize("windows", [1, 4])
-@pytest.mark.parametrize("rows", [2**46, 2**62, 2**64 - 1])
+@pytest.mark.parametrize("rows", [2**44, 2**46, 2**62, 2**64 - 1])
 def test_plan_refuses_more_rows_than_it_can_count(windows: int, rows: int) -> None:
     load = np.full((windows, 1, 4), rows, dtype=np.uint64)
-    with pytest.raises(PlacementError, match="a layer has more than"):
+    with pytest.raises(PlacementError, match=f"a layer has more than {2**46 - 1} rows$"):
         plan(load, slots=4, ranks=2)
+
+
+def test_planner_input_shares_no_memory_with_load_of_caller() -> None:
+    """The native core lets other threads run, and they may count on in the same array."""
+    load = np.array([[3, 1], [2, 2]], dtype=np.int64)
+    found = planner_input(load, None, Policy.INCREMENTAL, Objective.TOKENS)
+    assert found.load.tolist() == load.tolist()
+    assert not np.shares_memory(found.load, load)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["level", "even"]), st.integers(0, 2))
+def test_plan_limit_of_all_slots_of_a_rank_equals_no_limit(
+    seed: int, split: str, beyond: int
+) -> None:
+    """What is installed is of another load, so that there is much to change in slots by twos."""
+    before, after = skewed(seed), skewed(seed + 1)
+    group: dict[str, Any] = {"slots": SLOTS, "ranks": SLOTS // 2, "split": split}
+    installed = plan(before, **group).placement
+    free = plan(after, **group, installed=installed)
+    bound = plan(after, **group, installed=installed, max_copies_per_rank=2 + beyond)
+    assert free.digest == bound.digest
+    one_less = plan(after, **group, installed=installed, max_copies_per_rank=1)
+    changed = (one_less.placement != installed).reshape(LAYERS, -1, 2).sum(axis=2)
+    assert changed.max() <= 1
 
 
 def test_plan_takes_any_number_of_threads() -> None:

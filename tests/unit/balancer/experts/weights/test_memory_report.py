@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.backends.ascend.replica_tables import table_bytes
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.memory_report import (
@@ -91,6 +92,19 @@ def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
     summed = torch.empty(counters.shape, dtype=torch.int64)
     ledger = memory_report(two_families(), RANKS, [2, 5], parcel=1)
     assert ledger.entries[-1].nbytes == counters.nbytes + summed.nbytes
+
+
+def test_memory_report_counts_tables_of_backend_by_group() -> None:
+    """Each family has tables of its own; the CPU's kernels look nothing up but these."""
+    backend, shape = backends.accelerator("ascend"), two_families().shape(RANKS)
+    plain = memory_report(two_families(), RANKS, [2, 5], parcel=1)
+    counted = memory_report(two_families(), RANKS, [2, 5], parcel=1, device=backend)
+    (own,) = set(counted.entries) - set(plain.entries)
+    assert own.what == "m: routing tables of the backend"
+    assert own.nbytes == sum(table_bytes(n, shape.experts, shape.slots) for n in (2, 1))
+    assert counted.total == plain.total + own.nbytes
+    cpu = backends.accelerator("cpu")
+    assert memory_report(two_families(), RANKS, [2, 5], parcel=1, device=cpu) == plain
 
 
 def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
