@@ -1,4 +1,7 @@
-"""Mutants of family *kernels*."""
+"""Mutants of family *kernels*.
+
+Those that replace a verb check its operands as the healthy ones do: one behaviour is broken (G11).
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -13,6 +16,14 @@ from equipoise import _native
 from equipoise.backends.virtual.graph import VirtualGraph
 from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.stream import own_stream
+from equipoise.hal.kernel_operands import (
+    check_checksum,
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_update,
+)
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import RoutingTable
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
@@ -25,6 +36,8 @@ class WordByWord(VirtualKernels):
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
+        check_routing(ids, tables, salt.layer, slots, counts)
+
         def steps() -> Iterator[None]:
             start, _, _ = self.arrays(tables, self.live(tables, salt.layer))
             yield
@@ -49,6 +62,7 @@ class TablesAtTheCall(VirtualKernels):
     """A commit of tables happens at the call, ahead of the weights that it belongs to."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        check_update(update, tables)
         for place in range(len(update.layers)):
             for part in self.parts_of_commit(update, tables, place):
                 part()
@@ -68,6 +82,7 @@ class CopiesIdsAtCall(AnyKernels):
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
+        check_routing(ids, tables, salt.layer, slots, counts)  # a copy would hide strides
         super().route_and_count(ids.clone(), tables, salt, slots, counts, stream)
 
 
@@ -75,6 +90,7 @@ class ChecksumsWholeWords(AnyKernels):
     """A checksum leaves out the last bytes that fill no word."""
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        check_checksum(data, out)
         flat = data.reshape(-1).view(torch.uint8)
         super().checksum(flat[: flat.numel() // 4 * 4], out, stream)
 
@@ -92,6 +108,8 @@ class IgnoresSolvedShares(AnyKernels):
         counts: Tensor,
         stream: Stream,
     ) -> None:
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
         shares = tables.cumulative[int(tables.generation[salt.layer]) & 1, salt.layer]
         super().route_apportioned(ids, tables, shares, salt, slots, counts, stream)
 
@@ -110,6 +128,7 @@ class NegativeIsLast(VirtualKernels):
     """Ids below 0 count from the end, as indices of Python do."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        check_count(ids, counts)
         experts = counts.numel()
 
         def program() -> None:
@@ -142,6 +161,9 @@ class RuleWordByWord(VirtualKernels):
         counts: Tensor,
         stream: Stream,
     ) -> None:
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
+
         def steps() -> Iterator[None]:
             start, _, _ = self.arrays(tables, self.live(tables, layer))
             yield

@@ -106,7 +106,7 @@ class LatestStream(VirtualStream):
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
         gate = lambda: own.ended or event.latest().ended  # noqa: E731
-        self.submit(Task(self, in_turn(()), gate=gate))
+        self.submit(Task(self, in_turn((own.take,)), gate=gate))
 
 
 class StrandedStream(VirtualStream):

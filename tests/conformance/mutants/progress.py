@@ -96,6 +96,7 @@ class HostWaits(VirtualWork):
         operation = self._operation
         if not operation.communicator.world.until(lambda: operation.ended, DEADLINE):
             raise OperationTimeout(f"the host waited for {operation.what} until its deadline")
+        operation.check()
 
 
 class NoSnapshot(Collective):
