@@ -136,6 +136,7 @@ LEASES = "a-leased-slot-is-written-by-nobody"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 PAGES = "a-page-is-not-handed-out-under-a-copy"
 MACHINE = "everything-at-once-shows-what-is-due"
+VAIN = "a-wait-that-ends-in-vain-says-so"
 # A slot of several bytes that is read while it is written is torn, a batch is seen in parts; and
 # the machine has readers, too.
 READ = ("a-slot-is-read-whole", "a-batch-is-seen-whole", MACHINE)
@@ -238,8 +239,9 @@ MUTANTS = (
         clause="A13",
         broken="A page is handed out while a copy still reads it (TensorRT-LLM's host pool).",
         property=PAGES,
-        # The machine writes slots from pages, too.
-        also=(MACHINE,),
+        # The machine writes slots from pages, too; and a pool is waited for in vain while its page
+        # is still read.
+        also=(MACHINE, VAIN),
         subject=device_with(pool=HastyPool),
     ),
     Mutant(

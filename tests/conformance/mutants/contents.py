@@ -165,6 +165,8 @@ MAPPINGS = "any-mapping-of-slots-ends-as-proposed"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 SUMS = "checksums-are-those-of-the-definition"
 MACHINE = "everything-at-once-shows-what-is-due"
+LONG = "slots-of-any-length-are-copied-whole"
+MANY = "a-verb-takes-hundreds-of-slots"
 MUTANTS = (
     Mutant(
         name="a-slot-is-given-other-memory",
@@ -191,6 +193,8 @@ MUTANTS = (
         broken="The bytes behind a segment, or behind a blob, are written over.",
         property=CONTENTS,
         subject=device_with(slots=SpillingStore),
+        # Long segments and many slots have odd lengths and neighbours, too.
+        also=(LONG, MANY),
     ),
     Mutant(
         name="segments-are-read-from-whole-words",
@@ -263,7 +267,7 @@ MUTANTS = (
         broken="The last bytes of a slot of odd size are not summed.",
         property=SUMS,
         subject=device_with(slots=WordSums),
-        # Private formats are checksummed in the same way.
-        also=("private-formats-travel-whole",),
+        # Private formats are checksummed in the same way, and so are long slots and many.
+        also=("private-formats-travel-whole", LONG, MANY),
     ),
 )

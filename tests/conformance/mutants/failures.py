@@ -158,6 +158,7 @@ SOFT = "a-soft-wait-that-gives-up-changes-nothing"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 CLOSED = "closing-ends-what-is-in-flight"
+WAITS = "a-stream-that-waits-for-what-fails-has-failed"
 
 MUTANTS = (
     Mutant(
@@ -166,7 +167,7 @@ MUTANTS = (
         broken="An operation that nobody answered ends as if it had been (NCCL #2130).",
         property=LONELY,
         subject=network_with(operation=SilentDeadline),
-        also=(FAILED, FAULTS),  # both let deadlines pass, and ask for the failure
+        also=(FAILED, FAULTS, WAITS),  # all of them let deadlines pass, and ask for the failure
     ),
     Mutant(
         name="an-error-names-neither-operation-nor-purpose",

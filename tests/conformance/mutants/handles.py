@@ -119,6 +119,8 @@ ROUNDS = "a-round-brings-every-blob-whole"
 ABORTED = "abort-ends-what-is-in-flight"
 AWAITED = "a-stream-waits-for-an-operation-without-the-host"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
+CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
+WAITS = "a-stream-that-waits-for-what-fails-has-failed"
 MISALIGNED = "misaligned-buffers-arrive-and-their-neighbours-stay"
 
 MUTANTS = (
@@ -151,6 +153,7 @@ MUTANTS = (
         broken="Whoever asks second is told that all is well.",
         property=FAILED,
         subject=network_with(work=FailsOnce),
+        also=(CANCELLED,),  # it asks twice: before the other end comes, and after
     ),
     Mutant(
         name="results-come-in-the-order-of-issue",
@@ -191,6 +194,6 @@ MUTANTS = (
         broken="result returns after a failure as if all were well (PyTorch).",
         property=FAILED,
         subject=network_with(work=FailureIsAnEnd),
-        also=(LONELY, ABORTED, FAULTS),  # they ask how an operation failed
+        also=(LONELY, ABORTED, FAULTS, CANCELLED, WAITS),  # they ask how an operation failed
     ),
 )

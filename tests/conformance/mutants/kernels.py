@@ -276,6 +276,8 @@ TOGETHER = "no-token-finds-another-experts-weights"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 FOLLOWING = "kernels-follow-their-stream"
 LOCKED = "a-captured-lock-hands-over-at-every-replay"
+REPLAYED = "a-graph-replays-on-the-stream-it-is-given"
+LARGE = "kernels-equal-the-reference-at-the-sizes-of-models"
 MACHINE = "everything-at-once-shows-what-is-due"
 MUTATIONS = (
     Mutation(
@@ -298,6 +300,8 @@ MUTATIONS = (
         broken="The last one to three bytes are left out.",
         property=VALUES,
         kernels=ChecksumsWholeWords,
+        # There, too, lengths are no multiples of four.
+        also=("checksums-equal-the-reference-at-any-length",),
     ),
     Mutation(
         name="solved-shares-are-ignored",
@@ -312,6 +316,8 @@ MUTATIONS = (
         broken="Padding is sent to the last slot.",
         property=VALUES,
         kernels=PaddingIsRouted,
+        # The same kernels, on batches that hold padding, too.
+        also=(LARGE,),
     ),
     Mutation(
         name="all-ranks-begin-at-the-first-replica",
@@ -326,6 +332,8 @@ MUTATIONS = (
         broken="TensorRT-LLM's turns begin anew after 512 elements.",
         property=RULES,
         kernels=BlocksOf512,
+        # The same rules, on larger batches.
+        also=(LARGE,),
     ),
     Mutation(
         name="the-elements-of-a-row-part",
@@ -333,6 +341,8 @@ MUTATIONS = (
         broken="vLLM's hash takes the number of the element for the number of its row.",
         property=RULES,
         kernels=HashesElementsForRows,
+        # The same rules, on larger batches.
+        also=(LARGE,),
     ),
     Mutation(
         name="rows-that-fill-up-are-counted",
@@ -340,6 +350,8 @@ MUTATIONS = (
         broken="All rows are counted, not the first ones only.",
         property=RULES,
         kernels=CountsEveryRow,
+        # The same rules, on larger batches.
+        also=(LARGE,),
     ),
 )
 MUTANTS = (
@@ -381,7 +393,7 @@ MUTANTS = (
         property=SALTED,
         subject=device_with(kernels=OneRank),
         # The rank is a part of the reference.
-        also=(VALUES,),
+        also=(VALUES, LARGE),
     ),
     Mutant(
         name="negative-ids-count-from-the-end",
@@ -403,8 +415,8 @@ MUTANTS = (
         broken="What is captured runs at once, too.",
         property=GRAPHS,
         subject=device_with(graph=RunningCapture),
-        # What runs while it is captured takes a signal, or waits for one.
-        also=(LOCKED,),
+        # What runs while it is captured takes a signal, or waits for one; or is counted.
+        also=(LOCKED, REPLAYED),
     ),
     Mutant(
         name="a-graph-replays-once",
@@ -412,7 +424,7 @@ MUTANTS = (
         broken="The second replay runs nothing.",
         property=GRAPHS,
         subject=device_with(graph=OneReplay),
-        # Both replay a graph of their own more than once.
-        also=(LOCKED, FOLLOWING),
+        # All of them replay a graph of their own more than once.
+        also=(LOCKED, FOLLOWING, REPLAYED),
     ),
 )

@@ -200,6 +200,7 @@ MODEL = "a-lock-does-what-its-model-does"
 DEADLINE = "a-lock-that-nobody-signals-is-poisoned"
 BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
 MACHINE = "everything-at-once-shows-what-is-due"
+VAIN = "a-wait-that-ends-in-vain-says-so"
 MUTANTS = (
     Mutant(
         name="the-mover-is-let-in-by-the-acquire",
@@ -207,8 +208,12 @@ MUTANTS = (
         broken="The mover writes while the reader that was let in still reads.",
         property=TURNS,
         subject=device_with(lock=EarlyRelease),
-        # A captured section reads between acquire and release, too.
-        also=(CAPTURED,),
+        # All of them have a mover that waits for a reader which has acquired and not released.
+        also=(
+            CAPTURED,
+            MACHINE,
+            VAIN,
+        ),
     ),
     Mutant(
         name="a-release-before-the-wait-is-lost",
@@ -221,6 +226,7 @@ MUTANTS = (
             CAPTURED,
             MODEL,
             MACHINE,
+            VAIN,
         ),
     ),
     Mutant(
@@ -286,8 +292,8 @@ MUTANTS = (
         broken="Draining does not wait for what was launched.",
         property=MODEL,
         subject=device_with(lock=HastyDrain),
-        # Its rules drain locks, too.
-        also=(MACHINE,),
+        # Their programs drain locks, too.
+        also=(MACHINE, VAIN),
     ),
     Mutant(
         name="a-copy-from-the-host-waits-for-launches",

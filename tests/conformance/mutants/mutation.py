@@ -29,6 +29,7 @@ class Mutation:
         property: the property that must reject it.
         kernels: what goes before a backend's kernels; None where `slots` is given.
         slots: what goes before a backend's slot store; None where `kernels` is given.
+        also: other properties that cannot help rejecting it, as in `Mutant`.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Mutation:
     property: str
     kernels: type | None = None
     slots: type | None = None
+    also: tuple[str, ...] = ()
 
     def on_cpu(self) -> Mutant:
         """The CPU, broken by it."""
@@ -47,18 +49,15 @@ class Mutation:
             parts["slots"] = over(self.slots, CpuSlotStore)
         return Mutant(**self._words(), subject=cpu_with(**parts), real=True)
 
-    def on_virtual(self, also: tuple[str, ...] = ()) -> Mutant:
-        """The virtual device, its kernels broken by it.
-
-        Args:
-            also: other properties that cannot help rejecting it, as in `Mutant`.
-        """
+    def on_virtual(self) -> Mutant:
+        """The virtual device, its kernels broken by it."""
         assert self.kernels is not None
         subject = device_with(kernels=over(self.kernels, VirtualKernels))
-        return Mutant(**self._words(), subject=subject, also=also)
+        return Mutant(**self._words(), subject=subject)
 
     def _words(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "clause", "broken", "property")}
+        names = ("name", "clause", "broken", "property", "also")
+        return {name: getattr(self, name) for name in names}
 
 
 def over(mutation: type, healthy: type) -> type:

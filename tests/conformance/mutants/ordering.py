@@ -155,6 +155,7 @@ TABLES = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
 RULED = "a-pass-by-a-rule-reads-one-generation"
 TOGETHER = "no-token-finds-another-experts-weights"
+WAITS = "a-stream-that-waits-for-what-fails-has-failed"
 MUTANTS = (
     Mutant(
         name="a-launch-overtakes",
@@ -176,9 +177,10 @@ MUTANTS = (
         broken="A stream that waits for an event goes on at once.",
         property=HELD,
         subject=device_with(accelerator=UnheardWaits),
-        # All of these order streams by events.
+        # All of these order streams by events, or have a failure passed on by them.
         also=(
             IN_ORDER,
+            RAISED,
             SEEN,
             TABLES,
             ROUTED,
@@ -240,6 +242,8 @@ MUTANTS = (
         broken="Nobody hears that a program raised.",
         property=RAISED,
         subject=device_with(stream=DeafStream),
+        # What a stream waits for fails it in the same way as what it runs.
+        also=(WAITS,),
     ),
     Mutant(
         name="a-failure-is-told-once",
@@ -247,6 +251,8 @@ MUTANTS = (
         broken="The first call that raises clears the failure.",
         property=RAISED,
         subject=device_with(stream=ForgetfulStream),
+        # Both make several calls on a stream that has failed, or whose device was closed.
+        also=(WAITS, "a-closed-device-takes-nothing"),
     ),
     Mutant(
         name="a-failed-stream-runs-on",

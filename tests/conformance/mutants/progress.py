@@ -141,6 +141,8 @@ MUTANTS = (
             "threads-take-turns-on-one-communicator",
             "a-fault-ends-what-depends-on-it-and-nothing-else",
             "every-collective-equals-its-definition",
+            "a-crowd-of-messages-keeps-its-order",
+            "long-messages-arrive-whole",
         ),
     ),
     Mutant(
@@ -172,6 +174,8 @@ MUTANTS = (
         broken="Links block until both ends come, and ranks come in different orders (HCCL).",
         property="links-warmed-in-one-order-carry-traffic",
         subject=network_with(outbox=LinkingOutbox, communicator=WarmsInItsOwnOrder),
+        # its ranks may have warmed links, too
+        also=("operations-come-after-what-the-current-stream-was-given",),
     ),
     Mutant(
         name="operations-overtake-the-current-stream",
@@ -186,6 +190,7 @@ MUTANTS = (
         broken="wait does nothing: the stream reads before the bytes are there.",
         property="a-stream-waits-for-an-operation-without-the-host",
         subject=network_with(work=NobodyWaits),
+        also=("a-stream-that-waits-for-what-fails-has-failed",),  # it hears of a failure by waiting
     ),
     Mutant(
         name="the-host-waits-in-the-streams-place",

@@ -245,6 +245,8 @@ MUTANTS = (
         broken="The blocks of an uneven all-to-all are taken from even places.",
         property=UNEVEN,
         subject=network_with(collective=EvenBlocks),
+        # There are more of them, and longer ones.
+        also=("thousands-of-uneven-rows-arrive",),
     ),
     Mutant(
         name="an-idle-rank-stays-away",
