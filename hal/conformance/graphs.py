@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, told
-from equipoise.hal.conformance.needs import a_graph, a_held_stream, several_streams, stream_idle
+from equipoise.hal.conformance.needs import a_graph, a_held_stream, all_of, several_streams
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import StreamTimeout
@@ -133,5 +133,5 @@ ELSEWHERE = Property(
     claim="A replay comes after what its stream was given, and waits for no other stream.",
     programs=_elsewhere,
     play=_play_elsewhere,
-    needs=stream_idle(a_graph, a_held_stream, several_streams),
+    needs=all_of(a_graph, a_held_stream, several_streams),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.hal.accelerator import Graph
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
-from equipoise.hal.conformance.needs import a_graph, a_lock, several_streams, stream_idle
+from equipoise.hal.conformance.needs import a_graph, a_lock, all_of, several_streams
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import StreamTimeout
@@ -134,5 +134,5 @@ CAPTURED = Property(
     claim="Captured once, every replay waits for a signal of its own and reads what it announced.",
     programs=_programs,
     play=_play,
-    needs=stream_idle(a_lock, a_graph, several_streams),
+    needs=all_of(a_lock, a_graph, several_streams),
 )

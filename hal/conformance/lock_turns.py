@@ -9,9 +9,9 @@ from torch import Tensor
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, attempt, demand
 from equipoise.hal.conformance.needs import (
     a_lock,
+    all_of,
     copies_beside_launches,
     several_streams,
-    stream_idle,
 )
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
@@ -136,6 +136,6 @@ TURNS = Property(
     claim="Each section between acquire and release sees the slots as one turn left them, whole.",
     programs=_programs,
     play=_play,
-    needs=stream_idle(a_lock, copies_beside_launches, several_streams),
+    needs=all_of(a_lock, copies_beside_launches, several_streams),
     hosts=2,
 )

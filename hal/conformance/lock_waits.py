@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from equipoise.hal.conformance import beside
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, attempt, demand
-from equipoise.hal.conformance.needs import a_lock, several_streams, side_by_side, stream_idle
+from equipoise.hal.conformance.needs import a_lock, all_of, several_streams, side_by_side
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import LockMisuse, LockPoisoned, StreamError, StreamTimeout
@@ -144,5 +144,5 @@ BESIDE = Property(
     claim="While streams wait for signals, the others run what is launched on them.",
     programs=beside.programs,
     play=_play_beside,
-    needs=stream_idle(a_lock, several_streams),
+    needs=all_of(a_lock, several_streams),
 )

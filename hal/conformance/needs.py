@@ -31,7 +31,7 @@ def a_graph(traits: Traits) -> str | None:
     return None if traits.accelerator.graph_capture else "graph_capture"
 
 
-def stream_idle(*needs: Needs) -> Needs:
+def all_of(*needs: Needs) -> Needs:
     """The first that is missing."""
     return lambda traits: next(filter(None, (need(traits) for need in needs)), None)
 

@@ -48,7 +48,7 @@ def fold(op: dist.ReduceOp.RedOpType, parts: Sequence[torch.Tensor]) -> torch.Te
     return result
 
 
-def stream_idle(me: Rank, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def all_of(me: Rank, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """What each rank holds."""
     return [data(rank, size, dtype) for rank in range(me.world)]
 
@@ -59,7 +59,7 @@ def reductions(me: Rank) -> None:
         if op == dist.ReduceOp.PRODUCT and dtype in NO_PRODUCT:
             continue
         for size in SIZES:
-            parts = stream_idle(me, size, dtype)
+            parts = all_of(me, size, dtype)
             got = me.put(parts[me.index])
             dist.all_reduce(got, op)
             me.expect(got, fold(op, parts), f"all_reduce {dtype} {op} {size}")
@@ -68,7 +68,7 @@ def reductions(me: Rank) -> None:
 
 
 def _reduce_to_one(me: Rank, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> None:
-    parts = stream_idle(me, 100, dtype)
+    parts = all_of(me, 100, dtype)
     for root in range(me.world):
         got = me.put(parts[me.index])
         dist.reduce(got, root, op)
@@ -78,7 +78,7 @@ def _reduce_to_one(me: Rank, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) ->
 
 def _reduce_to_each(me: Rank, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> None:
     for size in (1, 25_000):
-        parts = stream_idle(me, size * me.world, dtype)
+        parts = all_of(me, size * me.world, dtype)
         got = torch.empty(size, dtype=dtype, device=me.device)
         dist.reduce_scatter_tensor(got, me.put(parts[me.index]), op)
         mine = fold(op, parts)[me.index * size : (me.index + 1) * size]
@@ -88,7 +88,7 @@ def _reduce_to_each(me: Rank, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -
 def movements(me: Rank) -> None:
     """Broadcast, scatter, all-gather, all-to-all: every type moves, in every size."""
     for dtype, size in product(MOVED, SIZES):
-        parts = stream_idle(me, size, dtype)
+        parts = all_of(me, size, dtype)
         for root in range(me.world):
             got = me.put(parts[me.index])
             dist.broadcast(got, root)
@@ -110,7 +110,7 @@ def _scatter(me: Rank, dtype: torch.dtype, size: int) -> None:
 
 
 def _all_to_all(me: Rank, dtype: torch.dtype, size: int) -> None:
-    parts = stream_idle(me, size * me.world, dtype)
+    parts = all_of(me, size * me.world, dtype)
     got = torch.empty(size * me.world, dtype=dtype, device=me.device)
     dist.all_to_all_single(got, me.put(parts[me.index]))
     wanted = torch.cat([part.chunk(me.world)[me.index] for part in parts])

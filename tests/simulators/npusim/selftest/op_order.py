@@ -20,7 +20,7 @@ def cases() -> Iterator[Case]:
         sequence = sample(dtype, 9).sort()[0]
         yield Case(f"searches {name}", _searches, (sequence, sample(dtype, 4, 3)))
     for dtype in FLOATS:
-        yield Case(f"means {short(dtype)}", _build_context, (sample(dtype, 8, 16),))
+        yield Case(f"means {short(dtype)}", _means, (sample(dtype, 8, 16),))
         yield Case(f"norms {short(dtype)}", _norms, (sample(dtype, 8, 16),))
     for dtype in INTEGERS:
         yield Case(f"bincount {short(dtype)}", _bincount, (sample(dtype, 20),))
@@ -67,7 +67,7 @@ def _searches(sequence: Tensor, values: Tensor) -> object:
     )
 
 
-def _build_context(x: Tensor) -> object:
+def _means(x: Tensor) -> object:
     return (
         (x.mean(), x.mean(-1), x.mean(0, keepdim=True), x.mean((0, 1))),
         (x.pow(2).mean(-1, keepdim=True), x.logsumexp(-1)),
