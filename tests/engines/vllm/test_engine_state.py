@@ -42,7 +42,7 @@ class Balancer:
         ]
         self.boundaries: list[int] = []
 
-    def boundary(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         self.boundaries.append(step)
 
 
