@@ -60,7 +60,7 @@ def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
         fill(pool)
         pool.seal(1.0)
 
-    with mock.patch.object(NodeCoordinator, "say", mortal):
+    with mock.patch.object(NodeCoordinator, "publish", mortal):
         ended = outcome(work)
     gc.collect()
     return {"ended": ended, "holdings": holdings()}

@@ -188,7 +188,7 @@ def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
         pool.close()
         pool.close()
         for read in reads:
-            with pytest.raises(ExpertPoolError, match="not sealed but Closed"):
+            with pytest.raises(ExpertPoolError, match="not sealed but PoolClosed"):
                 read()
 
     alone(program)
