@@ -1,8 +1,6 @@
-"""Whose rule picks a replica; imports nothing heavy, so that a command line can read it.
+"""Configuration of the balancer: options of a plan, of an engine and of routing.
 
-What a plan can be asked for by name.
-
-How the engine balances; imports nothing heavy, so that a command line can read it.
+Imports nothing heavy, so that a command line can read it.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Which sub-windows of load are summed over ranks.
-
-Integer loads: counted on the device, summed over ranks one sub-window at a time.
-"""
+"""Integer loads: counted on the device, summed over ranks one sub-window at a time."""
 
 from collections import deque
 from dataclasses import dataclass

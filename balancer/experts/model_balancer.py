@@ -1,10 +1,6 @@
-"""A family of a model's layers on this rank, and the store that holds its slots.
+"""The balancer of one model on one rank, and the set of all models of a rank.
 
-The balancer of one family of a model's layers.
-
-The balancer of one model on one rank: its families of layers, by one step counter.
-
-All models of a rank, balanced: one engine a family of layers, one step counter a model.
+One engine per layer group, one step counter per model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,7 +97,7 @@ class LayerGroupBalancer:
             raise self.berth.add_context(error)  # noqa: B904 - it is the same error
 
     def after_launch(self) -> None:
-        """See `RebalanceEngine.launched`."""
+        """See `RebalanceEngine.after_launch`."""
         self.inner.engine.after_launch()
 
     def reading(self, row: int, step: int) -> AbstractContextManager[None]:
@@ -196,7 +192,7 @@ class ModelBalancer:
         self.after_launch()
 
     def before_all_layers(self, step: int) -> None:
-        """The boundary before `step` alone; work beside begins at `launched`.
+        """The boundary before `step` alone; overlapped work begins at `after_launch`.
 
         Families come in the same order on every rank, because what they issue on the calling
         thread has to be issued alike where communicators are not independent (P4).

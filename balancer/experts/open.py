@@ -1,6 +1,4 @@
-"""How bytes in flight are divided among families of layers.
-
-From registered models to running balancers.
+"""From registered models to running balancers.
 
     balancers = open_balancers(accelerator, fabric, models, starts, budget=64 << 20)
     target = balancers["target"]
@@ -9,7 +7,8 @@ From registered models to running balancers.
         with target.reading(3, n):
             slots = target.router(3).route(n, ids)
 
-Everything is opened in one order on every rank: models as the set has them, families as the model.
+Everything is opened in one order on every rank: models as the set has them, then layer groups as
+the model has them. The bytes in flight are divided among the layer groups.
 """
 
 import logging

@@ -1,9 +1,4 @@
-"""Which expert sits in which slot.
-
-A placement with its shares, and what a load makes of it.
-
-From slots to the maps of logical experts that engines keep beside them.
-"""
+"""Which expert is in which slot, the shares of its replicas, and what a load makes of both."""
 
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -1,7 +1,7 @@
-"""Before anything is opened: a start that can work here, and that means the same on every rank.
+"""Checks before anything is opened: a start that can work here, and is the same on every rank.
 
-What is not alike would show later as epochs that abort for ever, as hangs, or not at all: a row
-that is sent to a rank which nobody is goes nowhere.
+A difference would show later as rebalances that abort for ever, as hangs, or not at all: a row that
+is sent to a rank that does not exist goes nowhere.
 """
 
 import json

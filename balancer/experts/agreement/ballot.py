@@ -1,6 +1,6 @@
-"""What a rank says at a boundary of an epoch, and what all ranks together make of it.
+"""What a rank says at a boundary of a rebalance, and what the ballots of all ranks come to.
 
-One vote: cast this rank's ballot, gather everybody's, and settle what they come to.
+One vote: cast this rank's ballot, gather everybody's, and settle the verdict.
 """
 
 import json

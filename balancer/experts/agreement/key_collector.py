@@ -1,9 +1,9 @@
-"""What an engine has asked on the control plane, kept until nobody can need it, then forgotten.
+"""Deletes ballots and decisions from the store once no rank can need them.
 
-A store keeps every ballot and every decision until it is told to forget them (C9). An epoch asks
+A store keeps every ballot and every decision until it is told to forget them (C9). A rebalance asks
 some dozens of questions, so a store would grow for as long as a model serves. When a question may
-go is argued on `docs/design/engine.md`: once every member is seen to vote, in good health, in an
-epoch, nobody will ever read or write what was asked in the epochs before it.
+go is argued on `docs/design/engine.md`: once every member is seen to vote, without a failure, in a
+rebalance, nobody will ever read or write what was asked in the ones before it.
 """
 
 import logging

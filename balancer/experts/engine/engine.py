@@ -1,10 +1,10 @@
 """The engine: rebalances while the model serves, in lockstep with every other rank.
 
-`boundary(step)` is called before every step on every rank, and `launched()` when the step's forward
-is on its way. Within an epoch each boundary settles the vote that was begun behind the boundary
-before; the next one is begun behind the launch. Expert parallelism makes
-that free of waiting: a rank that has come through a step knows that every peer has begun it, hence
-has begun its vote. States: `balancer/experts/engine/states.py`; protocol: `docs/design/engine.md`.
+`before_step(step)` is called before every step on every rank, and `after_launch()` when the step's
+forward is on its way. Within a rebalance each boundary settles the vote that was begun after the
+boundary before; the next one is begun after the launch. Expert parallelism makes that free of
+waiting: a rank that has come through a step knows that every peer has begun it, hence has begun its
+vote. States: `balancer/experts/engine/states.py`; protocol: `docs/design/engine.md`.
 """
 
 import logging
@@ -219,8 +219,7 @@ class RebalanceEngine:
         """Between two steps, before `step`: settle what is due, and act on it.
 
         Most boundaries have nothing to do, and cost a comparison. What the forward need not wait
-        for is done when `launched` says that it is on its way, at the next boundary at the latest.
-        One thread calls both.
+        for is done in `after_launch`, at the next boundary at the latest. One thread calls both.
 
         Raises:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
@@ -253,7 +252,7 @@ class RebalanceEngine:
         self._staff.release()
 
     def passage(self, step: int) -> Job[None]:
-        """A boundary behind `launched`, for whoever wants to do the waiting."""
+        """The boundary as a job, after `after_launch`, for a caller that does the waiting."""
         if step > self._next:
             raise EngineError(f"boundary {self._next} was left out: now comes {step}")
         self._chronicle.begin(step)

@@ -1,8 +1,8 @@
-"""The locked path: layers are rewritten in place, from the host's memory, a few a step.
+"""The in-place path: layers are rewritten from the host's memory, a few per step.
 
-Every rank writes its own slots, so nothing travels between ranks, and no staging is needed. What
-was agreed on, placement, shares, tables, and the weights' checksums, is what the vote compares;
-behind it there is no abort: a write that goes wrong is repeated once, then this rank stops.
+Every rank writes its own slots, so nothing travels between ranks, and no staging is needed. The
+vote compares placement, shares, tables and the checksums of the weights. After it there is no
+abort: a write that goes wrong is repeated once, then this rank stops.
 """
 
 from collections.abc import Mapping

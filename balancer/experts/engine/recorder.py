@@ -1,7 +1,7 @@
-"""What an engine's boundaries come to in a journal: states, phases, epochs, sums.
+"""Turns what happens at an engine's boundaries into events: states, phases, rebalances, sums.
 
-Called only at boundaries that have something to do. It takes times and hands references on; all
-that has to be worked out is worked out behind the journal, on another thread.
+Called only at boundaries that have something to do. It reads clocks and passes references on;
+whatever has to be computed is computed by the event sink, on another thread.
 """
 
 from collections.abc import Callable

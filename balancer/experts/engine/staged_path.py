@@ -1,5 +1,5 @@
-"""The boundary path: lots of layers travel to staging beside the forward, and are committed between
-two steps by the compute stream itself. No lock.
+"""The staged path: chunks of layers travel to staging, overlapped with the forward pass, and the
+compute stream commits them between two steps. No lock.
 """
 
 import logging

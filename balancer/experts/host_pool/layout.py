@@ -1,7 +1,4 @@
-"""Where each expert's weights lie in the memory of a pool.
-
-The weights and their checksums in the memory of a pool, as tensors.
-"""
+"""Where each expert's weights and checksums lie in a pool's memory, and that memory as tensors."""
 
 import hashlib
 import math

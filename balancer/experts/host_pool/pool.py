@@ -1,17 +1,12 @@
-"""The states of a pool, one type each.
+"""Every expert's weights once per node, in shared memory that has no name in any file system.
 
-    Filling -> Sealed -> Closed
-    Filling -> Closed               given up, or sealing failed
+    Filling -> Sealed -> PoolClosed
+    Filling -> PoolClosed           given up, or sealing failed
 
-All ranks of a node leave `Filling` together, in `seal`; each closes for itself.
-
-From memory that a node's ranks hold to a pool that all may read and nobody may write.
-
-Every expert's weights once per node, in shared memory that no name leads to.
-
-The ranks of a node fill it together, each its part, and seal it; from then on the kernel lets
-nobody write, every part has been read back against the checksum of what was written, and every
-rank reads all of it. The memory ends with the last process that holds it, however that ends.
+The ranks of a node fill the pool together, each its part, and seal it; all leave `Filling`
+together, in `seal`, and each closes for itself. Once it is sealed the kernel lets nobody write,
+every part has been read back against the checksum of what was written, and every rank reads all of
+it. The memory ends with the last process that holds it, however that ends.
 """
 
 import os

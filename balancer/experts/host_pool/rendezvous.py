@@ -1,15 +1,9 @@
-"""What the ranks of a node say to each other about one pool.
+"""How ranks that may be on one machine come to share one memory, or find that they cannot.
 
-How one rank tells another where its memory is, and how the other gets hold of it.
-
-A socket that hands a descriptor to ranks of the same user which may not look into /proc.
-
-How ranks that may be on one machine come to share one memory, or find that they cannot.
-
-The lowest rank makes the memory and offers it. The others open it by /proc; whom that is not
-permitted knocks at a door that the owner then opens; who does not get through that either stays
-apart. Those who are apart begin again among themselves: two containers under one name of a node
-end up with a pool each. Every round has at least one rank fewer.
+The lowest rank makes the memory and publishes a handle. The others open it through /proc; where
+that is not permitted, they ask the owner for the descriptor over a socket, which serves ranks of
+the same user only. Those that cannot get it either begin again among themselves: two containers
+under one name of a node end up with a pool each. Every round has at least one rank fewer.
 """
 
 import json

@@ -1,8 +1,6 @@
-"""Anonymous shared memory: no name in any file system, gone with the last process that holds it.
+"""Anonymous shared memory: sealed, reserved and mapped; its header; how much memory is available.
 
-What the memory of a pool says about itself, on its first page.
-
-How much more memory this process may take, before the system kills somebody for it.
+It has no name in any file system and is gone with the last process that holds it.
 """
 
 import ctypes

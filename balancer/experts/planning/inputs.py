@@ -1,7 +1,4 @@
-"""Which copy runs an expert, where a batch costs what the experts cost that it makes run.
-
-What a plan is made for: the load, and how it varies from window to window.
-"""
+"""What a plan is made for: the load and how it varies, or the experts that each batch activates."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,13 +1,13 @@
-"""How the weights of an epoch travel: in which lots, from where, in which rounds, to which buffers.
+"""How the weights of a rebalance travel: chunks, sources, rounds, staging buffers.
 
 The order of everything, and what is proven about it, stands on docs/design/shipment.md; the work is
 done in csrc/shipment.h, without the interpreter's lock. Words:
 
-- *lot*: layers that are staged, verified and committed together. At most two are in flight, one
-  travels while the other is voted on, and they are committed in order.
-- *round* of a lot: in it a rank sends at most one blob and receives at most one.
-- *blob*: slots that travel from one rank to another in one round, by layer and slot at both ends.
-- *local slot*: layer * slots_per_rank + slot % slots_per_rank, as the slot store numbers them.
+- *chunk*: layers that are staged, verified and committed together. At most two are in flight, one
+travels while the other is voted on, and they are committed in order. - *round* of a chunk: in it a
+rank sends at most one message and receives at most one. - *message*: slots that travel from one
+rank to another in one round, by layer and slot at both ends. - *local slot*: layer * slots_per_rank
++ slot % slots_per_rank, as the slot store numbers them.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What to propose: a draft, with its tables and the way that its weights take."""
+"""Builds the proposal of a rebalance: new layout, routing tables and migration plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

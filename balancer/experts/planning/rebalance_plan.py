@@ -1,4 +1,4 @@
-"""What to install, given a load, within what an epoch may cost."""
+"""Which layers a rebalance changes, given a load, and within what it may cost."""
 
 import logging
 from collections.abc import Iterator, Sequence

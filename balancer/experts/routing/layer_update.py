@@ -1,7 +1,4 @@
-"""From a layout to the tables that the routing kernel reads.
-
-Another layout for some layers, ready to be installed.
-"""
+"""Routing tables made from a layout, and the update of some layers, ready to be committed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Expert ids to slot ids on the step path, and the counting that rides along.
+"""Routers: expert ids to slot ids on the step path, with the counts of rows.
 
-Other engines' routing rules on the step path, for comparisons and for moving over.
-
-Both divide an expert's tokens evenly among its replicas, whatever shares are installed.
+Other engines' routing rules are here too, for comparisons and for moving over from them: both
+divide an expert's rows evenly among its replicas, whatever shares are installed.
 """
 
 from typing import Protocol

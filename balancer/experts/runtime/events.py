@@ -1,8 +1,8 @@
-"""What an engine tells of itself, to whoever writes it down.
+"""Events of an engine, and the sink that takes them.
 
-An engine notes *entries*: small frozen records of what happened, with times. A journal takes them.
-It must not keep the step waiting, so what lies behind it works on a thread of its own
-(`balancer/observe/courier.py`); the default journal forgets everything.
+An event is a small frozen record of what happened, with times. A sink must not keep the step
+waiting, so what is behind it works on a thread of its own (`balancer/observe/courier.py`); the
+default sink drops everything.
 
 All times are seconds of one clock, `now()`.
 """

@@ -1,6 +1,6 @@
 """Jobs of the engine, what they wait for, and who carries them out.
 
-A job is a generator. It yields what it waits for, a `Wait`, is sent what came, and returns its
+A job is a generator. It yields what it waits for, a `WaitFor`, is sent what came, and returns its
 result; what a wait raises is raised at its `yield`. A worker thread carries a job out by blocking
 on every wait; a test carries it out step by step, in an order that it chooses.
 """

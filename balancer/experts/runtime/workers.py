@@ -1,10 +1,8 @@
-"""A worker whose jobs begin only when the forward has been launched.
+"""The workers of an engine, whose jobs begin only when the forward has been launched.
 
 A job that begins between two steps takes the interpreter's lock, and perhaps the core, from the
-thread that is about to launch the forward; the device then waits for both. Behind the launch
-nobody waits for the host.
-
-Who works for an engine beside the forward.
+thread that is about to launch the forward; the device then waits for both. After the launch
+nothing waits for the host.
 """
 
 from dataclasses import dataclass

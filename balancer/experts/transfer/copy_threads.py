@@ -1,11 +1,8 @@
-"""Which processors are near an accelerator, and how many threads may copy for it there.
+"""Threads that copy expert weights between places of host memory, overlapped with the forward pass.
 
-How gently to copy, by what carries the bytes.
-
-Threads that copy expert weights between places of host memory, beside the forward.
-
-The threads are native and never hold the GIL. What a thread copies is a chunk, cut at a cache line
-of its destination; every thread takes the next one, so a thread that is held up delays no other.
+The threads are native and never hold the GIL. A thread copies a piece at a time, cut at a cache
+line of its destination; every thread takes the next one, so a thread that is held up delays no
+other. How many there are, and on which processors, follows from the accelerator's topology.
 """
 
 import itertools

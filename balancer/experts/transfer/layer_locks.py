@@ -1,7 +1,4 @@
-"""How often a layer was entered and left while it has a lock.
-
-Where a step meets the mover: the locks around layers that are being rewritten in place.
-"""
+"""Locks around layers that are rewritten in place: where a step meets the transfer worker."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,12 +1,10 @@
-"""Carries expert weights from the slots that hold them to staging, beside the forward.
+"""Transfers expert weights between ranks, into staging, overlapped with the forward pass.
 
-Buffers: blobs and checksums are made and used on the copy stream; a blob belongs to one round, and
-what is launched on it and the round's work hold it no longer than they need it (K1); staging
-belongs to a lot from its first unpack until its commit has run on the compute stream. Source slots
-are leased by the protocol: no layer is committed anywhere before every rank has staged it, that is,
-has read all it needs of it.
-
-A lot of layers: staged, verified and committed together.
+Buffers: messages and checksums are made and used on the copy stream; a message belongs to one
+round, and what is launched on it and the round's work hold it no longer than they need it (K1);
+staging belongs to a chunk from its first unpack until its commit has run on the compute stream.
+Source slots are leased by the protocol: no layer is committed anywhere before every rank has staged
+it, that is, has read all it needs of it.
 """
 
 import logging

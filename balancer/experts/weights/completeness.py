@@ -1,12 +1,10 @@
-"""All tensors that a model holds, by name.
-
-Whether everything that an expert has is registered.
+"""Checks that everything that an expert has is registered.
 
 A tensor *looks like experts'* if its leading dimension is the number of slots of a rank or of
 logical experts, or if it lies in a list of so many modules (`experts.0.w1`, `experts.1.w1`, ...).
 Tensors are compared by their memory, never by name: a kernel may hold the same bytes under another.
-Rather once too often: what is named wrongly is excused with a pattern and a reason, in sight of
-everybody; what is forgotten shows only as wrong answers, after the first move.
+A false alarm is better than a miss: what is named wrongly is excused with a pattern and a reason;
+what is forgotten shows only as wrong answers, after the first move.
 """
 
 from collections import defaultdict

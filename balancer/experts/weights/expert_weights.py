@@ -1,11 +1,9 @@
-"""From the tensors of a layer to the segments of its slots.
+"""The expert weights of one model on one rank: from the tensors of layers to segments of slots.
 
-What a model gives is *stacked*, one tensor with the slots in front, or a *sequence*, one tensor a
+What a model gives is *stacked*, one tensor with the slots in front, or a *sequence*, one tensor per
 slot. What a slot store takes are contiguous segments of equal descriptors. Nothing is copied: a
 segment is a view of the model's own memory, since it is that memory which kernels and captured
 graphs read.
-
-The expert weights of one model on one rank, as the engine sees them.
 """
 
 from collections.abc import Callable, Iterable, Mapping

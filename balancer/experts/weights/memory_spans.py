@@ -1,6 +1,6 @@
-"""Which memory belongs to which registered tensor: no byte to two of them.
+"""Which memory belongs to which registered tensor, so that no byte belongs to two.
 
-Several models on one rank: a target and its draft, say.
+Over all models of a rank too: a target and its draft model, say.
 """
 
 from bisect import bisect_left, bisect_right

@@ -58,7 +58,7 @@ class IgnoresErrors(InPlacePath):
             self._gates.locks[layer].signal(epochs[layer])
 
 
-class HalfGates(LayerLocks):
+class HalfLocks(LayerLocks):
     """Locks the step that hands a layer over, and not the one behind."""
 
     def locked(self, layer: int, step: int) -> bool:
@@ -68,7 +68,7 @@ class HalfGates(LayerLocks):
         """Believes that all is well."""
 
 
-class LonelyGates(LayerLocks):
+class LonelyLocks(LayerLocks):
     """Only the compute stream is behind the lock."""
 
     def _take(self, lock: StreamLock) -> None:
@@ -128,12 +128,12 @@ MUTANTS = (
         name="half-a-gate",
         broken="the step behind the hand-over does not wait for the mover",
         property="right-weights",
-        patches={"builder.LayerLocks": HalfGates},
+        patches={"builder.LayerLocks": HalfLocks},
     ),
     Mutant(
         name="reader-past-the-gate",
         broken="attached streams read without the lock",
         property="right-weights",
-        patches={"builder.LayerLocks": LonelyGates},
+        patches={"builder.LayerLocks": LonelyLocks},
     ),
 )
