@@ -138,10 +138,10 @@ class StagedFromPeers:
 
     Attributes:
         spare: where else weights are to be had when ranks are lost that held the last copies;
-            empty where they are nowhere else.
+            None where they are nowhere else.
     """
 
-    spare: tuple[HostWeights, ...] = ()
+    spare: HostWeights | None = None
 
 
 @dataclass(frozen=True)

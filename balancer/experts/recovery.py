@@ -107,13 +107,14 @@ def reload_lost_experts(means: BuildContext, saved: RecoveredLayout) -> None:
     """
     if not saved.refills:
         return
-    supplies = means.path.spare if isinstance(means.path, StagedFromPeers) else (means.path.supply,)
-    if not supplies:
+    path = means.path
+    supply = path.spare if isinstance(path, StagedFromPeers) else path.supply
+    if supply is None:
         gone: dict[int, list[int]] = {}
         for lost in saved.refills:
             gone.setdefault(lost.layer, []).append(lost.expert)
         raise ExpertsLost(gone)
-    _write(means, supplies[0], saved)
+    _write(means, supply, saved)
 
 
 def rewrite_half_written(

@@ -39,7 +39,7 @@ class Filling:
         descriptor: of the memory, this rank's own.
         mapping: of the whole pool.
         contents: over the mapping.
-        users: who is writing.
+        writers: threads that are writing.
         filled: numbers of the experts that this rank has begun to fill; guarded by `lock`.
     """
 
@@ -47,7 +47,7 @@ class Filling:
     descriptor: int
     mapping: Mapping
     contents: PoolContents
-    users: "UseCount" = field(default_factory=lambda: UseCount())
+    writers: "Writers" = field(default_factory=lambda: Writers())
     filled: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,7 +71,6 @@ class Sealed:
 
     mapping: Mapping
     contents: PoolContents
-    users: "UseCount"
 
     def release(self) -> None:
         """Let go of the memory, which ends with the last that holds it."""
@@ -84,82 +83,30 @@ class PoolClosed:
     """Nothing is held, except by tensors that somebody has kept."""
 
 
-class UseCount:
-    """How many use the memory by now."""
+class Writers:
+    """Threads that write to a pool that is being filled."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._count = 0
-        self._closing = False
-        self._changed = threading.Condition()
-
-    def enter(self) -> None:
-        """One more. Raises `ExpertPoolError` once `drain` was called."""
-        with self._changed:
-            if self._closing:
-                raise ExpertPoolError("the pool takes no more users")
-            self._count += 1
-
-    def leave(self) -> None:
-        """One less."""
-        with self._changed:
-            self._count -= 1
-            self._changed.notify_all()
+        self._closed = False
 
     def __enter__(self) -> None:
-        self.enter()
+        with self._lock:
+            if self._closed:
+                raise ExpertPoolError("the pool takes no more writers")
+            self._count += 1
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def drain(self, timeout: float) -> None:
-        """Let nobody in, and wait until everybody has left.
-
-        Raises:
-            PoolLeased: not within `timeout` seconds.
-        """
-        with self._changed:
-            self._closing = True
-            if not self._changed.wait_for(lambda: self._count == 0, timeout):
-                raise PoolLeased(f"{self._count} user(s) did not end within {timeout:g} s")
-
-
-class PoolLease:
-    """Experts that are being read: until `release` their memory stays mapped where it is.
-
-    A copy that the host waits for needs none, since it holds the tensors. One that a device makes
-    on its own does: it holds addresses.
-    """
-
-    def __init__(self, users: UseCount, sources: Sequence[tuple[Tensor, ...]]) -> None:
-        users.enter()
-        self._users = users
-        self._lock = threading.Lock()
-        self._held = [tuple(sources)]
-
-    @property
-    def sources(self) -> tuple[tuple[Tensor, ...], ...]:
-        """The segments of each expert, in the order in which they were asked for.
-
-        Raises `ExpertPoolError` after `release`.
-        """
         with self._lock:
-            if not self._held:
-                raise ExpertPoolError("the lease was given back")
-            return self._held[0]
+            self._count -= 1
 
-    def release(self) -> None:
-        """Everything has been read. Any number of times; only the first counts."""
+    def close(self) -> None:
+        """Let no further one in. Raises `PoolLeased` where one still writes."""
         with self._lock:
-            if not self._held:
-                return
-            self._held.clear()
-        self._users.leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+            self._closed = True
+            if self._count:
+                raise PoolLeased(f"{self._count} thread(s) have not ended")
 
 
 Ranks = tuple[int, ...]
@@ -252,7 +199,7 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
         contents.release()
         mapping.abandon()
         raise
-    return Sealed(mapping, contents, UseCount())
+    return Sealed(mapping, contents)
 
 
 def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
@@ -262,7 +209,7 @@ def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     missing = [which for which in mine if layout.number(*which) not in state.filled]
     complaint = f"has not filled {_named(missing)}" if missing else ""
     try:
-        state.users.drain(0.0)
+        state.writers.close()
         state.contents.release()
         state.mapping.close()
     except PoolLeased as error:
@@ -312,10 +259,6 @@ def _named(experts: list[tuple[int, int]]) -> str:
     named = [f"expert {expert} of layer {layer}" for layer, expert in experts[:SHOWN]]
     more = len(experts) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
-
-
-CLOSING = 10.0
-"""Seconds that leases get to be given back."""
 
 
 class HostExpertPool:
@@ -396,7 +339,7 @@ class HostExpertPool:
             owner = self._ranks[expert % len(self._ranks)]
             raise ExpertPoolError(f"{name} is to be filled by rank {owner}")
         state.contents.check(tensors)
-        with state.users:
+        with state.writers:
             state.claim(number, name)
             state.contents.write(layer, expert, tensors)
 
@@ -426,11 +369,6 @@ class HostExpertPool:
         """
         return self._sealed().contents.view(layer, expert)
 
-    def lease(self, experts: Sequence[tuple[int, int]]) -> PoolLease:
-        """Views of each (layer, expert) that `close` waits for. Raises as `view` does."""
-        state = self._sealed()
-        return PoolLease(state.users, [state.contents.view(*which) for which in experts])
-
     def checksum(self, layer: int, expert: int) -> int:
         """`equipoise.hal.checksum` of an expert's bytes, segments back to back.
 
@@ -438,16 +376,9 @@ class HostExpertPool:
         """
         return self._sealed().contents.checksum(layer, expert)
 
-    def close(self, timeout: float = CLOSING) -> None:
-        """Let go of the memory; the other ranks keep it. Any number of times.
-
-        Raises:
-            PoolLeased: a lease was not given back within `timeout` seconds. Nobody gets another,
-                and the memory stays until a later `close` succeeds.
-        """
+    def close(self) -> None:
+        """Let go of the memory; the other ranks, and views, keep it. Any number of times."""
         state = self._state
-        if isinstance(state, Sealed):
-            state.users.drain(timeout)
         self._state = PoolClosed()
         if not isinstance(state, PoolClosed):
             state.release()

@@ -144,11 +144,6 @@ class MigrationPlan:
         last = int(self._arrivals[lots * self.shape.ranks])
         return int((self.moves.round[:last] >= 0).sum())
 
-    def slots_filled(self, rank: int) -> int:
-        """How many slots of `rank` are filled, in all lots."""
-        by_rank = np.diff(self._arrivals).reshape(-1, self.shape.ranks)
-        return int(by_rank[:, _within("rank", rank, self.shape.ranks)].sum())
-
     def layers(self, lot: int) -> tuple[int, ...]:
         """The layers of a lot, in the order that was given."""
         lot = self._lot(lot)

@@ -30,12 +30,6 @@ class RankTopology:
     nodes: int
     survive: int
 
-    def can_spare(self, row: Placement, slot: int) -> bool:
-        """Whether the expert in a slot of a layer can do without it, and survive what is to be."""
-        others = np.flatnonzero(row == row[slot])
-        homes = others[others != slot] // self._home
-        return bool(homes.size) and (not self.survive or bool((homes != homes[0]).any()))
-
     @property
     def _home(self) -> int:
         """Slots that are lost at once."""

@@ -10,7 +10,8 @@ own rows; and every replica takes what it would have, to the row.
 Every rank finds the same division from the same counts, in integers, and nobody tells anybody.
 Nothing synchronises the host: the tensors are on the device, and of fixed shapes.
 
-Exact shares under which rows stay on their rank, as far as level ranks allow.
+The division is exact up to 65,536 rows of one expert in one rank's batch; beyond, a row or two of
+each 65,536 may go to the next replica.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,6 @@ from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import MASK32, SHARE_BITS, SHARE_ONE, mix32
 from equipoise.hal.stream import Role, Stream
-
-EXACT_BELOW = SHARE_ONE
-"""Rows of one expert in one rank's batch, up to which its division is exact; beyond, a row or two
-of each 65536 may go to the next replica."""
 
 
 @dataclass(frozen=True)

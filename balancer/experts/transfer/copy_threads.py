@@ -98,15 +98,8 @@ class CopyLimits:
             raise CopierError(f"profile {self.name!r}: no rate: {self.rate} bytes a second")
 
 
-# The two rates are half and a quarter of what the links are said to carry, one way; nobody has
-# measured them here. A chunk is about 16 microseconds of its rate: that is how long another
-# transfer may find the path taken.
 PLAIN = CopyLimits("plain", 1 << 20, UNLIMITED)
 """Nothing to share with: loading, tests. Chunks that are many for a slot, and stay in a cache."""
-PCIE = CopyLimits("pcie", 1 << 18, 16e9)
-"""Half of 16 lanes of the fourth generation: the serving's own copies keep the other half."""
-C2C = CopyLimits("c2c", 1 << 21, 112e9)
-"""A quarter of a coherent link of 450 GB/s: there host memory ends first, and the CPU needs it."""
 
 
 SLICE = 0.1

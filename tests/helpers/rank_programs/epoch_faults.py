@@ -188,7 +188,7 @@ class Bench:
         supply = HostWeights(numbers, StreamWriter(self.accelerator, store))
         if commit is CommitMode.IN_PLACE:
             return InPlaceFromHost(supply, self.backend.capabilities)
-        return StagedFromPeers((supply,))
+        return StagedFromPeers(supply)
 
     def loop(self, where: str, act: Callable[[], object], balancer: ExpertBalancer) -> "Loop":
         """Steps, with a trap on the rank that is to suffer."""

@@ -216,4 +216,4 @@ def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[UpdatePathC
     with CopyThreadPool(PLAIN, threads=1) as copier:
         supply = HostWeights(pool, CpuWriter(copier, store, WAIT))
         yield InPlaceFromHost(supply, registry.accelerator("cpu").capabilities)
-    pool.close(WAIT)
+    pool.close()

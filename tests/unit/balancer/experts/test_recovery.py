@@ -91,7 +91,7 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
         store = seat.accelerator.slot_store(weights)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
         supply = HostWeights(Numbers(), StreamWriter(seat.accelerator, store))
-        path = StagedFromPeers((supply,) if host else ())
+        path = StagedFromPeers(supply if host else None)
         balancer = open_balancer(
             seat.accelerator, seat.fabric, store, SHAPE, layout, config(), path
         )

@@ -37,7 +37,6 @@ from equipoise.hal.errors import (
     ExpertPoolError,
     PoolDamaged,
     PoolIncomplete,
-    PoolLeased,
 )
 
 pytestmark = pytest.mark.slow
@@ -76,10 +75,9 @@ def test_pool_checksum_equals_slot_store_checksum() -> None:
             accelerator.stream(Role.COPY),
         )
         out = torch.zeros(1, dtype=torch.int64)
-        with pool.lease([(2, 3)]) as lease:
-            store.write([0], lease.sources, stream)
-            store.checksum_slots([0], out, stream)
-            stream.synchronize(WATCHDOG)
+        store.write([0], [pool.view(2, 3)], stream)
+        store.checksum_slots([0], out, stream)
+        stream.synchronize(WATCHDOG)
         assert int(out) % 2**64 == pool.checksum(2, 3)
         pool.close()
 
@@ -89,14 +87,15 @@ def test_pool_checksum_equals_slot_store_checksum() -> None:
         accelerator.close()
 
 
-def test_copier_copies_experts_from_leased_pool() -> None:
+def test_copier_copies_experts_from_pool() -> None:
     experts = [(0, 1), (2, 3), (0, 1)]
     places = [tuple(torch.empty(s.shape, dtype=s.dtype) for s in DESCRIPTOR) for _ in experts]
 
     def program(control: ThreadControl) -> None:
         pool = sealed(control)
-        with pool.lease(experts) as lease, CopyThreadPool(PLAIN, threads=2) as copier:
-            pairs = zip(itertools.chain(*lease.sources), itertools.chain(*places), strict=True)
+        sources = itertools.starmap(pool.view, experts)
+        with CopyThreadPool(PLAIN, threads=2) as copier:
+            pairs = zip(itertools.chain(*sources), itertools.chain(*places), strict=True)
             copier.submit([Copy(source, place) for source, place in pairs]).wait(WATCHDOG)
         pool.close()
 
@@ -169,7 +168,6 @@ def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
         reads: list[Callable[[], object]] = [
             lambda: pool.view(0, 0),
             lambda: pool.checksum(0, 0),
-            lambda: pool.lease([(0, 0)]),
         ]
         for read in reads:
             with pytest.raises(ExpertPoolError, match="not sealed but Filling"):
@@ -237,30 +235,6 @@ def test_pool_seal_detects_wrong_copy_while_filling(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.Tensor, "copy_", torn)
     (text,) = refused(sealed, 1, PoolDamaged)
     assert text == "rank 0: other bytes than were written in expert 2 of layer 2"
-
-
-def test_pool_close_waits_for_leases_and_refuses_new_ones() -> None:
-    def program(control: ThreadControl) -> None:
-        pool = sealed(control)
-        first, second = pool.lease([(0, 1), (2, 2)]), pool.lease([(0, 1)])
-        first.release()
-        first.release()
-        with pytest.raises(PoolLeased, match="1 user"):
-            pool.close(0.0)
-        with pytest.raises(ExpertPoolError, match="no more users"):
-            pool.lease([(0, 0)])
-        with pytest.raises(ExpertPoolError, match="given back"):
-            _ = first.sources
-        assert same(second.sources[0], weights(LAYOUT, 0, 1))
-        reader = threading.Timer(0.05, second.release)
-        reader.start()
-        pool.close(WATCHDOG)
-        reader.join(WATCHDOG)
-
-    before = holdings()
-    alone(program)
-    gc.collect()
-    assert holdings() == before
 
 
 def test_pool_views_outlive_the_pool() -> None:

@@ -47,10 +47,6 @@ def test_shipment_fills_exactly_the_changed_slots(change: Change) -> None:
     assert (near, far) == wanted(change)
     assert shipment.total == len(moves) == len(near) + len(far)
     assert shipment.remote_copies == len(far)
-    for rank in range(change.shape.ranks):
-        per = change.shape.slots_per_rank
-        filled = change.installed != change.proposed
-        assert shipment.slots_filled(rank) == filled[:, rank * per : (rank + 1) * per].sum()
 
 
 Filled = set[tuple[int, int, int]]
@@ -213,7 +209,7 @@ def test_lot_may_hold_layer_without_moves() -> None:
 def test_shipment_of_nothing_has_no_lot() -> None:
     before = placement((0, 1))
     shipment = plan_migration(before, before, (), ExpertShape(1, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.chunks, shipment.total, shipment.slots_filled(0)) == (0, 0, 0)
+    assert (shipment.chunks, shipment.total) == (0, 0)
 
 
 def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
@@ -221,7 +217,7 @@ def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
         placement((0, 1)), placement((1, 0)), (0,), ExpertShape(1, 2, 2, 1), staging=2, parcel=1
     )
     leg = shipment.for_rank(0, 0)
-    assert (leg.rounds, shipment.remote_copies, shipment.slots_filled(0)) == ((), 0, 2)
+    assert (leg.rounds, shipment.remote_copies, shipment.total) == ((), 0, 2)
     assert (leg.local.sources, leg.local.slots) == ((1, 0), (0, 1))
     assert leg.copies == ((0, 0), (1, 1))
 
@@ -307,7 +303,6 @@ ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
     "layers": (lambda s: s.layers(-1), "lot: .* got -1"),
     "rounds": (lambda s: s.rounds(1), "lot: .* got 1"),
     "beside": (lambda s: s.fits_with(0, -1), "lot: .* got -1"),
-    "arriving": (lambda s: s.slots_filled(-2), "rank: .* got -2"),
 }
 
 
