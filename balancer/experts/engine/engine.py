@@ -41,9 +41,7 @@ from equipoise.balancer.experts.engine.states import (
     RebalanceId,
     Staged,
     State,
-    TransferProgress,
     Transferring,
-    Travelling,
     Updating,
     Voting,
     ballot_of,
@@ -104,7 +102,10 @@ class Group:
 
 
 class UpdatePath(Protocol):
-    """How an epoch that was agreed on comes into slots: by the boundary, or under a lock."""
+    """How an epoch comes into slots: by the boundary, or under a lock.
+
+    The state that `start` returns says what the path is asked from then on.
+    """
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan for the load of these windows, on a worker."""
@@ -114,18 +115,6 @@ class UpdatePath(Protocol):
         self, epoch: RebalanceId, proposal: Proposal, step: int
     ) -> Transferring | Updating | Finished:
         """Every rank has the same proposal, at the boundary before `step`."""
-        ...
-
-    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
-        """What this rank's own part has become."""
-        ...
-
-    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        """The next `lots` lots are staged everywhere, and are right."""
-        ...
-
-    def advance(self, state: Updating, step: int) -> Updating | Finished:
-        """The next boundary of an update that nobody votes on."""
         ...
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
@@ -261,7 +250,7 @@ class RebalanceEngine:
             self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
         yield from self._renewal.before_step(summed)
         if isinstance(self._state, Updating):
-            self._state = self._landing(self._path.advance(self._state, step), step)
+            self._state = self._landing(self._state.path.advance(self._state, step), step)
         elif isinstance(self._state, Voting):
             self._state = yield from self._settle(self._state, step)
         if isinstance(self._state, Draining) and self._state.done:
@@ -325,7 +314,7 @@ class RebalanceEngine:
                 self._warn_of_staging(epoch, proposal)
                 return Proposed(epoch, proposal)
             case Transferring(voyage) | Staged(voyage, _):
-                return self._path.poll(voyage)
+                return voyage.path.poll(voyage)
         return state
 
     def _warn_of_staging(self, epoch: RebalanceId, proposal: Proposal) -> None:
@@ -376,7 +365,7 @@ class RebalanceEngine:
                 self._renewal.planned(proposal.layout)
                 return self._landing(self._path.start(epoch, proposal, step), step)
             case Commit(lots), Staged():
-                return self._landing(self._path.commit(state, lots, step), step)
+                return self._landing(state.voyage.path.commit(state, lots, step), step)
             case Abort(reason), _:
                 return self._abort(state, step, reason)
         raise AgreementLost(f"told to {verdict} in {type(state).__name__}")

@@ -13,16 +13,7 @@ import numpy as np
 from equipoise import _native
 from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.engine.serving_state import ServingState
-from equipoise.balancer.experts.engine.states import (
-    Failed,
-    Finished,
-    RebalanceId,
-    Staged,
-    TransferProgress,
-    Transferring,
-    Travelling,
-    Updating,
-)
+from equipoise.balancer.experts.engine.states import Finished, RebalanceId, Updating
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Placement
 from equipoise.balancer.experts.planning.proposal import Proposal, in_place_proposal
 from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_rebalance
@@ -87,7 +78,7 @@ class InPlacePath:
         }
         self._gates.schedule(first)
         self._before = self._installed.layout.placement
-        return self.advance(Updating(epoch, proposal, step, ()), step)
+        return self.advance(Updating(self, epoch, proposal, step, ()), step)
 
     def advance(self, state: Updating, step: int) -> Updating | Finished:
         """Install the tables of the group whose second step this is, and hand over the next.
@@ -107,14 +98,6 @@ class InPlacePath:
             proposal = state.proposal
             return Finished(state.epoch, len(proposal.draft.order), self._copies(proposal))
         return state
-
-    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
-        """Nothing travels on this path."""
-        raise AgreementLost(f"epoch {voyage.epoch.number} travels on a path that has no staging")
-
-    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        """Nothing is staged on this path."""
-        raise AgreementLost(f"told to commit {lots} lots on a path that has no staging")
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Nothing of this path breaks in an epoch that is aborted."""

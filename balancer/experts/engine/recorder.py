@@ -265,7 +265,7 @@ def epoch_of(state: State) -> int | None:
 def proposal_of(state: State) -> Proposal | None:
     """What the epoch of this state would install, once that is known."""
     match state:
-        case Proposed(_, proposal) | Updating(_, proposal):
+        case Proposed(_, proposal) | Updating(_, _, proposal):
             return proposal
         case Idle() | Draining() | Failed(_, _, Draining()):
             return None

@@ -15,7 +15,6 @@ from equipoise.balancer.experts.engine.states import (
     TransferProgress,
     Transferring,
     Travelling,
-    Updating,
 )
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
 from equipoise.balancer.experts.planning.proposal import (
@@ -77,7 +76,7 @@ class StagedPath:
     def start(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Transferring | Finished:
         """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
         assert isinstance(proposal, StagedProposal)
-        return self._go_on(TransferProgress(epoch, proposal, 0, step, ()))
+        return self._go_on(TransferProgress(self, epoch, proposal, 0, step, ()))
 
     def poll(self, voyage: TransferProgress) -> Travelling | Failed:
         """Which lots are staged by now; they are staged in the order in which they were let go."""
@@ -104,10 +103,6 @@ class StagedPath:
         voyage = state.voyage
         done, rest = voyage.committed + lots, voyage.in_flight[lots:]
         return self._go_on(replace(voyage, committed=done, since=step, in_flight=rest))
-
-    def advance(self, state: Updating, step: int) -> Updating | Finished:
-        """Nothing is rewritten in place on this path."""
-        raise AgreementLost(f"epoch {state.epoch.number} is an update on a path that has no locks")
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Behind a failed move on any rank all build the mover's communicator again.

@@ -11,7 +11,7 @@ all ranks are there the verdict is `Pending`.
 """
 
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.planning.proposal import Proposal, StagedProposal
@@ -48,11 +48,24 @@ class Proposed:
     proposal: Proposal
 
 
+class TransferPath(Protocol):
+    """Brings what travels into slots, as the ranks agree."""
+
+    def poll(self, voyage: "TransferProgress") -> "Travelling | Failed":
+        """What this rank's own part has become."""
+        ...
+
+    def commit(self, state: "Staged", lots: int, step: int) -> "Transferring | Finished":
+        """The next `lots` lots are staged everywhere, and are right."""
+        ...
+
+
 @dataclass(frozen=True)
 class TransferProgress:
     """How far the weights of an epoch have come.
 
     Attributes:
+        path: on which they travel.
         epoch: whose they are.
         proposal: what is being installed.
         committed: lots that are installed.
@@ -60,6 +73,7 @@ class TransferProgress:
         in_flight: those behind them that were let go, in order: on the way, or staged.
     """
 
+    path: TransferPath
     epoch: RebalanceId
     proposal: StagedProposal
     committed: int
@@ -104,17 +118,27 @@ class Draining:
         return all(task.done() for task in self.work)
 
 
+class InPlaceUpdate(Protocol):
+    """Rewrites layers, step by step, in a count that all ranks keep alike."""
+
+    def advance(self, state: "Updating", step: int) -> "Updating | Finished":
+        """The next boundary of an update that nobody votes on."""
+        ...
+
+
 @dataclass(frozen=True)
 class Updating:
     """Layers are being rewritten in place, a group a step; nothing is left to agree on.
 
     Attributes:
+        path: that rewrites them.
         epoch: whose weights are written.
         proposal: what is being installed.
         start: the boundary at which the first group was handed over.
         writing: the groups that were handed over, in order.
     """
 
+    path: InPlaceUpdate
     epoch: RebalanceId
     proposal: Proposal
     start: int

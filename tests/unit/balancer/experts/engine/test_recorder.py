@@ -39,7 +39,7 @@ UNDONE: Any = None
 BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in moved())
 PARTS = np.array([0, 1 << 16]), np.array([0, 1 << 14])
 PROPOSAL = Proposal(RebalancePlan(AFTER, (1,), *PARTS), (), "digest")
-VOYAGE = TransferProgress(EPOCH, UNDONE, 0, 5, ())
+VOYAGE = TransferProgress(UNDONE, EPOCH, UNDONE, 0, 5, ())
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_chronicle_ignores_end_of_epoch_it_did_not_see_open(clock: None) -> None
         (Failed(EPOCH, "no", Draining(())), False),
         (Failed(EPOCH, "no", Planning(EPOCH, UNDONE)), False),
         (Proposed(EPOCH, PROPOSAL), True),
-        (Transferring(TransferProgress(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
-        (Failed(EPOCH, "no", TransferProgress(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Transferring(TransferProgress(UNDONE, EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Failed(EPOCH, "no", TransferProgress(UNDONE, EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
     ],
 )
 def test_proposal_of_state_is_known_from_agreeing_on(state: State, known: bool) -> None:
