@@ -2,23 +2,23 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.builder import (
+    NO_REBALANCING,
     STAGED_FROM_PEERS,
     Assembly,
     BuildContext,
-    Engine,
     InPlaceFromHost,
     StagedFromPeers,
     UpdatePathConfig,
     build,
-    build_static,
 )
 from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.load_window import LoadWindow
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
@@ -42,12 +42,12 @@ from equipoise.hal.slots import Reader, SlotStore
 from equipoise.hal.stream import Stream
 
 __all__ = [
+    "NO_REBALANCING",
     "ExpertBalancer",
     "InPlaceFromHost",
     "StagedFromPeers",
     "UpdatePathConfig",
     "open_balancer",
-    "open_without_rebalancing",
 ]
 
 LOG = logging.getLogger(__name__)
@@ -61,13 +61,11 @@ class ExpertBalancer:
         context: what it was opened with.
         shape: how many of everything.
         components: what it is put together from.
-        assembler: puts the parts together, again when ranks change: with epochs, or static.
     """
 
     context: BuildContext
     shape: ExpertShape
     components: Assembly
-    assembler: Callable[[BuildContext, ExpertShape, Layout], Assembly] = build
 
     @property
     def router(self) -> Router:
@@ -85,7 +83,7 @@ class ExpertBalancer:
         return self.components.load
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> RebalanceEngine:
         """Of the boundaries."""
         return self.components.engine
 
@@ -163,8 +161,8 @@ class ExpertBalancer:
         saved = surviving_layout(layout, self.shape, self.context.members, members)
         reload_lost_experts(means, saved)
         rewrite_half_written(means, saved, unsettled)
-        parts = self.assembler(means, saved.shape, saved.layout)
-        return ExpertBalancer(means, saved.shape, parts, self.assembler)
+        parts = build(means, saved.shape, saved.layout)
+        return ExpertBalancer(means, saved.shape, parts)
 
     def _nodes(self, left: EPGroup) -> int:
         """Among how many nodes those who are left divide evenly; 1 where they do not.
@@ -227,7 +225,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         shape: how many of everything.
         layout: what is installed at the start.
         config: cadence, bounds and share mode.
-        path: how weights come into slots.
+        path: how weights come into slots; `NO_REBALANCING` where they never do.
         hire: makes who works beside the forward: threads by default.
         journal: told what happens, by threads that cannot wait; whoever opened it closes it.
 
@@ -243,22 +241,6 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     opening = StartupSpec(store, shape, layout, config, path)
     means = _build_context(accelerator, fabric, opening, hire or thread_workers(config), journal)
     return ExpertBalancer(means, shape, build(means, shape, layout))
-
-
-def open_without_rebalancing(
-    accelerator: Accelerator,
-    fabric: Fabric,
-    store: SlotStore,
-    shape: ExpertShape,
-    layout: Layout,
-    config: BalancerConfig,
-    journal: EventSink = NO_EVENTS,
-) -> ExpertBalancer:
-    """The same without epochs: `layout` stays, its shares too; collective."""
-    opening = StartupSpec(store, shape, layout, config, None)
-    means = _build_context(accelerator, fabric, opening, thread_workers(config), journal)
-    parts = build_static(means, shape, layout)
-    return ExpertBalancer(means, shape, parts, build_static)
 
 
 def _build_context(
@@ -277,7 +259,7 @@ def _build_context(
         fabric,
         opening.store,
         config,
-        opening.path or STAGED_FROM_PEERS,
+        opening.path,
         hire,
         EPGroup(tuple(range(control.size)), control.rank),
         events=journal,

@@ -3,23 +3,16 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from equipoise.balancer.experts.agreement.key_collector import (
     KeyCollector,
-    NoKeyCollector,
     StoredKey,
     key_collector_of,
 )
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.closing import close_quietly
 from equipoise.balancer.experts.config import BalancerConfig, Locality, RoutingRule, ShareMode
-from equipoise.balancer.experts.engine.engine import (
-    Group,
-    RebalanceEngine,
-    RebalanceReport,
-    UpdatePath,
-)
+from equipoise.balancer.experts.engine.engine import Group, RebalanceEngine, UpdatePath
 from equipoise.balancer.experts.engine.in_place_path import InPlacePath
 from equipoise.balancer.experts.engine.recorder import (
     NO_RECORDER,
@@ -42,94 +35,17 @@ from equipoise.balancer.experts.routing.routers import (
     TableRouter,
 )
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
-from equipoise.balancer.experts.runtime.jobs import Worker, WorkerFactory, run_blocking, stream_idle
-from equipoise.balancer.experts.runtime.workers import DeferredWorker, Workers
+from equipoise.balancer.experts.runtime.jobs import Worker, WorkerFactory, stream_idle
+from equipoise.balancer.experts.runtime.workers import Workers
 from equipoise.balancer.experts.transfer.host_writes import HostWeights
 from equipoise.balancer.experts.transfer.layer_locks import LayerLocks, NoLocks, SlotGuard
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.errors import EngineError, Unsupported
+from equipoise.hal.errors import Unsupported
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Role
-
-
-class Engine(Protocol):
-    """What happens at boundaries."""
-
-    @property
-    def reports(self) -> Sequence[RebalanceReport]:
-        """How each epoch so far ended."""
-        ...
-
-    @property
-    def aborts(self) -> Mapping[str, int]:
-        """Aborted epochs by reason."""
-        ...
-
-    @property
-    def half_written_layers(self) -> tuple[int, ...]:
-        """Layers whose slots may hold anything."""
-        ...
-
-    def before_step(self, step: int) -> None:
-        """Between two steps."""
-        ...
-
-    def after_launch(self) -> None:
-        """The forward behind the last boundary is on its way."""
-        ...
-
-    def close(self) -> None:
-        """End what runs in the background; bounded."""
-        ...
-
-
-class StaticEngine:
-    """Static mode: the start layout stays; loads are observed all the same."""
-
-    def __init__(
-        self,
-        load: LoadWindow,
-        installed: ServingState,
-        teller: DeferredWorker,
-        deadline: float,
-        chronicle: Recorder,
-    ) -> None:
-        self._load = load
-        self._teller = teller
-        self._layout = installed.layout
-        self._deadline = deadline
-        self._chronicle = chronicle
-        self._closed = False
-        self.reports: tuple[RebalanceReport, ...] = ()
-        self.aborts: dict[str, int] = {}
-        self.half_written_layers: tuple[int, ...] = ()
-
-    def before_step(self, step: int) -> None:
-        """Take and close sub-windows. Raises `EngineError` behind `close`."""
-        if self._closed:
-            raise EngineError(f"boundary {step} of an engine that was closed")
-        self._teller.release()
-        if run_blocking(self._load.advance(step), self._deadline):
-            self._chronicle.summed(step - 1, self._load.latest, self._layout)
-
-    def after_launch(self) -> None:
-        """Let the sum of loads begin."""
-        self._teller.release()
-
-    def close(self) -> None:
-        """Wait for a sum under way. Again is harmless."""
-        if self._closed:
-            return
-        self._closed = True
-        self._teller.release()
-        try:
-            run_blocking(self._load.drain(), self._deadline)
-        finally:
-            self._teller.close()
-            self._chronicle.close()
 
 
 @dataclass(frozen=True)
@@ -159,8 +75,14 @@ class InPlaceFromHost:
     entries: Mapping[int, int] = field(default_factory=dict)
 
 
-UpdatePathConfig = StagedFromPeers | InPlaceFromHost
+@dataclass(frozen=True)
+class NoRebalancing:
+    """Weights stay where they are, and shares too; loads are summed all the same."""
+
+
+UpdatePathConfig = StagedFromPeers | InPlaceFromHost | NoRebalancing
 STAGED_FROM_PEERS = StagedFromPeers()
+NO_REBALANCING = NoRebalancing()
 
 
 @dataclass(frozen=True)
@@ -215,7 +137,7 @@ class Assembly:
     installed: ServingState
     load: LoadWindow
     router: Router
-    engine: Engine
+    engine: RebalanceEngine
     guard: SlotGuard
     communicators: tuple[Communicator, ...]
     archive: KeyCollector
@@ -271,22 +193,6 @@ def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     return Assembly(means, installed, load, router, engine, guard, tuple(opened), archive)
 
 
-def build_static(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
-    """Without epochs: `layout` stays, its shares too. Leaves as little behind as `assemble`."""
-    installed = ServingState(means.accelerator, means.store, shape, layout)
-    with ExitStack() as undoing:
-        loads = means.open("loads")
-        undoing.callback(loads.close)
-        teller = DeferredWorker(_hire(means, undoing)("load"))
-        load = _window(means, loads, shape, means.config.window_size, teller)
-        router = _router(means, installed, load, ())
-        chronicle = _chronicle(means, shape, router)
-        still = StaticEngine(load, installed, teller, means.config.timeout, chronicle)
-        undoing.pop_all()
-    elsewhere = NoKeyCollector()
-    return Assembly(means, installed, load, router, still, NoLocks(), (loads,), elsewhere)
-
-
 def _hire(means: BuildContext, undoing: ExitStack) -> WorkerFactory:
     """Workers whose work is noted, where anybody wants to know."""
     hire = means.new_worker if means.events is NO_EVENTS else traced(means.new_worker, means.events)
@@ -327,7 +233,7 @@ def _communicators(means: BuildContext, undoing: ExitStack) -> list[Communicator
 def _guard(means: BuildContext, installed: ServingState, shape: ExpertShape) -> SlotGuard:
     """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
     path, accelerator = means.path, means.accelerator
-    if isinstance(path, StagedFromPeers):
+    if not isinstance(path, InPlaceFromHost):
         return NoLocks()
     if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
         # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
@@ -352,8 +258,8 @@ def _window(
 def _period(means: BuildContext) -> int:
     """Steps from one window of load to the next: all are summed where others look than plans."""
     config = means.config
-    looked_at = config.shares is ShareMode.LAGGED or means.loads_watched
-    return config.window_size if looked_at else config.step_interval
+    never, lagged = isinstance(means.path, NoRebalancing), config.shares is ShareMode.LAGGED
+    return config.window_size if never or lagged or means.loads_watched else config.step_interval
 
 
 def _renewal(
@@ -363,7 +269,7 @@ def _renewal(
     shape: ExpertShape,
     staff: Workers,
 ) -> ShareRefresh:
-    if means.config.shares is ShareMode.LAGGED:
+    if means.config.shares is ShareMode.LAGGED and not isinstance(means.path, NoRebalancing):
         return LaggedShares(installed, load, shape, means.config.min_gain, staff.shares)
     return StaticShares(installed, shape)
 
@@ -392,9 +298,11 @@ def _path(
     opened: Sequence[Communicator],
     staff: Workers,
     shape: ExpertShape,
-) -> UpdatePath:
+) -> UpdatePath | None:
     place, config = means.members.rank_in_group, means.config
     match means.path, guard:
+        case NoRebalancing(), _:
+            return None
         case InPlaceFromHost(supply), LayerLocks():
             return InPlacePath(
                 means.accelerator, installed, guard, supply, staff.transfer, place, shape, config

@@ -18,7 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equipoise.balancer.experts.balancer import open_balancer
-from equipoise.balancer.experts.builder import STAGED_FROM_PEERS, StagedFromPeers, UpdatePathConfig
+from equipoise.balancer.experts.builder import (
+    STAGED_FROM_PEERS,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
+)
 from equipoise.balancer.experts.closing import close_quietly
 from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.model_balancer import (
@@ -205,9 +210,9 @@ def _open(
 
 def _path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
     """With what was registered of entries, and not without what it needs."""
-    if not isinstance(path, StagedFromPeers):
+    if isinstance(path, InPlaceFromHost):
         return replace(path, entries=berth.entries)
-    if not berth.store.layout.staging:
+    if isinstance(path, StagedFromPeers) and not berth.store.layout.staging:
         raise EngineError("weights that come by the boundary need a budget of staging")
     return path
 

@@ -8,7 +8,12 @@ import numpy as np
 
 from equipoise.balancer.experts.agreement.key_collector import BEFORE, StoredKey
 from equipoise.balancer.experts.agreement.members import EPGroup
-from equipoise.balancer.experts.builder import BuildContext, StagedFromPeers
+from equipoise.balancer.experts.builder import (
+    BuildContext,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
+)
 from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, even_shares
 from equipoise.balancer.experts.runtime.jobs import run_blocking
@@ -107,8 +112,7 @@ def reload_lost_experts(means: BuildContext, saved: RecoveredLayout) -> None:
     """
     if not saved.refills:
         return
-    path = means.path
-    supply = path.spare if isinstance(path, StagedFromPeers) else path.supply
+    supply = _host_weights(means.path)
     if supply is None:
         gone: dict[int, list[int]] = {}
         for lost in saved.refills:
@@ -117,11 +121,20 @@ def reload_lost_experts(means: BuildContext, saved: RecoveredLayout) -> None:
     _write(means, supply, saved)
 
 
+def _host_weights(path: UpdatePathConfig) -> HostWeights | None:
+    match path:
+        case StagedFromPeers(spare):
+            return spare
+        case InPlaceFromHost(supply):
+            return supply
+    return None
+
+
 def rewrite_half_written(
     means: BuildContext, saved: RecoveredLayout, layers: Sequence[int]
 ) -> None:
     """Write all of this rank's slots of layers that were left half written. Raises `SlotError`."""
-    if isinstance(means.path, StagedFromPeers):
+    if not isinstance(means.path, InPlaceFromHost):
         return
     per, place = saved.shape.slots_per_rank, means.members.rank_in_group
     for layer in layers:

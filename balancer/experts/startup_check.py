@@ -31,14 +31,14 @@ class StartupSpec:
         shape: how many of everything.
         layout: what the slots hold.
         config: cadence, bounds and share mode.
-        path: how weights come into slots; None where they never do.
+        path: how weights come into slots.
     """
 
     store: SlotStore
     shape: ExpertShape
     layout: Layout
     config: BalancerConfig
-    path: UpdatePathConfig | None
+    path: UpdatePathConfig
 
     def check(self, ranks: int) -> None:
         """See that it can work on so many ranks.

@@ -150,7 +150,7 @@ class RebalanceEngine:
     Args:
         installed: what this rank holds.
         load: global loads.
-        path: how what was agreed on comes into slots.
+        path: how what was agreed on comes into slots; None to rebalance never.
         renewal: what becomes of shares between epochs.
         group: who takes part, and since when.
         config: cadence and bounds.
@@ -162,7 +162,7 @@ class RebalanceEngine:
         self,
         installed: ServingState,
         load: LoadWindow,
-        path: UpdatePath,
+        path: UpdatePath | None,
         renewal: ShareRefresh,
         group: Group,
         config: BalancerConfig,
@@ -281,6 +281,8 @@ class RebalanceEngine:
 
     def _due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
+        if self._path is None:
+            return False
         behind = (step - 1) % self._config.step_interval
         return step > 1 and behind == self._config.step_offset and self._load.full
 
@@ -298,8 +300,9 @@ class RebalanceEngine:
         return state
 
     def _plan(self, epoch: RebalanceId) -> Planning:
-        windows, layout = self._load.windows, self._installed.layout
-        plan = immediate(lambda: self._path.propose(windows, layout))
+        assert self._path is not None, "nothing is due without a path"
+        path, windows, layout = self._path, self._load.windows, self._installed.layout
+        plan = immediate(lambda: path.propose(windows, layout))
         job = NamedJob(plan, "plan", epoch=epoch.number)
         return Planning(epoch, self._staff.planner.start(job))
 
@@ -361,7 +364,7 @@ class RebalanceEngine:
         match verdict, state:
             case Pending(), _:
                 return state
-            case StartTransfer(), Proposed(epoch, proposal):
+            case StartTransfer(), Proposed(epoch, proposal) if self._path is not None:
                 self._renewal.planned(proposal.layout)
                 return self._landing(self._path.start(epoch, proposal, step), step)
             case Commit(lots), Staged():
@@ -384,7 +387,8 @@ class RebalanceEngine:
         self._report(state.epoch, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
         self._decline(state.epoch, step + 1, reason)
-        return Draining((*work_of(state), *self._path.repair(reason)))
+        repairs = () if self._path is None else self._path.repair(reason)
+        return Draining((*work_of(state), *repairs))
 
     def _decline(self, epoch: RebalanceId, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""

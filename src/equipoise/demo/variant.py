@@ -1,17 +1,13 @@
 """The ways in which a run serves its traffic, and one rank's part in serving it one way."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from equipoise.balancer.experts.balancer import (
-    ExpertBalancer,
-    open_balancer,
-    open_without_rebalancing,
-)
+from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, Locality, PlannerOptions, ShareMode
 from equipoise.balancer.experts.engine.engine import RebalanceReport
 from equipoise.balancer.experts.placement import (
@@ -192,10 +188,12 @@ def _opened(
     store = accelerator.slot_store(family.layout(staging))
     mine = site.post.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
-    if not variant.balanced:
-        yield open_without_rebalancing(accelerator, fabric, store, shape, layout, config, journal)
-        return
-    with carriage(site, variant.name, family, store, shape) as path:
+    way = (
+        carriage(site, variant.name, family, store, shape)
+        if variant.balanced
+        else nullcontext(NO_REBALANCING)
+    )
+    with way as path:
         yield open_balancer(
             accelerator, fabric, store, shape, layout, config, path, journal=journal
         )

@@ -60,7 +60,6 @@ class Seat:
     @property
     def engine(self) -> RebalanceEngine:
         """The engine under test."""
-        assert isinstance(self.balancer.engine, RebalanceEngine)
         return self.balancer.engine
 
     def serve(self, turn: Callable[[int], object]) -> Job[None]:

@@ -16,7 +16,7 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.engine.engine import RebalanceEngine, RebalanceReport
+from equipoise.balancer.experts.engine.engine import RebalanceReport
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
 from equipoise.balancer.experts.runtime.jobs import immediate
@@ -187,7 +187,6 @@ def _serve(
 
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
-    assert isinstance(balancer.engine, RebalanceEngine)
     staff = balancer.engine._staff
     through = [worker.start(immediate(lambda: None)) for worker in (staff.planner, staff.transfer)]
     staff.release()

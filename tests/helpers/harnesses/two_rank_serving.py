@@ -23,7 +23,7 @@ from helpers.harnesses.two_family_model import (
 )
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.engine.engine import RebalanceEngine, RebalanceReport
+from equipoise.balancer.experts.engine.engine import RebalanceReport
 from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer
 from equipoise.balancer.experts.open import UpdatePath
 from equipoise.balancer.experts.runtime.jobs import immediate as one_call
@@ -190,7 +190,6 @@ def let_work(balancer: ModelBalancer) -> None:
     """Wait until what the engines have begun is through, as it is between real steps."""
     for family in balancer.families:
         engine = family.inner.engine
-        assert isinstance(engine, RebalanceEngine)
         staff = engine._staff
         through = [
             worker.start(one_call(lambda: None)) for worker in (staff.planner, staff.transfer)

@@ -11,9 +11,10 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.balancer.experts.balancer import (
+    NO_REBALANCING,
     ExpertBalancer,
+    StagedFromPeers,
     open_balancer,
-    open_without_rebalancing,
 )
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
@@ -98,5 +99,5 @@ def _opened(
     store = accelerator.slot_store(slots)
     layout = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
     config = replace(CONFIG, name=label, shares=shares)
-    opening = open_without_rebalancing if static else open_balancer
-    return opening(accelerator, fabric, store, SHAPE, layout, config)
+    path = NO_REBALANCING if static else StagedFromPeers()
+    return open_balancer(accelerator, fabric, store, SHAPE, layout, config, path)

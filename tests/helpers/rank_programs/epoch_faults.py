@@ -36,7 +36,6 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import BalancerConfig, CommitMode, ShareMode
-from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.serving_state import Copies
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate
@@ -138,7 +137,6 @@ class Trap:
     def look(self, balancer: ExpertBalancer) -> None:
         """Act in the state it is set for."""
         engine = balancer.engine
-        assert isinstance(engine, RebalanceEngine)
         if type(engine.state).__name__ == self.where:
             self.act()
 

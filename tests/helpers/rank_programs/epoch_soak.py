@@ -17,7 +17,6 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import BalancerConfig, CommitMode, ShareMode
-from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
@@ -183,7 +182,6 @@ class Loop:
 
 def _census(fabric: Fabric, balancer: ExpertBalancer) -> dict[str, Any]:
     """What is held, apart from reports of epochs, of which an engine keeps the last ones."""
-    assert isinstance(balancer.engine, RebalanceEngine)
     assert isinstance(fabric.control, StoreControlPlane)
     assert balancer.engine.reports.maxlen is not None
     balancer.engine.reports.clear()

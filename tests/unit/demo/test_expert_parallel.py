@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.balancer import open_without_rebalancing
+from equipoise.balancer.experts.balancer import NO_REBALANCING, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, solve_shares
 from equipoise.demo.carriers import Carrier, FixedCarrier, PortableCarrier, fixed_exchange
@@ -99,7 +99,8 @@ def serve_on(
     compute = seat.accelerator.stream(Role.COMPUTE)
     _fill(seat, weights, held, shape)
     store = seat.accelerator.slot_store(weights.family().layout(staging=0))
-    balancer = open_without_rebalancing(seat.accelerator, seat.fabric, store, shape, layout, ENGINE)
+    ends = seat.accelerator, seat.fabric, store
+    balancer = open_balancer(*ends, shape, layout, ENGINE, NO_REBALANCING)
     moe = ExpertParallel(
         balancer.router,
         balancer.installed.generation,

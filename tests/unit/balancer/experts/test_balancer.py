@@ -4,16 +4,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.balancer import (
-    ExpertBalancer,
-    open_balancer,
-    open_without_rebalancing,
-)
+from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.load_window import Reducing
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
@@ -128,7 +125,7 @@ def test_boundary_after_close_raises_and_second_close_does_not() -> None:
 def test_static_balancer_raises_at_boundary_after_close() -> None:
     def program(seat: Seat) -> None:
         ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(SLOTS)
-        balancer = open_without_rebalancing(*ends, SHAPE, LAYOUT, CONFIG)
+        balancer = open_balancer(*ends, SHAPE, LAYOUT, CONFIG, NO_REBALANCING)
         balancer.before_step(0)
         balancer.close()
         balancer.close()
@@ -136,6 +133,32 @@ def test_static_balancer_raises_at_boundary_after_close() -> None:
             balancer.before_step(1)
 
     on_ranks(1, program)
+
+
+@pytest.mark.parametrize("shares", ShareMode)
+def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMode) -> None:
+    shape = ExpertShape(layers=1, experts=2, slots=3, ranks=1)
+    placement = initial_placement(shape)
+    layout = Layout(placement, even_shares(placement, shape.experts))
+    slots = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(3, 4)), staging=0)
+
+    def program(seat: Seat) -> list[int]:
+        ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(slots)
+        config = replace(CONFIG, shares=shares)
+        balancer = open_balancer(*ends, shape, layout, config, NO_REBALANCING)
+        compute = seat.accelerator.stream(Role.COMPUTE)
+        ids, sums = torch.zeros(5, 1, dtype=torch.int32), []
+        for step in range(4 * CONFIG.step_interval):
+            with balancer.step(step):
+                compute.launch(partial(balancer.router.route, 0, step, ids))
+            sums += [int(load[0, 0]) for load in balancer.load.sums]
+        balancer.close()
+        assert balancer.installed.layout.digest == layout.digest
+        assert not balancer.engine.reports
+        return sums
+
+    ((*sums,),) = on_ranks(1, program)
+    assert {*sums} == {10}, "five rows in each of two steps"
 
 
 def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:

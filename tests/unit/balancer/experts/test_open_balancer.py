@@ -9,11 +9,7 @@ import pytest
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.balancer import (
-    ExpertBalancer,
-    open_balancer,
-    open_without_rebalancing,
-)
+from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import Event
@@ -108,8 +104,9 @@ def test_open_static_refuses_ranks_with_different_layouts() -> None:
         rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
         store = seat.accelerator.slot_store(slots)
+        ends = seat.accelerator, seat.fabric, store
         with pytest.raises(AgreementLost, match="has layout"):
-            open_without_rebalancing(seat.accelerator, seat.fabric, store, SHAPE, layout, CONFIG)
+            open_balancer(*ends, SHAPE, layout, CONFIG, NO_REBALANCING)
 
     on_ranks(2, program)
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import (
+    NO_REBALANCING,
     ExpertBalancer,
     StagedFromPeers,
     open_balancer,
-    open_without_rebalancing,
 )
 from equipoise.balancer.experts.builder import BuildContext
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
@@ -149,7 +149,7 @@ def test_static_balancer_stays_static_after_reconfigure() -> None:
         store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
         layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
         ends = seat.accelerator, seat.fabric, store, SHAPE, layout, config()
-        balancer = open_without_rebalancing(*ends)
+        balancer = open_balancer(*ends, NO_REBALANCING)
         serve(balancer, seat, [0, 1, 2], range(3))
         if seat.rank == 2:
             balancer.close()
