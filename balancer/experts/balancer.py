@@ -31,8 +31,7 @@ from equipoise.balancer.experts.recovery import (
 )
 from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
-from equipoise.balancer.experts.runtime.jobs import WorkerFactory
-from equipoise.balancer.experts.runtime.workers import thread_workers
+from equipoise.balancer.experts.runtime.workers import WorkerFactory, thread_workers
 from equipoise.balancer.experts.startup_check import StartupSpec, check_same_on_all_ranks
 from equipoise.balancer.experts.transfer.layer_locks import StepKind
 from equipoise.hal.accelerator import Accelerator
@@ -226,7 +225,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         layout: what is installed at the start.
         config: cadence, bounds and share mode.
         path: how weights come into slots; `NO_REBALANCING` where they never do.
-        hire: makes who works beside the forward: threads by default.
+        hire: makes who works beside the forward: by default threads, which tell the journal.
         journal: told what happens, by threads that cannot wait; whoever opened it closes it.
 
     Raises:
@@ -239,7 +238,8 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         BallotIncomplete: a rank does not come.
     """
     opening = StartupSpec(store, shape, layout, config, path)
-    means = _build_context(accelerator, fabric, opening, hire or thread_workers(config), journal)
+    workers = hire or thread_workers(config, journal)
+    means = _build_context(accelerator, fabric, opening, workers, journal)
     return ExpertBalancer(means, shape, build(means, shape, layout))
 
 

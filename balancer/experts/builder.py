@@ -23,7 +23,6 @@ from equipoise.balancer.experts.engine.recorder import (
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.share_refresh import LaggedShares, ShareRefresh, StaticShares
 from equipoise.balancer.experts.engine.staged_path import StagedPath
-from equipoise.balancer.experts.engine.traced_worker import traced
 from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
 from equipoise.balancer.experts.placement import ExpertShape, Layout
 from equipoise.balancer.experts.routing.local_first import LocalFirstRouter
@@ -34,9 +33,9 @@ from equipoise.balancer.experts.routing.routers import (
     RowHashRouter,
     TableRouter,
 )
-from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
-from equipoise.balancer.experts.runtime.jobs import Worker, WorkerFactory, stream_idle
-from equipoise.balancer.experts.runtime.workers import Workers
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink, Track
+from equipoise.balancer.experts.runtime.jobs import stream_idle
+from equipoise.balancer.experts.runtime.workers import Worker, WorkerFactory, Workers
 from equipoise.balancer.experts.transfer.host_writes import HostWeights
 from equipoise.balancer.experts.transfer.layer_locks import LayerLocks, NoLocks, SlotGuard
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer
@@ -177,7 +176,7 @@ def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     guard = _guard(means, installed, shape)
     with ExitStack() as undoing:
         loads, *others = opened = _communicators(means, undoing)
-        staff = Workers.created(_hire(means, undoing))
+        staff = _workers(means, undoing)
         load = _window(means, loads, shape, _period(means), staff.load)
         renewal = _renewal(means, installed, load, shape, staff)
         router = _router(means, installed, load, others)
@@ -193,16 +192,13 @@ def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     return Assembly(means, installed, load, router, engine, guard, tuple(opened), archive)
 
 
-def _hire(means: BuildContext, undoing: ExitStack) -> WorkerFactory:
-    """Workers whose work is noted, where anybody wants to know."""
-    hire = means.new_worker if means.events is NO_EVENTS else traced(means.new_worker, means.events)
-
-    def hired(kind: str) -> Worker:
-        worker = hire(kind)
+def _workers(means: BuildContext, undoing: ExitStack) -> Workers:
+    def new_worker(kind: Track) -> Worker:
+        worker = means.new_worker(kind)
         undoing.callback(worker.close)
         return worker
 
-    return hired
+    return Workers.created(new_worker)
 
 
 def _chronicle(means: BuildContext, shape: ExpertShape, router: Router) -> Recorder:

@@ -14,8 +14,8 @@ from equipoise.balancer.experts.runtime.jobs import (
     JobDone,
     JobHandle,
     WorkDone,
-    Worker,
 )
+from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import ResultPending
@@ -203,7 +203,7 @@ class LoadWindow:
             closed = self._accelerator.event()
             compute.record(closed)
             if capabilities.independent_groups:
-                self._state = ReducingOnWorker(self._worker.start(self._sum(counts, closed)))
+                self._state = ReducingOnWorker(self._worker.start(self._sum(counts, closed), "sum"))
                 return
             yield EventDone(closed)
         with compute.current():

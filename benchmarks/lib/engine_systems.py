@@ -43,8 +43,9 @@ from equipoise.balancer.experts.planning.proposal import (
 from equipoise.balancer.experts.planning.rebalance_plan import RebalancePlan
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.balancer.experts.routing.routers import Router, TableRouter
-from equipoise.balancer.experts.runtime.events import COMPLETED
-from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, ThreadWorker, run_blocking
+from equipoise.balancer.experts.runtime.events import COMPLETED, Track
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, run_blocking
+from equipoise.balancer.experts.runtime.workers import ThreadWorker
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer, StagedChunk
 from equipoise.hal import registry
@@ -454,7 +455,7 @@ class OneLayer(Travelling):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place, PER_RANK, [[layer] for layer in range(SHAPE.layers)])
-        self._worker = ThreadWorker(f"{place.label}.mover", DEADLINE)
+        self._worker = ThreadWorker(Track.TRANSFER, DEADLINE, owner=place.label)
         self._maps = InUse.empty(SHAPE.experts)
         self._due: deque[int] = deque()
         self._left: deque[Prepared] = deque()
@@ -492,7 +493,8 @@ class OneLayer(Travelling):
             self.ended.append(Ended(self._due.popleft(), step, self._moved))
 
     def _leave(self) -> None:
-        self._flying = self._worker.start(self._travel(self._left[0]))
+        self._flying = self._worker.start(self._travel(self._left[0]), "move")
+        self._worker.release()
 
 
 class Ours(Base):

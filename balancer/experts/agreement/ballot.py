@@ -77,25 +77,33 @@ class Ballot:
             raise AgreementLost(f"unreadable ballot {text[:80]!r}: {error}") from error
 
 
+class _Verdict:
+    """What ballots come to."""
+
+    def trace_fields(self) -> dict[str, object]:
+        """The verdict in words."""
+        return {"verdict": str(self)}
+
+
 @dataclass(frozen=True)
-class Pending:
+class Pending(_Verdict):
     """Somebody is still busy."""
 
 
 @dataclass(frozen=True)
-class StartTransfer:
+class StartTransfer(_Verdict):
     """Everybody has the same plan."""
 
 
 @dataclass(frozen=True)
-class Commit:
+class Commit(_Verdict):
     """The next `lots` lots are staged everywhere, and are what their sources hold."""
 
     chunks: int
 
 
 @dataclass(frozen=True)
-class Abort:
+class Abort(_Verdict):
     """The epoch ends here; what it has not committed stays as installed. `reason` is counted."""
 
     reason: str

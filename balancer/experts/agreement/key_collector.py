@@ -14,7 +14,8 @@ from typing import Protocol
 
 from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.agreement.members import EPGroup
-from equipoise.balancer.experts.runtime.jobs import Job, NamedJob, Worker
+from equipoise.balancer.experts.runtime.jobs import Job
+from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlLost
 
@@ -102,7 +103,7 @@ class StoreKeyCollector:
 
     def collect(self, epoch: int, ballots: str) -> None:
         """See `KeyCollector`."""
-        self._clerk.start(NamedJob(self._tidying(epoch, ballots), "forget", epoch=epoch))
+        self._clerk.start(self._tidying(epoch, ballots), "forget", epoch=epoch)
 
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:

@@ -59,7 +59,6 @@ from equipoise.balancer.experts.runtime.jobs import (
     Job,
     JobDone,
     JobHandle,
-    NamedJob,
     immediate,
     run_blocking,
 )
@@ -303,8 +302,7 @@ class RebalanceEngine:
         assert self._path is not None, "nothing is due without a path"
         path, windows, layout = self._path, self._load.windows, self._installed.layout
         plan = immediate(lambda: path.propose(windows, layout))
-        job = NamedJob(plan, "plan", epoch=epoch.number)
-        return Planning(epoch, self._staff.planner.start(job))
+        return Planning(epoch, self._staff.planner.start(plan, "plan", epoch=epoch.number))
 
     def _progress(self, state: Voting) -> Voting:
         """What this rank's own work has become since the last boundary."""
@@ -345,8 +343,7 @@ class RebalanceEngine:
         )
         self._file(state.epoch, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
-        titled = NamedJob(job, "vote", epoch=state.epoch.number, step=due)
-        self._vote = self._staff.vote.start(titled)
+        self._vote = self._staff.vote.start(job, "vote", epoch=state.epoch.number, step=due)
         self._archive.collect(state.epoch.number, question.ballots)
 
     def _patience(self, state: Voting) -> int:
@@ -395,7 +392,7 @@ class RebalanceEngine:
         self._file(epoch, due, MOVE)
         ballot = Ballot(RankStatus.FAILED, reason=reason)
         job = vote_failed(self._control, self._question(epoch, due), ballot)
-        self._staff.vote.start(NamedJob(job, "vote_failed", epoch=epoch.number, step=due))
+        self._staff.vote.start(job, "vote_failed", epoch=epoch.number, step=due)
 
     def _file(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""

@@ -18,7 +18,8 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Plac
 from equipoise.balancer.experts.planning.proposal import Proposal, in_place_proposal
 from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_rebalance
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate
-from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, LockReleased, NamedJob, Worker
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, LockReleased
+from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, write_and_verify
 from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.hal.accelerator import Accelerator
@@ -124,7 +125,7 @@ class InPlacePath:
             self._gates.locks[layer].signal(epoch)
         job = self._rewrite(change, epochs, state.proposal.layout)
         layers = list(change.layers)
-        task = self._worker.start(NamedJob(job, "move", epoch=state.epoch.number, layers=layers))
+        task = self._worker.start(job, "move", epoch=state.epoch.number, layers=layers)
         return replace(state, writing=(*state.writing, task))
 
     def _drained(self, state: Updating) -> bool:

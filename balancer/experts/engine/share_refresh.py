@@ -10,7 +10,8 @@ from equipoise.balancer.experts.load_window import LoadWindow
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
 from equipoise.balancer.experts.routing.drift import DriftDetector
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
-from equipoise.balancer.experts.runtime.jobs import Job, JobDone, JobHandle, Worker, immediate
+from equipoise.balancer.experts.runtime.jobs import Job, JobDone, JobHandle, immediate
+from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.hal.errors import AgreementLost
 
 
@@ -112,7 +113,7 @@ class LaggedShares:
         if summed:
             load, layout = self._load.latest, self._installed.layout
             solve = immediate(lambda: self._solve(load, layout))
-            self._state = Solving(self._worker.start(solve))
+            self._state = Solving(self._worker.start(solve, "shares"))
 
     def planned(self, layout: Layout) -> None:
         """Shares of layers that keep their placement are fresher than the plan's."""

@@ -24,7 +24,8 @@ from equipoise.balancer.experts.planning.proposal import (
     staged_proposal,
 )
 from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_rebalance
-from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, NamedJob, Worker
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle
+from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer, ReadyChunk, stage_chunk
 from equipoise.hal.errors import AgreementLost
 
@@ -113,7 +114,7 @@ class StagedPath:
         """
         if reason != MOVE_FAILED or not self._mover.can_rebuild:
             return ()
-        return (self._worker.start(NamedJob(self._mover.rebuild_communicator(), "mend")),)
+        return (self._worker.start(self._mover.rebuild_communicator(), "mend"),)
 
     def _go_on(self, voyage: TransferProgress) -> Transferring | Finished:
         """Let go as many lots as there is staging for; or land, if all are committed."""
@@ -125,7 +126,7 @@ class StagedPath:
         while self._may_fly(voyage):
             lot = voyage.committed + len(voyage.in_flight)
             job = self._let_go(voyage.proposal, lot)
-            task = self._worker.start(NamedJob(job, "move", epoch=voyage.epoch.number, lot=lot))
+            task = self._worker.start(job, "move", epoch=voyage.epoch.number, lot=lot)
             flying = (*voyage.in_flight, task)
             voyage = replace(voyage, in_flight=flying)
         return Transferring(voyage)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from equipoise.balancer.experts.placement import ExpertShape, Layout
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout
 from equipoise.balancer.experts.planning.migration import (
     MigrationPlan,
     RankTransfers,
@@ -32,6 +32,14 @@ class Proposal:
     def layout(self) -> Layout:
         """What shall be installed."""
         return self.draft.layout
+
+    def trace_fields(self) -> dict[str, object]:
+        """What it changes, and the mean imbalance over layers before and after."""
+        before, after = (
+            float(layers.mean()) / SHARE_ONE for layers in (self.draft.before, self.draft.predicted)
+        )
+        numbers: dict[str, object] = {"layers": len(self.draft.order), "lots": len(self.changes)}
+        return {**numbers, "before": round(before, 4), "predicted": round(after, 4)}
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ class LayerUpdate:
         words = np.array([*self.layers, *table_digests(self.update)], dtype="<u8")
         return blake2b(words.tobytes(), digest_size=16).hexdigest()
 
+    def trace_fields(self) -> dict[str, object]:
+        """Its layers."""
+        return {"layers": list(self.layers)}
+
     def applied_to(self, layout: Layout) -> Layout:
         """The layout with these layers changed."""
         placement, shares = layout.placement.copy(), layout.shares.copy()

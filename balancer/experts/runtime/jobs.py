@@ -1,4 +1,4 @@
-"""Jobs of the engine, what they wait for, and who carries them out.
+"""Jobs of the engine, and what they wait for.
 
 A job is a generator. It yields what it waits for, a `WaitFor`, is sent what came, and returns its
 result; what a wait raises is raised at its `yield`. A worker thread carries a job out by blocking
@@ -6,7 +6,6 @@ on every wait; a test carries it out step by step, in an order that it chooses.
 """
 
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -124,33 +123,6 @@ T = TypeVar("T")
 Job: TypeAlias = Generator[WaitFor[Any], Any, T]
 
 
-class NamedJob(Generator[WaitFor[Any], Any, T]):
-    """A job that says what it is, for whoever notes jobs; carried out as the one inside.
-
-    Args:
-        job: not begun.
-        name: one word.
-        details: numbers and words to go with it.
-    """
-
-    def __init__(self, job: Job[T], name: str, **details: object) -> None:
-        self._job = job
-        self.name = name
-        self.details = details
-
-    def send(self, value: object) -> WaitFor[Any]:
-        """As a generator does."""
-        return self._job.send(value)
-
-    def throw(self, *given: Any) -> WaitFor[Any]:
-        """As a generator does."""
-        return self._job.throw(*given)
-
-    def close(self) -> None:
-        """As a generator does."""
-        self._job.close()
-
-
 class JobHandle(Protocol[T_co]):
     """A job that was started."""
 
@@ -165,54 +137,6 @@ class JobHandle(Protocol[T_co]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What it raised, if anything."""
         ...
-
-
-class Worker(Protocol):
-    """Carries jobs out one after another, in the order in which they were started."""
-
-    def start(self, job: Job[T]) -> JobHandle[T]:
-        """Begin `job` when those before it have ended."""
-        ...
-
-    def close(self) -> None:
-        """Give up what has not begun, and end what has at its next wait; bounded."""
-        ...
-
-
-WorkerFactory: TypeAlias = Callable[[str], Worker]
-"""Makes a worker of that name."""
-
-
-class WorkerClosed(Exception):
-    """The worker was closed while the job waited."""
-
-
-class ThreadWorker:
-    """A thread.
-
-    Args:
-        name: of the thread.
-        deadline: seconds that each wait of a job may last.
-    """
-
-    def __init__(self, name: str, deadline: float) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._threads.submit(int)  # to have the thread: making it later would cost a step
-        self._deadline = deadline
-        self._open = True
-
-    def start(self, job: Job[T]) -> Future[T]:
-        """See `Worker`."""
-        return self._threads.submit(run_blocking, job, self._deadline, self._check)
-
-    def close(self) -> None:
-        """See `Worker`; lasts at most as long as the wait that is under way."""
-        self._open = False
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def _check(self) -> None:
-        if not self._open:
-            raise WorkerClosed
 
 
 def run_blocking(job: Job[T], timeout: float, check: Callable[[], object] = lambda: None) -> T:

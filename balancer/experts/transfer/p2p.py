@@ -300,6 +300,11 @@ class ReadyChunk:
     change: LayerUpdate
     mark: ChunkChecksum
 
+    def trace_fields(self) -> dict[str, object]:
+        """Its layers, and what came to this rank."""
+        size = {"copies": len(self.staged.copies), "bytes received": self.staged.bytes_received}
+        return {**self.change.trace_fields(), **size}
+
 
 def stage_chunk(staging: Job[StagedChunk], change: LayerUpdate) -> Job[ReadyChunk]:
     """Stage a lot, and say what the ballot says of it."""

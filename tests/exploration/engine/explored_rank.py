@@ -20,6 +20,7 @@ from equipoise.balancer.experts.builder import BuildContext, build
 from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.states import Voting, outcome_of
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.experts.runtime.jobs import EventDone, Job
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Event, Role
@@ -127,7 +128,7 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     slots = weights(placement, rank, shape, case.staging)
     workers: dict[str, LaneWorker] = {}
 
-    def hire(kind: str) -> LaneWorker:
+    def new_worker(kind: Track) -> LaneWorker:
         workers[kind] = LaneWorker(rank, kind, act)
         return workers[kind]
 
@@ -135,7 +136,7 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     path = way(case, accelerator, store)
     # Put together here: to open it all ranks would have to come at once.
     members = EPGroup(tuple(range(shape.ranks)), rank)
-    means = BuildContext(accelerator, fabric, store, case.config, path, hire, members)
+    means = BuildContext(accelerator, fabric, store, case.config, path, new_worker, members)
     balancer = ExpertBalancer(means, shape, build(means, shape, layout))
     tables, counters = balancer.installed.tables, balancer.load.counters
     forward = Forward(rank, shape, slots, tables, counters, balancer.components.guard)

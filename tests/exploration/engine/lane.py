@@ -5,7 +5,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job, WaitFor, WorkerClosed
+from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job, WaitFor
+from equipoise.balancer.experts.runtime.workers import WorkerClosed
 
 T = TypeVar("T")
 
@@ -93,12 +94,17 @@ class LaneWorker:
         self.hasty = False
         self.since = 0
         self._act = act
+        self._held: list[tuple[Run, LaneTask[Any]]] = []
         self._queue: deque[tuple[Run, LaneTask[Any]]] = deque()
 
-    def start(self, job: Job[T]) -> LaneTask[T]:
+    def start(self, job: Job[T], name: str, **details: object) -> LaneTask[T]:
         task: LaneTask[T] = LaneTask()
-        self._queue.append((Run(job), task))
+        self._held.append((Run(job), task))
         return task
+
+    def release(self) -> None:
+        self._queue.extend(self._held)
+        self._held.clear()
 
     def ready(self) -> bool:
         if not self._queue:
@@ -131,6 +137,7 @@ class LaneWorker:
         return bool(self._queue) and isinstance(self._queue[0][0].wait, BallotsReady)
 
     def close(self) -> None:
+        self._held.clear()
         while self._queue:
             run, task = self._queue.popleft()
             run.job.close()

@@ -188,7 +188,9 @@ def _serve(
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
     staff = balancer.engine._staff
-    through = [worker.start(immediate(lambda: None)) for worker in (staff.planner, staff.transfer)]
+    through = [
+        worker.start(immediate(lambda: None), "look") for worker in (staff.planner, staff.transfer)
+    ]
     staff.release()
     for task in through:
         with suppress(TimeoutError):

@@ -192,7 +192,8 @@ def let_work(balancer: ModelBalancer) -> None:
         engine = family.inner.engine
         staff = engine._staff
         through = [
-            worker.start(one_call(lambda: None)) for worker in (staff.planner, staff.transfer)
+            worker.start(one_call(lambda: None), "look")
+            for worker in (staff.planner, staff.transfer)
         ]
         staff.release()
         for task in through:

@@ -14,7 +14,8 @@ from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.load_window import Reducing
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
-from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, ThreadWorker, Worker
+from equipoise.balancer.experts.runtime.events import Track
+from equipoise.balancer.experts.runtime.workers import ThreadWorker, Worker
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import CommunicatorFailed, EngineError, StreamTimeout
 from equipoise.hal.slots import Segment, SlotLayout
@@ -29,20 +30,16 @@ CONFIG = BalancerConfig(
 )
 
 
-class Watched:
-    """A worker; tells of what begins."""
+class Watched(ThreadWorker):
+    """Tells of what begins."""
 
-    def __init__(self, inner: Worker, kind: str, begun: list[str]) -> None:
-        self._inner = inner
-        self._kind = kind
+    def __init__(self, kind: Track, begun: list[str]) -> None:
+        super().__init__(kind, 20.0)
         self._begun = begun
 
-    def start(self, job: Job[T]) -> JobHandle[T]:
-        self._begun.append(self._kind)
-        return self._inner.start(job)
-
-    def close(self) -> None:
-        self._inner.close()
+    def release(self) -> None:
+        self._begun += [self._kind] * len(self._held)
+        super().release()
 
 
 @contextmanager
@@ -56,7 +53,7 @@ def opened(
         SHAPE,
         LAYOUT,
         replace(CONFIG, timeout=deadline),
-        hire=lambda kind: Watched(ThreadWorker(kind, 20.0), kind, begun),
+        hire=lambda kind: Watched(kind, begun),
     )
     try:
         yield balancer
@@ -201,11 +198,11 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
     def program(seat: Seat) -> None:
         fabric, hired, gone = Grudging(seat.fabric, refused), list[str](), list[str]()
 
-        def hire(kind: str) -> Worker:
+        def hire(kind: Track) -> Worker:
             if kind == refused:
                 raise CommunicatorFailed(f"no {kind}")
             hired.append(kind)
-            return Dismissed(ThreadWorker(kind, 20.0), kind, gone)
+            return Dismissed(kind, gone)
 
         ends = seat.accelerator, fabric, seat.accelerator.slot_store(SLOTS)
         with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
@@ -219,18 +216,16 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
     on_ranks(1, program)
 
 
-class Dismissed:
-    """A worker; tells that it was dismissed."""
+class Dismissed(ThreadWorker):
+    """Tells that it was dismissed."""
 
-    def __init__(self, inner: Worker, kind: str, gone: list[str]) -> None:
-        self.start = inner.start
-        self._inner = inner
-        self._kind = kind
+    def __init__(self, kind: Track, gone: list[str]) -> None:
+        super().__init__(kind, 20.0)
         self._gone = gone
 
     def close(self) -> None:
         self._gone.append(self._kind)
-        self._inner.close()
+        super().close()
 
 
 class Grudging:

@@ -1,17 +1,19 @@
 import numpy as np
 import torch
+from helpers.eager_worker import EagerWorker
 from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
 from equipoise.balancer.experts.placement import ExpertShape
-from equipoise.balancer.experts.runtime.jobs import ThreadWorker, run_blocking
+from equipoise.balancer.experts.runtime.events import Track
+from equipoise.balancer.experts.runtime.jobs import run_blocking
 from equipoise.hal.stream import Role
 
 SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
 
 
 def window(seat: Seat, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
-    loads, teller = seat.fabric.open("loads"), ThreadWorker("load", 20.0)
+    loads, teller = seat.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
     parts = WindowSchedule(sub_window, total, period or total)
     return LoadWindow(seat.accelerator, loads, SHAPE, parts, teller)
 

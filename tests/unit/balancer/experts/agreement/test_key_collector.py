@@ -22,7 +22,7 @@ from equipoise.balancer.experts.agreement.key_collector import (
     key_collector_of,
 )
 from equipoise.balancer.experts.agreement.members import EPGroup
-from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, ThreadWorker, run_blocking
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, run_blocking
 
 SIZE = 2
 ABSENT = None
@@ -37,9 +37,12 @@ votes = st.lists(
 class AtOnce:
     """A worker that carries jobs out where they are started."""
 
-    def start(self, job: Job[T]) -> JobHandle[T]:
+    def start(self, job: Job[T], name: str, **details: object) -> JobHandle[T]:
         run_blocking(job, 1.0)
         return None  # type: ignore[return-value]
+
+    def release(self) -> None:
+        """Nothing is kept back."""
 
     def close(self) -> None:
         """Nothing waits."""
@@ -155,9 +158,7 @@ def test_archive_logs_lost_store_and_goes_on(
 
 
 def test_archive_is_kept_by_lowest_member_only(office: Office) -> None:
-    clerk = ThreadWorker("vote", 1.0)
-    made = [key_collector_of(office.plane(0), EPGroup((1, 4), own), clerk, ()) for own in (1, 4)]
-    clerk.close()
+    made = [key_collector_of(office.plane(0), EPGroup((1, 4), own), AtOnce(), ()) for own in (1, 4)]
     assert [type(archive) for archive in made] == [StoreKeyCollector, NoKeyCollector]
     made[1].add(0, ["t/0/1"], "t/0/move")
     made[1].collect(0, "t/0/1")

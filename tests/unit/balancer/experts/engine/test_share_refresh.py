@@ -6,6 +6,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from helpers.eager_worker import EagerWorker
 
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.share_refresh import LaggedShares, StaticShares
@@ -19,7 +20,8 @@ from equipoise.balancer.experts.placement import (
     solve_shares,
 )
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
-from equipoise.balancer.experts.runtime.jobs import ThreadWorker, run_blocking
+from equipoise.balancer.experts.runtime.events import Track
+from equipoise.balancer.experts.runtime.jobs import run_blocking
 from equipoise.hal.errors import AgreementLost
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
@@ -61,7 +63,7 @@ class Bench:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     installed, load = FakeInstalled(start()), FakeLoad(SKEWED)
-    worker = ThreadWorker("shares", 20.0)
+    worker = EagerWorker(Track.SHARES, 20.0)
     renewal = LaggedShares(
         cast(ServingState, installed), cast(LoadWindow, load), SHAPE, hysteresis=655, worker=worker
     )

@@ -1,64 +1,183 @@
 import threading
+import time
 from functools import partial
+from typing import Any
 
 import pytest
+from helpers.eager_worker import EagerWorker
+from helpers.strategies.journal_entries import Kept
+from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.runtime.jobs import ThreadWorker, immediate
-from equipoise.balancer.experts.runtime.workers import DeferredWorker, Workers
+from equipoise.balancer.experts.agreement.ballot import Abort, StartTransfer
+from equipoise.balancer.experts.runtime.events import TraceSpan, Track
+from equipoise.balancer.experts.runtime.jobs import Job, JobDone, immediate
+from equipoise.balancer.experts.runtime.workers import ThreadWorker, WorkerClosed, Workers
+
+KINDS = (Track.PLANNER, Track.TRANSFER, Track.VOTE, Track.SHARES, Track.LOAD)
 
 
-def test_held_worker_starts_jobs_in_order_after_go() -> None:
-    worker, order = DeferredWorker(ThreadWorker("test", 20.0)), list[int]()
-    tasks = [worker.start(immediate(partial(order.append, number))) for number in (1, 2)]
-    behind = worker._inner.start(immediate(lambda: order.append(0)))
-    behind.result(20.0)
-    assert order == [0]
+class Gate:
+    """A wait whose end somebody else decides."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.begun = threading.Event()
+
+    def ready(self) -> bool:
+        return self.came.is_set()
+
+    def take(self, timeout: float) -> None:
+        self.begun.set()
+        if not self.came.wait(timeout):
+            raise TimeoutError
+
+
+def waiting(*gates: Gate) -> Job[None]:
+    yield from gates
+
+
+def broken() -> None:
+    raise ValueError("heard")
+
+
+def test_worker_starts_jobs_in_order_after_release() -> None:
+    worker, order = ThreadWorker(Track.VOTE, WATCHDOG), list[int]()
+    tasks = [worker.start(immediate(partial(order.append, number)), "job") for number in (1, 2)]
     assert not any(task.done() for task in tasks)
+    assert order == []
     worker.release()
     for task in tasks:
-        task.result(20.0)
-    assert order == [0, 1, 2]
+        task.result(WATCHDOG)
+    assert order == [1, 2]
     worker.release()
     worker.close()
-    assert order == [0, 1, 2]
+    assert order == [1, 2]
 
 
-def test_held_worker_result_raises_before_job_has_started() -> None:
-    worker = DeferredWorker(ThreadWorker("test", 20.0))
-    task = worker.start(immediate(lambda: 7))
+def test_worker_starts_job_when_those_before_it_have_ended() -> None:
+    worker, gate, order = EagerWorker(Track.VOTE, WATCHDOG), Gate(), list[str]()
+
+    def first() -> Job[None]:
+        yield gate
+        order.append("first")
+
+    tasks = (
+        worker.start(first(), "job"),
+        worker.start(immediate(lambda: order.append("second")), "job"),
+    )
+    assert not any(task.done() for task in tasks)
+    gate.came.set()
+    for task in tasks:
+        task.result(WATCHDOG)
+    worker.close()
+    assert order == ["first", "second"]
+
+
+def test_worker_result_raises_at_once_before_release() -> None:
+    worker = ThreadWorker(Track.VOTE, WATCHDOG)
+    task = worker.start(immediate(lambda: 7), "job")
     with pytest.raises(TimeoutError, match="has not begun"):
-        task.result(20.0)
+        task.result(WATCHDOG)
     with pytest.raises(TimeoutError, match="has not begun"):
-        task.exception(20.0)
+        task.exception(WATCHDOG)
     worker.release()
-    assert (task.result(20.0), task.exception(20.0), task.done()) == (7, None, True)
+    assert (task.result(WATCHDOG), task.exception(WATCHDOG), task.done()) == (7, None, True)
     worker.close()
 
 
-def test_held_worker_reports_exception_of_job() -> None:
-    def broken() -> None:
-        raise ValueError("heard")
-
-    worker = DeferredWorker(ThreadWorker("test", 20.0))
-    task = worker.start(immediate(broken))
-    worker.release()
-    assert isinstance(task.exception(20.0), ValueError)
+def test_worker_continues_after_failed_job() -> None:
+    worker = EagerWorker(Track.VOTE, WATCHDOG)
+    failed = worker.start(immediate(broken), "job")
+    assert isinstance(failed.exception(WATCHDOG), ValueError)
+    assert worker.start(immediate(lambda: 7), "job").result(WATCHDOG) == 7
     worker.close()
 
 
-def test_held_worker_drops_held_jobs_on_close() -> None:
-    worker, begun = DeferredWorker(ThreadWorker("test", 20.0)), threading.Event()
-    task = worker.start(immediate(begun.set))
+def test_worker_close_ends_job_at_next_wait() -> None:
+    worker, gate, never = EagerWorker(Track.VOTE, WATCHDOG), Gate(), Gate()
+    task = worker.start(waiting(gate, never), "job")
+    assert gate.begun.wait(WATCHDOG)
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    expiry = time.monotonic() + WATCHDOG
+    while worker._open and time.monotonic() < expiry:
+        time.sleep(0.001)
+    assert not worker._open
+    gate.came.set()
+    closing.join(WATCHDOG)
+    assert not closing.is_alive()
+    assert isinstance(task.exception(0.0), WorkerClosed)
+
+
+def test_worker_close_drops_jobs_that_were_not_released() -> None:
+    worker, begun = ThreadWorker(Track.VOTE, WATCHDOG), threading.Event()
+    task = worker.start(immediate(begun.set), "job")
     worker.close()
     worker.release()
     assert not task.done()
     assert not begun.is_set()
 
 
-def test_held_workers_start_every_job_after_go() -> None:
-    staff = Workers.created(lambda name: ThreadWorker(name, 20.0))
-    names = ["planner", "transfer", "vote", "shares", "load"]
-    tasks = [getattr(staff, name).start(immediate(lambda: 1)) for name in names]
-    staff.release()
-    assert [task.result(20.0) for task in tasks] == [1] * len(names)
-    staff.close()
+def test_workers_start_every_job_after_release() -> None:
+    workers = Workers.created(lambda kind: ThreadWorker(kind, WATCHDOG))
+    tasks = [getattr(workers, kind).start(immediate(lambda: 1), "job") for kind in KINDS]
+    workers.release()
+    assert [task.result(WATCHDOG) for task in tasks] == [1] * len(KINDS)
+    workers.close()
+
+
+def spans(kept: Kept) -> list[TraceSpan]:
+    return [entry for entry in kept.entries if isinstance(entry, TraceSpan)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_worker_tells_sink_of_job_and_its_details(kind: Track) -> None:
+    kept = Kept()
+    worker = EagerWorker(kind, WATCHDOG, kept)
+    assert worker.start(immediate(lambda: 7), "job", epoch=3).result(WATCHDOG) == 7
+    worker.close()
+    (span,) = spans(kept)
+    assert (span.track, span.name) == (kind, "job")
+    assert span.begin <= span.end
+    assert span.details == {"epoch": 3}
+
+
+def test_worker_tells_sink_of_exception_of_job() -> None:
+    kept = Kept()
+    worker = EagerWorker(Track.PLANNER, WATCHDOG, kept)
+    task = worker.start(immediate(broken), "plan", epoch=4)
+    assert isinstance(task.exception(WATCHDOG), ValueError)
+    worker.close()
+    (span,) = spans(kept)
+    assert span.details == {"epoch": 4, "failed": "ValueError: heard"}
+
+
+def test_worker_traces_job_that_waits() -> None:
+    kept = Kept()
+    worker, other = EagerWorker(Track.TRANSFER, WATCHDOG, kept), EagerWorker(Track.VOTE, WATCHDOG)
+
+    def job() -> Job[int]:
+        came: int = yield JobDone(other.start(immediate(lambda: 3), "job"))
+        return came + 1
+
+    assert worker.start(job(), "job").result(WATCHDOG) == 4
+    worker.close()
+    other.close()
+    assert spans(kept)[0].track is Track.TRANSFER
+
+
+@pytest.mark.parametrize(
+    ("result", "details"),
+    [
+        (None, {}),
+        (StartTransfer(), {"verdict": "StartTransfer()"}),
+        (Abort("plans differ"), {"verdict": "Abort(reason='plans differ')"}),
+    ],
+)
+def test_worker_tells_sink_what_job_came_to(result: object, details: dict[str, Any]) -> None:
+    kept = Kept()
+    worker = EagerWorker(Track.VOTE, WATCHDOG, kept)
+    worker.start(immediate(lambda: result), "vote", epoch=3).result(WATCHDOG)
+    worker.close()
+    (span,) = spans(kept)
+    assert span.details == {"epoch": 3, **details}
