@@ -33,7 +33,7 @@ from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
 from equipoise.balancer.experts.runtime.workers import WorkerFactory, thread_workers
 from equipoise.balancer.experts.startup_check import StartupSpec, check_same_on_all_ranks
-from equipoise.balancer.experts.transfer.layer_locks import StepKind
+from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, StepKind
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EngineError, PlacementError
@@ -105,11 +105,13 @@ class ExpertBalancer:
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that `step` launches that reads the slots of `layer`."""
-        return self.components.guard.reading(layer, step)
+        locks = self.components.locks
+        return UNLOCKED if locks is None else locks.reading(layer, step)
 
     def step_kind(self, step: int) -> StepKind:
         """Which locks `step` carries, for engines that capture one graph a kind."""
-        return self.components.guard.kind(step)
+        locks = self.components.locks
+        return StepKind.SKIP if locks is None else locks.kind(step)
 
     def close(self) -> None:
         """End the engine and give back the communicators that were opened for it.
@@ -156,7 +158,7 @@ class ExpertBalancer:
         unsettled, layout = self.engine.half_written_layers, self.installed.layout
         self.components.retire()
         asked = agree_to_go_on(means.fabric.control, members, means.config, layout, step)
-        means = replace(means, uncollected=(*self.components.archive.uncollected, asked))
+        means = replace(means, uncollected=(*self.engine.uncollected, asked))
         saved = surviving_layout(layout, self.shape, self.context.members, members)
         reload_lost_experts(means, saved)
         rewrite_half_written(means, saved, unsettled)

@@ -4,22 +4,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from equipoise.balancer.experts.agreement.key_collector import (
-    KeyCollector,
-    StoredKey,
-    key_collector_of,
-)
+from equipoise.balancer.experts.agreement.key_collector import KeyCollector, StoredKey
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.closing import close_quietly
 from equipoise.balancer.experts.config import BalancerConfig, Locality, RoutingRule, ShareMode
 from equipoise.balancer.experts.engine.engine import Group, RebalanceEngine, UpdatePath
 from equipoise.balancer.experts.engine.in_place_path import InPlacePath
-from equipoise.balancer.experts.engine.recorder import (
-    NO_RECORDER,
-    EventRecorder,
-    Recorder,
-    RecorderContext,
-)
+from equipoise.balancer.experts.engine.recorder import EventRecorder
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.share_refresh import LaggedShares, ShareRefresh, StaticShares
 from equipoise.balancer.experts.engine.staged_path import StagedPath
@@ -37,7 +28,7 @@ from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink, Trac
 from equipoise.balancer.experts.runtime.jobs import stream_idle
 from equipoise.balancer.experts.runtime.workers import Worker, WorkerFactory, Workers
 from equipoise.balancer.experts.transfer.host_writes import HostWeights
-from equipoise.balancer.experts.transfer.layer_locks import LayerLocks, NoLocks, SlotGuard
+from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import Capabilities
@@ -127,9 +118,8 @@ class Assembly:
 
     Attributes:
         means: what it was put together from.
-        guard: says which layers a step reads under a lock.
+        locks: of layers that are rewritten in place; None where none are.
         communicators: all that were opened for it.
-        archive: what the engine has asked, and is not forgotten.
     """
 
     means: BuildContext
@@ -137,9 +127,8 @@ class Assembly:
     load: LoadWindow
     router: Router
     engine: RebalanceEngine
-    guard: SlotGuard
+    locks: LayerLocks | None
     communicators: tuple[Communicator, ...]
-    archive: KeyCollector
 
     def close(self) -> None:
         """End what works beside, then give the communicators back, whatever becomes of the first.
@@ -173,23 +162,22 @@ def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     Where anything raises, what was opened by then is closed.
     """
     installed = ServingState(means.accelerator, means.store, shape, layout)
-    guard = _guard(means, installed, shape)
+    locks = _locks(means, installed, shape)
     with ExitStack() as undoing:
         loads, *others = opened = _communicators(means, undoing)
         staff = _workers(means, undoing)
         load = _window(means, loads, shape, _period(means), staff.load)
         renewal = _renewal(means, installed, load, shape, staff)
         router = _router(means, installed, load, others)
-        path = _path(means, installed, guard, others, staff, shape)
-        control = means.fabric.control
-        archive = key_collector_of(control, means.members, staff.vote, means.uncollected)
-        group = Group(control, means.members, means.first_step, archive)
-        chronicle = _chronicle(means, shape, router)
+        path = _path(means, installed, locks, others, staff, shape)
+        archive = _key_collector(means, staff.vote)
+        group = Group(means.fabric.control, means.members, means.first_step, archive)
+        recorder = _recorder(means, shape, router)
         engine = RebalanceEngine(
-            installed, load, path, renewal, group, means.config, staff, chronicle
+            installed, load, path, renewal, group, means.config, staff, recorder
         )
         undoing.pop_all()
-    return Assembly(means, installed, load, router, engine, guard, tuple(opened), archive)
+    return Assembly(means, installed, load, router, engine, locks, tuple(opened))
 
 
 def _workers(means: BuildContext, undoing: ExitStack) -> Workers:
@@ -201,15 +189,19 @@ def _workers(means: BuildContext, undoing: ExitStack) -> Workers:
     return Workers.created(new_worker)
 
 
-def _chronicle(means: BuildContext, shape: ExpertShape, router: Router) -> Recorder:
+def _key_collector(means: BuildContext, worker: Worker) -> KeyCollector | None:
+    """The lowest member's."""
+    members = means.members
+    if members.rank_in_group:
+        return None
+    return KeyCollector(means.fabric.control, members.ranks, worker, means.uncollected)
+
+
+def _recorder(means: BuildContext, shape: ExpertShape, router: Router) -> EventRecorder:
     """What boundaries are told to."""
-    if means.events is NO_EVENTS:
-        return NO_RECORDER
     slot_bytes, sub_window = means.store.layout.slot_bytes, means.config.sub_window
-    subject = RecorderContext(
-        shape, means.members.rank_in_group, slot_bytes, sub_window, router.shares
-    )
-    return EventRecorder(means.events, subject)
+    place = means.members.rank_in_group
+    return EventRecorder(means.events, shape, place, slot_bytes, sub_window, router.shares)
 
 
 def _communicators(means: BuildContext, undoing: ExitStack) -> list[Communicator]:
@@ -226,11 +218,11 @@ def _communicators(means: BuildContext, undoing: ExitStack) -> list[Communicator
     return opened
 
 
-def _guard(means: BuildContext, installed: ServingState, shape: ExpertShape) -> SlotGuard:
+def _locks(means: BuildContext, installed: ServingState, shape: ExpertShape) -> LayerLocks | None:
     """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
     path, accelerator = means.path, means.accelerator
     if not isinstance(path, InPlaceFromHost):
-        return NoLocks()
+        return None
     if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
         # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
         # for the copy.
@@ -290,18 +282,18 @@ def _router(
 def _path(
     means: BuildContext,
     installed: ServingState,
-    guard: SlotGuard,
+    locks: LayerLocks | None,
     opened: Sequence[Communicator],
     staff: Workers,
     shape: ExpertShape,
 ) -> UpdatePath | None:
     place, config = means.members.rank_in_group, means.config
-    match means.path, guard:
+    match means.path, locks:
         case NoRebalancing(), _:
             return None
         case InPlaceFromHost(supply), LayerLocks():
             return InPlacePath(
-                means.accelerator, installed, guard, supply, staff.transfer, place, shape, config
+                means.accelerator, installed, locks, supply, staff.transfer, place, shape, config
             )
     ranks, journal = means.members.ranks, means.events
     ends = means.accelerator, opened[0], means.store

@@ -56,7 +56,6 @@ from equipoise.balancer.experts.planning.rebalance_plan import RebalancePlan
 from equipoise.balancer.experts.runtime.events import COMPLETED
 from equipoise.balancer.experts.runtime.workers import thread_workers
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
-from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.hal import registry
 from equipoise.hal.checksum import MASK64
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -271,14 +270,14 @@ class Serving:
 
     def _launch(self, locked: frozenset[int]) -> None:
         """A step in which some layers are read under their locks, and everything is launched."""
-        stream, guard = self._clock.stream, self._balancer.components.guard
+        stream, locks = self._clock.stream, self._balancer.components.locks
         stream.launch(self._model.begin)
         for layer in range(self._shape.layers):
-            if layer in locked and isinstance(guard, LayerLocks):
-                guard.locks[layer].acquire(stream)
+            if layer in locked and locks is not None:
+                locks.locks[layer].acquire(stream)
             self._layer(layer)
-            if layer in locked and isinstance(guard, LayerLocks):
-                guard.locks[layer].release(stream)
+            if layer in locked and locks is not None:
+                locks.locks[layer].release(stream)
         stream.launch(self._model.fill_up)
 
     def _layer(self, layer: int) -> None:
@@ -287,10 +286,10 @@ class Serving:
 
     def _forward(self, step: int, mode: Mode) -> None:
         """One step, as the engine says which locks it carries."""
-        guard = self._balancer.components.guard
+        locks = self._balancer.components.locks
         if mode.captured:
-            layers = range(self._shape.layers) if isinstance(guard, LayerLocks) else ()
-            locked = frozenset(layer for layer in layers if guard.locked(layer, step))
+            layers = () if locks is None else range(self._shape.layers)
+            locked = frozenset(layer for layer in layers if locks and locks.locked(layer, step))
             self._graphs[locked].replay(self._clock.stream)
             return
         stream = self._clock.stream

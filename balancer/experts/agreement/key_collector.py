@@ -10,10 +10,8 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
-from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.hal.control import ControlPlane
@@ -42,42 +40,13 @@ class StoredKey:
     ranks: tuple[int, ...] = ()
 
 
-class KeyCollector(Protocol):
-    """Told what an engine asks."""
-
-    def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
-        """Members may cast ballots on these questions, and settle this one; returns at once."""
-        ...
-
-    def collect(self, epoch: int, ballots: str) -> None:
-        """Forget what may go, once the vote on these ballots, begun just now, has ended."""
-        ...
-
-    @property
-    def uncollected(self) -> tuple[StoredKey, ...]:
-        """What is not forgotten yet, for who comes after; asked when the clerk is dismissed."""
-        ...
-
-
-class NoKeyCollector:
-    """Another member keeps it."""
-
-    uncollected: tuple[StoredKey, ...] = ()
-
-    def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
-        """It knows."""
-
-    def collect(self, epoch: int, ballots: str) -> None:
-        """It does."""
-
-
-class StoreKeyCollector:
-    """This member forgets for all, so that the store is asked once.
+class KeyCollector:
+    """Forgets for all members, so that the store is asked once; the lowest member has one.
 
     Args:
         control: where it was asked.
         ranks: who is asked.
-        clerk: carries out votes, and forgets behind them.
+        worker: carries out votes, and forgets behind them.
         uncollected: of a group before this one, whose last vote all of `ranks` have left behind.
     """
 
@@ -85,29 +54,29 @@ class StoreKeyCollector:
         self,
         control: ControlPlane,
         ranks: tuple[int, ...],
-        clerk: Worker,
-        leavings: Sequence[StoredKey] = (),
+        worker: Worker,
+        uncollected: Sequence[StoredKey] = (),
     ) -> None:
         self._control = control
         self._ranks = ranks
-        self._clerk = clerk
-        # Filled by the step's thread and emptied by the clerk's; all else is the clerk's alone.
-        self._asked = deque(leavings)
+        self._worker = worker
+        # Filled by the step's thread and emptied by the worker's; all else is the worker's alone.
+        self._asked = deque(uncollected)
         self._kept: dict[str, StoredKey] = {}
         self._free: deque[StoredKey] = deque()
 
     def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
-        """See `KeyCollector`."""
+        """Members may cast ballots on these questions, and settle this one; returns at once."""
         self._asked.extend(StoredKey(epoch, name, self._ranks) for name in ballots)
         self._asked.append(StoredKey(epoch, outcome))
 
     def collect(self, epoch: int, ballots: str) -> None:
-        """See `KeyCollector`."""
-        self._clerk.start(self._tidying(epoch, ballots), "forget", epoch=epoch)
+        """Forget what may go, once the vote on these ballots, begun just now, has ended."""
+        self._worker.start(self._tidying(epoch, ballots), "forget", epoch=epoch)
 
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:
-        """See `KeyCollector`."""
+        """What is not forgotten yet, for who comes after; asked when the worker is closed."""
         self._take()
         kept = (*self._free, *self._kept.values())
         return tuple(replace(filed, epoch=BEFORE) for filed in kept)
@@ -147,12 +116,3 @@ class StoreKeyCollector:
         while self._asked:
             filed = self._asked.popleft()
             self._kept[filed.name] = filed
-
-
-def key_collector_of(
-    control: ControlPlane, members: EPGroup, clerk: Worker, leavings: Sequence[StoredKey]
-) -> KeyCollector:
-    """The lowest member keeps it."""
-    if members.rank_in_group:
-        return NoKeyCollector()
-    return StoreKeyCollector(control, members.ranks, clerk, leavings)

@@ -24,10 +24,10 @@ from equipoise.balancer.experts.agreement.ballot import (
     vote,
     vote_failed,
 )
-from equipoise.balancer.experts.agreement.key_collector import KeyCollector
+from equipoise.balancer.experts.agreement.key_collector import KeyCollector, StoredKey
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.config import BalancerConfig
-from equipoise.balancer.experts.engine.recorder import NO_RECORDER, Recorder
+from equipoise.balancer.experts.engine.recorder import EventRecorder
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.share_refresh import ShareRefresh
 from equipoise.balancer.experts.engine.states import (
@@ -39,6 +39,7 @@ from equipoise.balancer.experts.engine.states import (
     Planning,
     Proposed,
     RebalanceId,
+    RebalanceReport,
     Staged,
     State,
     Transferring,
@@ -91,13 +92,13 @@ class Group:
         control: ballots and decisions.
         members: the ranks.
         first: the step of the first boundary.
-        archive: of what they ask each other.
+        archive: forgets what they ask each other; None where another member does.
     """
 
     control: ControlPlane
     members: EPGroup
     first: int
-    archive: KeyCollector
+    archive: KeyCollector | None
 
 
 class UpdatePath(Protocol):
@@ -121,28 +122,6 @@ class UpdatePath(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class RebalanceReport:
-    """How an epoch ended, at the boundary before `step`.
-
-    Attributes:
-        number: of the epoch.
-        opened: the boundary at which its load window was closed.
-        step: the boundary at which it ended.
-        outcome: `committed`, `unchanged` where the plan left every slot as it was, or the reason
-            of the abort.
-        slots: copies that the receiving ranks did not hold, over all ranks, that were committed.
-        bytes: their size.
-    """
-
-    number: int
-    opened: int
-    step: int
-    outcome: str
-    slots: int
-    bytes: int
-
-
 class RebalanceEngine:
     """Epochs for one rank.
 
@@ -154,7 +133,7 @@ class RebalanceEngine:
         group: who takes part, and since when.
         config: cadence and bounds.
         staff: works beside the forward.
-        chronicle: told what happens at boundaries that have something to do.
+        recorder: told what happens at boundaries that have something to do.
     """
 
     def __init__(
@@ -166,7 +145,7 @@ class RebalanceEngine:
         group: Group,
         config: BalancerConfig,
         staff: Workers,
-        chronicle: Recorder = NO_RECORDER,
+        recorder: EventRecorder,
     ) -> None:
         self._installed = installed
         self._load = load
@@ -177,7 +156,7 @@ class RebalanceEngine:
         self._archive = group.archive
         self._config = config
         self._staff = staff
-        self._chronicle = chronicle
+        self._recorder = recorder
         self._state: State = Idle()
         self._vote: JobHandle[Verdict] | None = None
         self._next = group.first
@@ -202,6 +181,11 @@ class RebalanceEngine:
             return ()
         begun = self._state.proposal.changes[: len(self._state.writing)]
         return tuple(layer for change in begun for layer in change.layers)
+
+    @property
+    def uncollected(self) -> tuple[StoredKey, ...]:
+        """What was asked and is not forgotten, for who comes after; once the engine is closed."""
+        return () if self._archive is None else self._archive.uncollected
 
     def before_step(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, and act on it.
@@ -236,17 +220,17 @@ class RebalanceEngine:
             self._state = self._progress(self._state)
             self._cast(self._state, step + 1)
         self._next = self._when(step)
-        self._chronicle.prepared(self._state, self._installed.layout)
+        self._recorder.prepared(self._state, self._installed.layout)
         self._staff.release()
 
     def passage(self, step: int) -> Job[None]:
         """The boundary as a job, after `after_launch`, for a caller that does the waiting."""
         if step > self._next:
             raise EngineError(f"boundary {self._next} was left out: now comes {step}")
-        self._chronicle.begin(step)
+        self._recorder.begin(step)
         summed = yield from self._load.advance(step)
         if summed:
-            self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
+            self._recorder.summed(step - 1, self._load.latest, self._installed.layout)
         yield from self._renewal.before_step(summed)
         if isinstance(self._state, Updating):
             self._state = self._landing(self._state.path.advance(self._state, step), step)
@@ -255,7 +239,7 @@ class RebalanceEngine:
         if isinstance(self._state, Draining) and self._state.done:
             self._state = Idle()
         self._behind, self._next = step, step + 1
-        self._chronicle.end(self._state, self._installed.layout)
+        self._recorder.end(self._state, self._installed.layout)
 
     def close(self) -> None:
         """End what works beside; each wait under way lasts as long as its own deadline.
@@ -270,7 +254,7 @@ class RebalanceEngine:
             run_blocking(self._load.drain(), self._config.timeout)
         finally:
             self._staff.close()
-            self._chronicle.close()
+            self._recorder.close()
 
     def _when(self, step: int) -> int:
         """The next boundary at which there is something to do."""
@@ -294,7 +278,7 @@ class RebalanceEngine:
                 return self._plan(epoch)
         # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
         # Under locks each leaves alone, when its own streams have read what was written.
-        self._chronicle.skipped(step)
+        self._recorder.skipped(step)
         self._decline(epoch, step + 1, "a rank is still in the epoch before")
         return state
 
@@ -344,7 +328,8 @@ class RebalanceEngine:
         self._file(state.epoch, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
         self._vote = self._staff.vote.start(job, "vote", epoch=state.epoch.number, step=due)
-        self._archive.collect(state.epoch.number, question.ballots)
+        if self._archive is not None:
+            self._archive.collect(state.epoch.number, question.ballots)
 
     def _patience(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
@@ -396,6 +381,8 @@ class RebalanceEngine:
 
     def _file(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
+        if self._archive is None:
+            return
         votes = [self._question(epoch, due), self._question(epoch, due + 1)]
         self._archive.add(epoch.number, votes, self._question(epoch, outcome))
 
@@ -407,4 +394,4 @@ class RebalanceEngine:
         size = copies * self._installed.store.layout.slot_bytes
         report = RebalanceReport(epoch.number, epoch.opened, step, outcome, copies, size)
         self.reports.append(report)
-        self._chronicle.ended(self._state, report)
+        self._recorder.ended(self._state, report)

@@ -6,13 +6,13 @@ whatever has to be computed is computed by the event sink, on another thread.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from equipoise.balancer.experts.engine.states import (
     Draining,
     Failed,
     Idle,
     Proposed,
+    RebalanceReport,
     State,
     Updating,
     transfer_of,
@@ -42,119 +42,6 @@ from equipoise.balancer.experts.runtime.events import (
 )
 
 
-class Report(Protocol):
-    """What is known of an epoch when it ends; `RebalanceReport` is one."""
-
-    @property
-    def number(self) -> int:
-        """Of the epoch."""
-        ...
-
-    @property
-    def opened(self) -> int:
-        """The boundary at which it was opened."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """The boundary at which it ended."""
-        ...
-
-    @property
-    def outcome(self) -> str:
-        """`committed`, `unchanged`, or the reason of the abort."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """Copies that were committed, over all ranks."""
-        ...
-
-    @property
-    def bytes(self) -> int:
-        """Their size."""
-        ...
-
-
-class Recorder(Protocol):
-    """Told by an engine at each boundary that has something to do."""
-
-    def begin(self, step: int) -> None:
-        """The boundary before `step` begins."""
-        ...
-
-    def summed(self, closed: int, load: Load, layout: Layout) -> None:
-        """The sum of the sub-window that ended at boundary `closed` was taken."""
-        ...
-
-    def ended(self, state: State, report: Report) -> None:
-        """An epoch ends at this boundary, out of `state`."""
-        ...
-
-    def skipped(self, step: int) -> None:
-        """An epoch was due behind the boundary before `step`, and another was still open here."""
-        ...
-
-    def end(self, state: State, layout: Layout) -> None:
-        """The boundary is over, and leaves the engine in `state` with `layout` installed."""
-        ...
-
-    def prepared(self, state: State, layout: Layout) -> None:
-        """What could wait for the forward's launch is done, and leaves the engine in `state`."""
-        ...
-
-    def close(self) -> None:
-        """The engine is closed."""
-        ...
-
-
-class NoRecorder:
-    """Of an engine without a journal."""
-
-    def begin(self, step: int) -> None:
-        """Nothing to do."""
-
-    def summed(self, closed: int, load: Load, layout: Layout) -> None:
-        """Nothing to do."""
-
-    def ended(self, state: State, report: Report) -> None:
-        """Nothing to do."""
-
-    def skipped(self, step: int) -> None:
-        """Nothing to do."""
-
-    def end(self, state: State, layout: Layout) -> None:
-        """Nothing to do."""
-
-    def prepared(self, state: State, layout: Layout) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-NO_RECORDER = NoRecorder()
-
-
-@dataclass(frozen=True)
-class RecorderContext:
-    """Whose chronicle it is.
-
-    Attributes:
-        shape: how many of everything.
-        place: of this rank among those that the slots are divided among.
-        slot_bytes: of one slot.
-        sub_window: steps summed at a time.
-        shares: those that the router applies, for a load and a layout.
-    """
-
-    shape: ExpertShape
-    place: int
-    slot_bytes: int
-    sub_window: int
-    shares: Callable[[Load, Layout, ExpertShape], Shares]
-
-
 @dataclass
 class _Open:
     """The epoch that is open: since when, over what, and its seconds by phase."""
@@ -166,52 +53,73 @@ class _Open:
 
 
 class EventRecorder:
-    """Of an engine with a journal.
+    """Told by an engine at each boundary that has something to do; tells the event sink.
 
     A state lasts from when it was entered, at the end of a boundary or of what is done behind the
     launch, to when the next one was. So the seconds by phase of an epoch add up to the epoch.
+
+    Args:
+        sink: told.
+        shape: how many of everything.
+        place: of this rank among those that the slots are divided among.
+        slot_bytes: of one slot.
+        sub_window: steps summed at a time.
+        shares: those that the router applies, for a load and a layout.
     """
 
-    def __init__(self, journal: EventSink, subject: RecorderContext) -> None:
-        self._journal = journal
-        self._subject = subject
+    def __init__(
+        self,
+        sink: EventSink,
+        shape: ExpertShape,
+        place: int,
+        slot_bytes: int,
+        sub_window: int,
+        shares: Callable[[Load, Layout, ExpertShape], Shares],
+    ) -> None:
+        self._sink = sink
+        self._shape = shape
+        self._place = place
+        self._slot_bytes = slot_bytes
+        self._sub_window = sub_window
+        self._shares = shares
         self._step = 0
         self._began = now()
         self._state: State = Idle()
         self._since = self._began
         self._open: _Open | None = None
-        self._end: tuple[State, Report] | None = None
+        self._end: tuple[State, RebalanceReport] | None = None
 
     def begin(self, step: int) -> None:
-        """See `Chronicle`."""
+        """The boundary before `step` begins."""
         self._step, self._began = step, now()
 
     def summed(self, closed: int, load: Load, layout: Layout) -> None:
-        """See `Chronicle`."""
-        of = self._subject
-        self._journal.emit(LoadReduced(closed, of.sub_window, load, layout, of.shape, of.shares))
+        """The sum of the sub-window that ended at boundary `closed` was taken."""
+        self._sink.emit(
+            LoadReduced(closed, self._sub_window, load, layout, self._shape, self._shares)
+        )
 
-    def ended(self, state: State, report: Report) -> None:
-        """See `Chronicle`."""
+    def ended(self, state: State, report: RebalanceReport) -> None:
+        """An epoch ends at this boundary, out of `state`."""
         self._end = state, report
 
     def skipped(self, step: int) -> None:
-        """See `Chronicle`."""
-        self._journal.emit(RebalanceSkipped(step))
+        """An epoch was due behind the boundary before `step`, and another was still open here."""
+        self._sink.emit(RebalanceSkipped(step))
 
     def end(self, state: State, layout: Layout) -> None:
-        """See `Chronicle`."""
+        """The boundary is over, and leaves the engine in `state` with `layout` installed."""
         at = now()
-        self._journal.emit(BoundaryDone(self._step, self._began, at))
+        self._sink.emit(BoundaryDone(self._step, self._began, at))
         self._turn(state, layout, at)
 
     def prepared(self, state: State, layout: Layout) -> None:
-        """See `Chronicle`."""
+        """What could wait for the forward's launch is done, and leaves the engine in `state`."""
         self._turn(state, layout, now())
 
     def close(self) -> None:
-        """See `Chronicle`."""
-        self._journal.emit(EngineClosed())
+        """The engine is closed."""
+        self._sink.emit(EngineClosed())
 
     def _turn(self, state: State, layout: Layout, at: float) -> None:
         if name_of(state) != name_of(self._state) or self._end is not None:
@@ -223,7 +131,7 @@ class EventRecorder:
         name, number = name_of(self._state), epoch_of(self._state)
         details = {} if number is None else {"epoch": number}
         if number is not None or isinstance(self._state, Draining):
-            self._journal.emit(TraceSpan(name, Track.REBALANCE, self._since, at, details))
+            self._sink.emit(TraceSpan(name, Track.REBALANCE, self._since, at, details))
         if self._open is not None:
             phases = self._open.seconds
             phases[name] = phases.get(name, 0.0) + at - self._since
@@ -236,20 +144,17 @@ class EventRecorder:
         if number is not None and self._open is None:
             self._open = _Open(number, at, layout.placement, {})
         self._state, self._since = state, at
-        self._journal.emit(StateChanged(self._step, at, name_of(state), number))
+        self._sink.emit(StateChanged(self._step, at, name_of(state), number))
 
     def _tell_end(
-        self, state: State, report: Report, opened: _Open, held: Placement, at: float
+        self, state: State, report: RebalanceReport, opened: _Open, held: Placement, at: float
     ) -> None:
         self._open = None
         record = _record(state, report, opened.seconds)
-        of = self._subject
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
-        self._journal.emit(TraceSpan(_title(record), Track.REBALANCE, opened.since, at, details))
-        placements = opened.held, held
-        self._journal.emit(
-            RebalanceEnded(record, opened.since, at, placements, of.place, of.shape, of.slot_bytes)
-        )
+        self._sink.emit(TraceSpan(_title(record), Track.REBALANCE, opened.since, at, details))
+        placements, whose = (opened.held, held), (self._place, self._shape, self._slot_bytes)
+        self._sink.emit(RebalanceEnded(record, opened.since, at, placements, *whose))
 
 
 def name_of(state: State) -> str:
@@ -273,7 +178,7 @@ def proposal_of(state: State) -> Proposal | None:
     return None if voyage is None else voyage.proposal
 
 
-def _record(state: State, report: Report, seconds: dict[str, float]) -> RebalanceRecord:
+def _record(state: State, report: RebalanceReport, seconds: dict[str, float]) -> RebalanceRecord:
     proposal = proposal_of(state)
     drafted = None if proposal is None else proposal.draft
     return RebalanceRecord(

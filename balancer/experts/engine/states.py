@@ -161,6 +161,28 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class RebalanceReport:
+    """How an epoch ended, at the boundary before `step`.
+
+    Attributes:
+        number: of the epoch.
+        opened: the boundary at which its load window was closed.
+        step: the boundary at which it ended.
+        outcome: `committed`, `unchanged` where the plan left every slot as it was, or the reason
+            of the abort.
+        slots: copies that the receiving ranks did not hold, over all ranks, that were committed.
+        bytes: their size.
+    """
+
+    number: int
+    opened: int
+    step: int
+    outcome: str
+    slots: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Failed:
     """This rank cannot go on with the epoch, and says so on its next ballot.
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
 
 from equipoise.balancer.experts.runtime.jobs import LockReleased
 from equipoise.hal.accelerator import Accelerator
@@ -99,30 +98,6 @@ class StepKind(StrEnum):
     """Some layer is handed to the mover behind its last reader of the step."""
     DRAIN = "drain"
     """Layers wait for what was written, and no further one is handed over."""
-
-
-class SlotGuard(Protocol):
-    """Asked by every step, for every layer."""
-
-    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
-        """Around everything that a step launches that reads the slots of `layer`."""
-        ...
-
-    def kind(self, step: int) -> StepKind:
-        """What `step` carries."""
-        ...
-
-
-class NoLocks:
-    """Layers are never rewritten while they can be read."""
-
-    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
-        """Open."""
-        return UNLOCKED
-
-    def kind(self, step: int) -> StepKind:
-        """No lock."""
-        return StepKind.SKIP
 
 
 class LayerLocks:

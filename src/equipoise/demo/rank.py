@@ -10,7 +10,7 @@ from itertools import takewhile
 import torch
 
 from equipoise import __version__
-from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import Recorder
 from equipoise.balancer.observe.spans import Traced

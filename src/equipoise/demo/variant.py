@@ -9,7 +9,7 @@ import torch
 
 from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, Locality, PlannerOptions, ShareMode
-from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     ExpertShape,

@@ -139,6 +139,6 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     means = BuildContext(accelerator, fabric, store, case.config, path, new_worker, members)
     balancer = ExpertBalancer(means, shape, build(means, shape, layout))
     tables, counters = balancer.installed.tables, balancer.load.counters
-    forward = Forward(rank, shape, slots, tables, counters, balancer.components.guard)
+    forward = Forward(rank, shape, slots, tables, counters, balancer.reading)
     tokens = fabric.open("tokens")
     return Seat(world, case, rank, traps, fabric, balancer, tokens, forward, workers)

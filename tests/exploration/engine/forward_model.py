@@ -5,7 +5,8 @@ layer, then the table that it names, then one half of each slot and the other, i
 whoever is not held sees a change that is half done.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +17,6 @@ import torch
 
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.balancer.experts.placement import ExpertShape, Placement
-from equipoise.balancer.experts.transfer.layer_locks import SlotGuard
 from equipoise.hal.kernels import Tables
 from equipoise.hal.slots import Segment, SlotLayout
 
@@ -64,7 +64,7 @@ class Forward:
         layout: its slots.
         tables: its tables.
         counters: int32 [layers, experts], its load.
-        guard: says which layers a step reads under a lock.
+        reading: what a step reads a layer in.
         sights: what its streams saw, in the order in which they saw it.
     """
 
@@ -73,7 +73,7 @@ class Forward:
     layout: SlotLayout
     tables: Tables
     counters: torch.Tensor
-    guard: SlotGuard
+    reading: Callable[[int, int], AbstractContextManager[None]]
     sights: list[Sight] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Forward:
     def launch(self, readers: Mapping[str, VirtualStream], step: int) -> None:
         """A step: every layer in turn, on every stream that reads."""
         for layer in range(self.shape.layers):
-            with self.guard.reading(layer, step):
+            with self.reading(layer, step):
                 for name, stream in readers.items():
                     stream.perform(partial(self._read, layer, name, step))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from exploration.engine.case import Case, Fault
 from exploration.engine.forward_model import Sight
 
-from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.engine.states import RebalanceReport
 
 
 class After(NamedTuple):

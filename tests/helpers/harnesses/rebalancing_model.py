@@ -16,7 +16,7 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
 from equipoise.balancer.experts.runtime.jobs import immediate

@@ -23,7 +23,7 @@ from helpers.harnesses.two_family_model import (
 )
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer
 from equipoise.balancer.experts.open import UpdatePath
 from equipoise.balancer.experts.runtime.jobs import immediate as one_call

@@ -5,7 +5,7 @@ from contextlib import suppress
 from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.agreement.ballot import Ballot, Pending, Verdict, VoteSpec, vote
-from equipoise.balancer.experts.agreement.key_collector import StoreKeyCollector
+from equipoise.balancer.experts.agreement.key_collector import KeyCollector
 from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ControlLost
@@ -20,7 +20,7 @@ def forgetful(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[
     return verdict
 
 
-class Unseen(StoreKeyCollector):
+class Unseen(KeyCollector):
     """Takes it that everybody is where this rank is."""
 
     def _all_in(self, ballots: str) -> bool:
@@ -38,6 +38,6 @@ MUTANTS = (
         name="forgotten-unseen",
         broken="earlier epochs are forgotten before every rank is seen in this one",
         property="same-history",
-        patches={"agreement.key_collector.StoreKeyCollector": Unseen},
+        patches={"builder.KeyCollector": Unseen},
     ),
 )

@@ -16,12 +16,9 @@ from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.agreement.key_collector import (
     BEFORE,
     PORTION,
-    NoKeyCollector,
+    KeyCollector,
     StoredKey,
-    StoreKeyCollector,
-    key_collector_of,
 )
-from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, run_blocking
 
 SIZE = 2
@@ -54,10 +51,10 @@ class Office:
 
     world: World
     leavings: tuple[StoredKey, ...] = ()
-    archive: StoreKeyCollector = field(init=False)
+    archive: KeyCollector = field(init=False)
 
     def __post_init__(self) -> None:
-        self.archive = StoreKeyCollector(self.plane(0), (0, 1), AtOnce(), self.leavings)
+        self.archive = KeyCollector(self.plane(0), (0, 1), AtOnce(), self.leavings)
 
     def plane(self, rank: int) -> VirtualControlPlane:
         control = self.world.fabric(rank).control
@@ -155,11 +152,3 @@ def test_archive_logs_lost_store_and_goes_on(
     with caplog.at_level(logging.WARNING):
         office.archive.collect(1, "t/1/4")
     assert "was not forgotten" in caplog.text
-
-
-def test_archive_is_kept_by_lowest_member_only(office: Office) -> None:
-    made = [key_collector_of(office.plane(0), EPGroup((1, 4), own), AtOnce(), ()) for own in (1, 4)]
-    assert [type(archive) for archive in made] == [StoreKeyCollector, NoKeyCollector]
-    made[1].add(0, ["t/0/1"], "t/0/move")
-    made[1].collect(0, "t/0/1")
-    assert made[1].uncollected == ()

@@ -9,8 +9,7 @@ import pytest
 from helpers.strategies.journal_entries import SHAPE, Kept, moved
 
 from equipoise.balancer.experts.engine import recorder as module
-from equipoise.balancer.experts.engine.engine import RebalanceReport
-from equipoise.balancer.experts.engine.recorder import EventRecorder, RecorderContext, proposal_of
+from equipoise.balancer.experts.engine.recorder import EventRecorder, proposal_of
 from equipoise.balancer.experts.engine.states import (
     Draining,
     Failed,
@@ -18,6 +17,7 @@ from equipoise.balancer.experts.engine.states import (
     Planning,
     Proposed,
     RebalanceId,
+    RebalanceReport,
     Staged,
     State,
     TransferProgress,
@@ -52,9 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def told(kept: Kept, states: list[State], report: RebalanceReport | None) -> None:
     """Boundary by boundary; the epoch ends at the last."""
-    written = EventRecorder(
-        kept, RecorderContext(SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
-    )
+    written = EventRecorder(kept, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
     for step, state in enumerate(states):
         written.begin(step)
         if report is not None and step == len(states) - 1:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks, NoLocks, StepKind
+from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks, StepKind
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError, LockPoisoned, StreamTimeout
@@ -32,7 +32,6 @@ def test_gates_leave_unwritten_layers_open(accelerator: Accelerator) -> None:
     assert locks.reading(1, 7) is UNLOCKED
     assert locks.reading(2, 6) is UNLOCKED
     assert locks.reading(2, 7) is not UNLOCKED
-    assert NoLocks().reading(2, 7) is UNLOCKED
 
 
 @given(st.dictionaries(st.integers(0, 3), st.integers(0, 9)), st.integers(0, 12))
