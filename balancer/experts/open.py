@@ -21,20 +21,21 @@ from equipoise.balancer.experts.agreement.same_on_all_ranks import (
     Values,
     check_same_on_all_ranks,
 )
-from equipoise.balancer.experts.balancer import open_balancer
-from equipoise.balancer.experts.builder import (
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.closing import close_quietly
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.context import (
     STAGED_FROM_PEERS,
     InPlaceFromHost,
     StagedFromPeers,
     UpdatePathConfig,
 )
-from equipoise.balancer.experts.closing import close_quietly
-from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.model_balancer import (
     BalancerSet,
-    LayerGroupBalancer,
     LayerGroupContext,
     ModelBalancer,
+    error_context,
+    name_of,
 )
 from equipoise.balancer.experts.placement import Layout, check_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
@@ -148,21 +149,25 @@ def open_balancers(
     _check(models, starts, fabric.control.size)
     parts = layer_group_specs(models, starts, budget)
     _check_same(fabric.control, parts)
-    opened: list[LayerGroupBalancer] = []
+    opened: list[ExpertBalancer] = []
     try:
         for part in parts:
             opened.append(_open(accelerator, fabric, part, way, journals))
     except BaseException:
         close_quietly(opened)
         raise
-    return _told(BalancerSet({model.name: _balancer(model, opened) for model in models}), fabric)
-
-
-def _told(opened: BalancerSet, fabric: Fabric) -> BalancerSet:
-    """The same, when the first rank has said what they take."""
+    balancers = BalancerSet(
+        {
+            model.name: ModelBalancer(
+                model,
+                tuple(one for one, part in zip(opened, parts, strict=True) if part.model is model),
+            )
+            for model in models
+        }
+    )
     if fabric.control.rank == 0:
-        MEMORY.info("device memory of a rank:\n%s", opened.ledger)
-    return opened
+        MEMORY.info("device memory of a rank:\n%s", balancers.ledger)
+    return balancers
 
 
 def layer_group_specs(
@@ -199,17 +204,16 @@ def _open(
     part: LayerGroupSpec,
     way: UpdatePath,
     journals: EventSinks,
-) -> LayerGroupBalancer:
+) -> ExpertBalancer:
     model, start = part.model, part.start
     family = model.groups[part.number]
     store = accelerator.slot_store(family.layout(part.staging))
     berth = LayerGroupContext(accelerator, model, part.number, store)
-    with berth.error_context():
+    with error_context(name_of(model, part.number)):
         path = _path(way(berth), berth)
         shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
         ends, told = (accelerator, fabric, store, shape), journals(berth)
-        inner = open_balancer(*ends, start.layout, start.config, path, journal=told)
-    return LayerGroupBalancer(berth, inner)
+        return open_balancer(*ends, start.layout, start.config, path, journal=told)
 
 
 def _path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
@@ -219,10 +223,6 @@ def _path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
     if isinstance(path, StagedFromPeers) and not berth.store.layout.staging:
         raise EngineError("weights that come by the boundary need a budget of staging")
     return path
-
-
-def _balancer(model: ExpertModel, opened: Sequence[LayerGroupBalancer]) -> ModelBalancer:
-    return ModelBalancer(model, tuple(one for one in opened if one.berth.model is model))
 
 
 def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> None:

@@ -127,7 +127,7 @@ class Served:
     def open_step(self) -> None:
         """The boundary before the next step."""
         self.balancer.before_step(self.clock.step)
-        for kept, counters in zip(self.before, self._counters, strict=True):
+        for kept, counters in zip(self.before, self.balancer.counters, strict=True):
             self.streams.home.launch(partial(kept.copy_, counters))
 
     def proven(self) -> bool:
@@ -148,22 +148,13 @@ class Served:
 
     def forget_step(self) -> None:
         """The step that was launched carried no tokens of anybody: it does not count."""
-        for kept, counters in zip(self.before, self._counters, strict=True):
+        for kept, counters in zip(self.before, self.balancer.counters, strict=True):
             self.streams.home.launch(partial(counters.copy_, kept))
 
     def close(self) -> None:
         """End it; bounded."""
         self.balancer.close()
         self.couriers.close()
-
-    @property
-    def _counters(self) -> list[Tensor]:
-        return counters_of(self.balancer)
-
-
-def counters_of(balancer: ModelBalancer) -> list[Tensor]:
-    """int32 [layers, experts] a family: rows of this rank in the open sub-window."""
-    return [family.inner.load.counters for family in balancer.families]
 
 
 def unfilled(micro_batches: int, device: torch.device) -> list[Tensor]:
