@@ -20,9 +20,9 @@ import numpy as np
 from lib.loads import Counts, Model, windows
 
 from equipoise import _native
-from equipoise.balancer.compat.rules import peaks
+from equipoise.balancer.compat.placement_policy import peaks
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement
-from equipoise.integrations.vllm.policy_plan import propose
+from equipoise.integrations.vllm.eplb.policy_plan import propose
 from equipoise.integrations.vllm.settings import PolicySettings
 
 SHAPE = ExpertShape(layers=58, experts=256, slots=288, ranks=32)

@@ -18,8 +18,8 @@ from report import show
 from request_routing import CASES, MOONCAKE, SEEDS, Case, folder, pair, runnable, thousand, trace
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
-from equipoise.balancer.requests.comparison import Contender, Trial, compare, contenders
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_comparison import Contender, Trial, compare, contenders
+from equipoise.balancer.requests.policy_settings import PolicySettings
 from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.workload import Workload
 

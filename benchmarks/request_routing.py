@@ -34,12 +34,12 @@ from report import show
 
 from equipoise import _native
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.comparison import Draw, Result, Trial, compare, contenders
-from equipoise.balancer.requests.generators import generate
-from equipoise.balancer.requests.rules import RULES, PolicySettings
+from equipoise.balancer.requests.policy_comparison import Draw, Result, Trial, compare, contenders
+from equipoise.balancer.requests.policy_settings import RULES, PolicySettings
 from equipoise.balancer.requests.simulation import Scenario, simulate
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
+from equipoise.balancer.requests.workload_generators import generate
 
 TRACES = "EQUIPOISE_TRACES"
 SEEDS = tuple(range(100, 105))

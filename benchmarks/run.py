@@ -25,8 +25,8 @@ from typing import Any
 from lib.results import ROOT, Row, save
 from report import CLOSED_LOOP, show
 
-from equipoise.demo.record_file import load_record
-from equipoise.report.heatmaps import rank_heat
+from equipoise.demo.run_record import load_record
+from equipoise.report.run.plots import rank_heat
 
 PICTURE = ROOT / "docs" / "images" / "before-after.svg"
 PAPER = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;color:#1f2933"'

@@ -39,8 +39,8 @@ from equipoise.balancer.experts.weights.expert_weights import (
     slot_tensor,
     strided,
 )
-from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
-from equipoise.integrations.vllm.engine_model import initial_layout
+from equipoise.integrations.vllm.eplb.config import engine_config, staging_budget
+from equipoise.integrations.vllm.eplb.model import initial_layout
 from equipoise.integrations.vllm.settings import EngineSettings
 
 REBALANCES = 6

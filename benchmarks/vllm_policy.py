@@ -58,7 +58,7 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
-from equipoise.integrations.vllm.policy import policy_class
+from equipoise.integrations.vllm.eplb.policy import policy_class
 from equipoise.integrations.vllm.settings import PolicySettings
 
 TOKENS = 1_000_000

@@ -34,7 +34,7 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator, open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.stream import Role
-from equipoise.pipeline.exchange import ExpertExchange
+from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
 
 SHAPE = ExpertShape(layers=3, experts=8, slots=12, ranks=2)
 WIDTH, TOKENS, TOP_K, STEPS = 16, 64, 2, 48

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from equipoise.hal.accelerator import Backend as Backend
     from equipoise.hal.accelerator import CountsRoutingMemory as CountsRoutingMemory
     from equipoise.hal.accelerator import Graph as Graph
+    from equipoise.hal.accelerator import HostPool as HostPool
     from equipoise.hal.accelerator import Memory as Memory
+    from equipoise.hal.accelerator import Page as Page
     from equipoise.hal.accelerator import Topology as Topology
     from equipoise.hal.capabilities import Available as Available
     from equipoise.hal.capabilities import Capabilities as Capabilities
@@ -27,14 +29,12 @@ if TYPE_CHECKING:
     from equipoise.hal.communicator import Parcel as Parcel
     from equipoise.hal.communicator import Rendezvous as Rendezvous
     from equipoise.hal.communicator import RendezvousHost as RendezvousHost
-    from equipoise.hal.control import ControlPlane as ControlPlane
+    from equipoise.hal.control_plane import ControlPlane as ControlPlane
     from equipoise.hal.kernels import Kernels as Kernels
     from equipoise.hal.kernels import Salt as Salt
     from equipoise.hal.kernels import Tables as Tables
     from equipoise.hal.kernels import TableUpdate as TableUpdate
     from equipoise.hal.lock import StreamLock as StreamLock
-    from equipoise.hal.pool import HostPool as HostPool
-    from equipoise.hal.pool import Page as Page
     from equipoise.hal.slots import Lease as Lease
     from equipoise.hal.slots import Reader as Reader
     from equipoise.hal.slots import Segment as Segment

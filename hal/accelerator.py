@@ -1,4 +1,7 @@
-"""Backends, and the accelerators they open."""
+"""Pages of host memory that copies read from.
+
+Backends, and the accelerators they open.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,9 +15,44 @@ from equipoise.hal.communicator import CommunicatorBackend
 from equipoise.hal.errors import BackendUnavailable, UsageError
 from equipoise.hal.kernels import Kernels
 from equipoise.hal.lock import StreamLock
-from equipoise.hal.pool import HostPool
 from equipoise.hal.slots import SlotLayout, SlotStore
 from equipoise.hal.stream import Event, Role, Stream
+
+
+@runtime_checkable
+class Page(Protocol):
+    """One page, held by its taker until it is given back."""
+
+    @property
+    def data(self) -> Tensor:
+        """uint8 [page_bytes], host memory."""
+        ...
+
+    def give_back(self, after: Event | None) -> None:
+        """Return it to the pool, to be handed out again once `after` is reached (A13).
+
+        `after` is recorded behind the last copy that reads the page; None when none does. Giving
+        a page back twice raises `SlotError`.
+        """
+        ...
+
+
+@runtime_checkable
+class HostPool(Protocol):
+    """A fixed number of pages, page-locked where that is declared."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        ...
+
+    def take(self, timeout: float) -> Page:
+        """A page that no copy reads any more.
+
+        Raises:
+            PoolExhausted: none became free within `timeout` seconds.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from typing import TypeVar
 from torch import Tensor
 
 from equipoise.hal.errors import ChannelError
-from equipoise.pipeline.described_receiving import DescribedReceivingEnd, Values
-from equipoise.pipeline.edge import Edge
-from equipoise.pipeline.framing import Described
-from equipoise.pipeline.opening import Place, open_edge, open_second
-from equipoise.pipeline.sending import SendingEnd
-from equipoise.pipeline.shape_class import Constant, shape_class
-from equipoise.pipeline.tensors import CommHandle
+from equipoise.pipeline.channel.described_recv import DescribedReceivingEnd, Values
+from equipoise.pipeline.channel.edge import Edge, Place, open_edge, open_second
+from equipoise.pipeline.channel.framing import Described
+from equipoise.pipeline.channel.schema import Constant, shape_class
+from equipoise.pipeline.channel.send import SendingEnd
+from equipoise.pipeline.intermediate_tensors import CommHandle
 
 T = TypeVar("T")
 AHEAD = 2

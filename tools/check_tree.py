@@ -223,7 +223,7 @@ ASSERTING = frozenset(
     {
         *("pytest.raises", "pytest.warns", "pytest.fail", "pytest.deprecated_call"),
         "hypothesis.stateful.run_state_machine_as_test",
-        "equipoise.hal.conformance.bench.demand",
+        "equipoise.hal.conformance.context.demand",
     }
 )
 """Functions of others that fail a test; further ones are called `assert_*`."""

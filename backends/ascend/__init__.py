@@ -1,6 +1,6 @@
 """The Ascend backend: torch_npu streams, device memory, HCCL. Importing it imports no vendor."""
 
-from equipoise.backends.ascend.backend import AscendBackend
+from equipoise.backends.ascend.accelerator import AscendBackend
 from equipoise.backends.ascend.hccl import HCCL
 
 BACKEND = AscendBackend()

@@ -1,18 +1,23 @@
-"""One NPU as an accelerator."""
+"""One NPU as an accelerator.
+
+The entry point `equipoise.accelerators: ascend`.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import formats, native
-from equipoise.backends.ascend.byte_verbs import NpuBytes
+from equipoise.backends.ascend import byte_ops, npu_runtime
+from equipoise.backends.ascend.byte_ops import NpuBytes
 from equipoise.backends.ascend.kernels import AscendKernels
-from equipoise.backends.ascend.replica_tables import table_bytes
-from equipoise.backends.ascend.words import NpuWords
+from equipoise.backends.ascend.lock_flags import NpuWords
+from equipoise.backends.ascend.lookup_tables import table_bytes
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.runtime import Device
-from equipoise.hal.errors import Unsupported
+from equipoise.hal.capabilities import Capabilities, Probe, SlotFormat, Unavailable
+from equipoise.hal.errors import BackendUnavailable, Unsupported
+from equipoise.hal.stream import Role
 
 
 class AscendParts:
@@ -25,17 +30,17 @@ class AscendParts:
 
     def words(self) -> NpuWords:
         """External events and a word of page-locked memory."""
-        if not native.value_waits():
-            raise Unsupported(f"this driver lacks {' and '.join(native.VALUE_CALLS)}")
+        if not npu_runtime.value_waits():
+            raise Unsupported(f"this driver lacks {' and '.join(npu_runtime.VALUE_CALLS)}")
         return NpuWords(self._device)
 
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in FRACTAL_NZ."""
-        return formats.private(shape, dtype, self._device.torch)
+        return byte_ops.private(shape, dtype, self._device.torch)
 
     def stored(self, tensor: Tensor) -> Tensor:
         """All that its storage holds, as plain bytes."""
-        return formats.stored(tensor)
+        return byte_ops.stored(tensor)
 
     def numa(self) -> int:
         """Torch_npu tells none."""
@@ -46,9 +51,55 @@ class AscendAccelerator(DeviceAccelerator):
     """The streams of one NPU, and the memory and locks that go with them."""
 
     def __init__(self, index: int) -> None:
-        device = Device(native.RUNTIME, index)
+        device = Device(npu_runtime.RUNTIME, index)
         super().__init__("ascend", device, AscendParts(device))
 
     def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
         """Of the tables of replicas."""
         return table_bytes(layers, experts, slots)
+
+
+class AscendBackend:
+    """Ascend NPUs through torch_npu."""
+
+    name = "ascend"
+    communicator = "hccl"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What torch_npu and the driver that are installed here can do.
+
+        Streams are the hardware's own; a wait for a value holds up its stream and nothing else.
+        """
+        locks = npu_runtime.value_waits()
+        return Capabilities(
+            streams=len(Role),
+            stream_lock=locks,
+            copy_independent_of_launch=locks,
+            graph_capture=not npu_runtime.RUNTIME.uncapturable(),
+            pinned_memory=True,
+            slot_formats=frozenset(SlotFormat),
+        )
+
+    def probe(self) -> Probe:
+        """Whether torch_npu and CANN are here, and a device; in one line why not."""
+        return npu_runtime.probe()
+
+    def devices(self) -> int:
+        """How many devices can be opened."""
+        return 0 if isinstance(self.probe(), Unavailable) else npu_runtime.RUNTIME.devices()
+
+    def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
+        """Of the tables of replicas."""
+        return table_bytes(layers, experts, slots)
+
+    def open(self, index: int) -> AscendAccelerator:
+        """Open that device, and make it the calling thread's."""
+        answer = self.probe()
+        if isinstance(answer, Unavailable):
+            raise BackendUnavailable(answer.reason)
+        found = npu_runtime.RUNTIME.devices()
+        if not 0 <= index < found:
+            raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
+        npu_runtime.RUNTIME.choose(index)
+        return AscendAccelerator(index)

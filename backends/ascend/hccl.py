@@ -1,23 +1,74 @@
-"""The entry point `equipoise.communicators: hccl`."""
+"""How the ranks of one of HCCL's communicators learn where to meet.
+
+The entry point `equipoise.communicators: hccl`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.group import HIGH_PRIORITY_STREAMS, HcclGroup, make_group, plain
-from equipoise.backends.ascend.introduction import Introduction
-from equipoise.backends.ascend.lanes import lanes
-from equipoise.backends.ascend.ledger import taken
-from equipoise.backends.ascend.settings import group_buffer, link_buffer, obstacle, sums
+from equipoise.backends.ascend import npu_runtime
+from equipoise.backends.ascend.hccl_comm import HIGH_PRIORITY_STREAMS, HcclGroup, make_group, plain
+from equipoise.backends.ascend.hccl_settings import group_buffer, link_buffer, obstacle, sums, taken
+from equipoise.backends.ascend.hccl_streams import lanes
+from equipoise.backends.devices.collectives.bootstrap import Talk
+from equipoise.backends.devices.collectives.ccl import MOVED, Greet, Greeting, Membership
 from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
-from equipoise.backends.devices.collectives.library import Greet, Greeting, Membership
-from equipoise.backends.devices.collectives.operands import MOVED
-from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
-from equipoise.hal.errors import Unsupported
+from equipoise.hal.errors import CommunicatorFailed, Unsupported
+
+LAST = "version_key"
+"""What torch_npu calls its last word: HCCL's own meeting comes next."""
+
+
+class Introduction(Store):
+    """What torch_npu takes for a store: its few words travel as ballots of the control plane.
+
+    Torch_npu's first rank says two words and the others hear them, no more. A store of torch's
+    would be a connection that lives as long as the group, and a wait in it would block for ever
+    where the launcher is stopped.
+
+    HCCL's own meeting has a time-out of two minutes and no other end. So the first rank enters it
+    only when all others have heard the last word, which is when they enter it: a rank that was lost
+    before strands nobody there.
+
+    Args:
+        talk: carries the words; the first of its ranks speaks.
+    """
+
+    def __init__(self, talk: Talk) -> None:
+        super().__init__()
+        self._talk: Talk | None = talk
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """Say a word; only the first rank does. Torch gives bytes, whatever its stub says.
+
+        Raises `BallotIncomplete` when somebody does not hear the last one in time.
+        """
+        talk = self._among(key)
+        talk.say(key, bytes(value))
+        if key == LAST:
+            talk.hear("heard", talk.ranks[1:])
+
+    def get(self, key: str) -> bytes:
+        """Hear it. Raises `BallotIncomplete` when it does not come in time."""
+        talk = self._among(key)
+        (word,) = talk.hear(key, talk.ranks[:1])
+        if key == LAST:
+            talk.say("heard")
+        return word
+
+    def forget(self) -> None:
+        """Let go of the control plane: the group lives on, perhaps for ever, and asks no more."""
+        self._talk = None
+
+    def _among(self, key: str) -> Talk:
+        if self._talk is None:
+            raise CommunicatorFailed(f"torch_npu asks for {key!r} after the introduction")
+        return self._talk
 
 
 class Hccl:
@@ -25,7 +76,7 @@ class Hccl:
 
     name = "hccl"
     title = "HCCL"
-    runtime: DeviceRuntime = native.RUNTIME
+    runtime: DeviceRuntime = npu_runtime.RUNTIME
     one_at_a_time = True
     """The first operation of a group blocks torch_npu's launch queue, the process's, until every
     member has issued it; and the stream of a group is the next one of a pool."""
@@ -45,7 +96,7 @@ class Hccl:
 
     def probe(self) -> Probe:
         """Whether torch_npu is here and sees a device, and is not set to block the host."""
-        return Unavailable(why) if (why := obstacle()) else native.probe()
+        return Unavailable(why) if (why := obstacle()) else npu_runtime.probe()
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
@@ -63,11 +114,11 @@ class Hccl:
 
     def promise(self, index: int) -> Any:
         """A `torch.npu.ExternalEvent`, of the calling thread's device."""
-        return native.npu().ExternalEvent()
+        return npu_runtime.npu().ExternalEvent()
 
     def bell(self, index: int) -> Any:
         """The first stream of HCCL's pool."""
-        return lanes(native.npu(), index).bell
+        return lanes(npu_runtime.npu(), index).bell
 
     def takes(self, link: bool) -> int:
         """Bytes of two buffers."""
@@ -77,7 +128,7 @@ class Hccl:
         self, membership: Membership, device: Device, talk: Talk, greet: Greet
     ) -> tuple[HcclGroup, Greeting]:
         """Make a group; its first operation blocks until every member has called it."""
-        store, account = Introduction(talk), lanes(native.npu(), device.index)
+        store, account = Introduction(talk), lanes(npu_runtime.npu(), device.index)
         with HIGH_PRIORITY_STREAMS, device.runtime.current(account.aim()):
             group = HcclGroup(make_group(store, membership), store, account)
             greeting = greet(group, membership.rank, len(membership.ranks), device.torch)

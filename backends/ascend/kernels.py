@@ -9,19 +9,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import routing, rules
-from equipoise.backends.ascend.batch_indices import BatchIndices
-from equipoise.backends.ascend.bits import fingerprint
-from equipoise.backends.ascend.replica_tables import (
+from equipoise.backends.ascend import routing_ops
+from equipoise.backends.ascend.hashing import fingerprint
+from equipoise.backends.ascend.lookup_tables import (
+    BatchIndices,
     ReplicaTables,
     replica_tables,
     slots_by_position,
 )
-from equipoise.backends.ascend.solver import Solver
-from equipoise.backends.devices.memory import copy, used_on
+from equipoise.backends.ascend.share_solver import Solver
+from equipoise.backends.devices.memory import copy, table_rows, used_on
 from equipoise.backends.devices.stream import own_stream
-from equipoise.backends.devices.table_rows import table_rows
-from equipoise.hal.kernel_operands import (
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import window_begin
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
     check_routing,
@@ -30,10 +33,6 @@ from equipoise.hal.kernel_operands import (
     check_solve_shares,
     check_update,
 )
-from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing import window_begin
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
-from equipoise.hal.stream import Stream
 
 
 class AscendKernels:
@@ -54,7 +53,7 @@ class AscendKernels:
 
         def program() -> None:
             used_on(stream, ids, counts)
-            routing.count(ids, counts)
+            routing_ops.count(ids, counts)
 
         stream.launch(program)
 
@@ -70,8 +69,8 @@ class AscendKernels:
             used_on(stream, ids, slots, counts)
             replicas.use(stream)
             draws = self._indices.draws(tables.experts, begin, ids.numel(), stream)
-            routing.hashed(ids, draws, replicas, salt.layer, slots)
-            routing.count(ids, counts)
+            routing_ops.hashed(ids, draws, replicas, salt.layer, slots)
+            routing_ops.count(ids, counts)
 
         stream.launch(program)
 
@@ -91,9 +90,9 @@ class AscendKernels:
 
         def program() -> None:
             used_on(stream, ids, cumulative, slots, counts)
-            table = routing.live(tables, salt.layer)
-            routing.count(ids, counts)
-            copy(slots, routing.apportioned(ids, table, cumulative, counts, salt))
+            table = routing_ops.live(tables, salt.layer)
+            routing_ops.count(ids, counts)
+            copy(slots, routing_ops.apportioned(ids, table, cumulative, counts, salt))
 
         stream.launch(program)
 
@@ -117,8 +116,8 @@ class AscendKernels:
 
                 def program() -> None:
                     used_on(stream, ids, slots, counts)
-                    copy(slots, rules.by_turn(ids, routing.live(tables, layer), offset))
-                    routing.count(ids, counts)
+                    copy(slots, routing_ops.by_turn(ids, routing_ops.live(tables, layer), offset))
+                    routing_ops.count(ids, counts)
 
         stream.launch(program)
 
@@ -142,8 +141,8 @@ class AscendKernels:
             replicas.use(stream)
             turns = self._indices.turns(rule.top_k, longest, size, stream)
             numbers = self._indices.rows(rule.top_k, size, stream)
-            kinds = rules.by_row(ids, turns, replicas, layer, slots)
-            rules.count_rows(kinds, numbers, rule.rows, counts)
+            kinds = routing_ops.by_row(ids, turns, replicas, layer, slots)
+            routing_ops.count_rows(kinds, numbers, rule.rows, counts)
 
         return program
 
@@ -156,7 +155,7 @@ class AscendKernels:
 
         def program() -> None:
             used_on(stream, counts, cumulative)
-            table = routing.live(tables, layer)
+            table = routing_ops.live(tables, layer)
             given = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
             job = self._solver.job(on, table.experts, table.slots, tables.ranks)
             copy(job.given, given)

@@ -8,19 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.backends.cpu.event import CpuEvent
-from equipoise.backends.cpu.graph import CpuGraph
 from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
-from equipoise.backends.cpu.numa import numa_node
 from equipoise.backends.cpu.slots import CpuSlotStore
-from equipoise.backends.cpu.stream import CpuStream
+from equipoise.backends.cpu.stream import CpuEvent, CpuGraph, CpuStream
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.capabilities import Available, Capabilities, Probe
 from equipoise.hal.errors import BackendUnavailable, Unsupported
-from equipoise.hal.page_pool import PagePool
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
+from equipoise.hal.support.numa import numa_node
+from equipoise.hal.support.page_pool import PagePool
 
 CLOSING = 5.0
 """Seconds that closing waits for each stream's worker."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from torch import distributed
 
-from equipoise.backends.cpu.communicator import GLOO_CAPABILITIES, GlooCommunicator
-from equipoise.backends.cpu.control import ANSWER, StoreControlPlane
-from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.common.control_plane import ANSWER, StoreControlPlane
+from equipoise.backends.common.tcp_store import StoreHost
+from equipoise.backends.cpu.gloo_communicator import GLOO_CAPABILITIES, GlooCommunicator
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import Unsupported
-from equipoise.hal.operands import check_members
+from equipoise.hal.support.validation import check_members
 
 
 class GlooFabric:

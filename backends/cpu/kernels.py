@@ -5,7 +5,11 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
-from equipoise.hal.kernel_operands import (
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import SWEEPS
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
     check_routing,
@@ -14,10 +18,6 @@ from equipoise.hal.kernel_operands import (
     check_solve_shares,
     copy_update,
 )
-from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing import SWEEPS
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
-from equipoise.hal.stream import Stream
 
 
 class CpuKernels:

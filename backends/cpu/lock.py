@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
-from equipoise.backends.cpu.event import CpuEvent
-from equipoise.backends.cpu.stream import CpuStream, Verb, own_stream
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream, Verb, own_stream
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,

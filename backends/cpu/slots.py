@@ -6,17 +6,14 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.backends.cpu.event import CpuEvent
-from equipoise.backends.cpu.stream import CpuStream, Verb, own_stream
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream, Verb, own_stream
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
-from equipoise.hal.hazards import Hazards
-from equipoise.hal.leases import Leases, SlotLease
-from equipoise.hal.readers import AttachedReader, Readers
-from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
+from equipoise.hal.support.slot_access import AttachedReader, Hazards, Leases, Readers, SlotLease
+from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
 
 Buffer = tuple[str, int]
 """A slot or a staging buffer, by number."""

@@ -1,4 +1,11 @@
-"""Streams as worker threads."""
+"""A point that is reached once, and threads that wait for it.
+
+Events as references to their latest mark.
+
+Streams as worker threads.
+
+Graphs as lists of verbs, issued again at each replay.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -6,10 +13,99 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from equipoise.backends.cpu.event import CpuEvent, Mark, own_event
-from equipoise.hal.abroad import ABROAD
-from equipoise.hal.errors import StreamFailed, Unsupported
+from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.support.native_call_guard import ABROAD
+
+
+class Latch:
+    """What `threading.Event` is, but for `clear`; several are made a step, and an event is a
+    condition, a lock and a list, and one lock more for every wait."""
+
+    __slots__ = ("_gate", "_open", "_token")
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._open = False
+        self._token = [True]
+
+    def is_set(self) -> bool:
+        """Whether the point was reached."""
+        return self._open
+
+    def set(self) -> None:
+        """It is reached; any thread may say so, and say it again."""
+        try:
+            self._token.pop()  # by one thread only
+        except IndexError:
+            return
+        self._open = True
+        self._gate.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Block until it is reached, for `timeout` seconds at most; whether it was."""
+        if self._open:
+            return True
+        if not self._gate.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+            return self._open
+        self._gate.release()
+        return True
+
+
+@dataclass(eq=False)
+class Mark:
+    """One recording of an event: reached, or failed together with its stream."""
+
+    reached: Latch = field(default_factory=Latch)
+    failure: BaseException | None = None
+
+    def fail(self, failure: BaseException) -> None:
+        """The point will never be reached."""
+        self.failure = failure
+        self.reached.set()
+
+    def wait(self, timeout: float, what: str) -> None:
+        """Block until the point is reached. Raises `StreamTimeout`, `StreamFailed`."""
+        if not self.reached.wait(timeout):
+            raise StreamTimeout(f"{what} was not reached within {timeout:g} s")
+        if self.failure is not None:
+            raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
+
+
+class CpuEvent:
+    """The latest recording; whoever waits keeps the recording it saw."""
+
+    def __init__(self) -> None:
+        self._mark: Mark | None = None
+
+    def query(self) -> bool:
+        """Whether the latest recording has been reached."""
+        mark = self._mark
+        return mark is not None and mark.reached.is_set()
+
+    def synchronize(self, timeout: float) -> None:
+        """Block until the latest recording is reached."""
+        self.latest().wait(timeout, "the event")
+
+    def latest(self) -> Mark:
+        """The latest recording. Raises `EventNotRecorded`."""
+        if self._mark is None:
+            raise EventNotRecorded("nothing was ever recorded into this event")
+        return self._mark
+
+    def renew(self) -> Mark:
+        """Start a new recording; earlier waiters keep the old one."""
+        self._mark = Mark()
+        return self._mark
+
+
+def own_event(event: Event) -> CpuEvent:
+    """`event` itself. Raises `TypeError` for one of another backend."""
+    if not isinstance(event, CpuEvent):
+        raise TypeError(f"an event of another backend: {event!r}")
+    return event
+
 
 PATIENCE = 600.0
 """Seconds that one stream waits for an event of another before it fails."""
@@ -257,3 +353,23 @@ def _run_in_place(tasks: Sequence[_PlanCall]) -> None:
             for skipped in tasks[place + 1 :]:
                 skipped.skip(failure)
             raise
+
+
+class CpuGraph:
+    """What was captured; empty at first, and after a capture that raised as it was before.
+
+    A replay issues the verbs anew: events are recorded again, lock words and slots are taken in
+    turn again, leases are looked at again. It is one launch: another thread's commit comes before
+    all of it or after all of it (clause V4).
+    """
+
+    def __init__(self) -> None:
+        self._verbs: tuple[Verb, ...] = ()
+
+    def capture(self, stream: Stream, program: Callable[[], object]) -> None:
+        """Keep what `program` launches on `stream` from this thread, without running it."""
+        self._verbs = own_stream(stream).capture(program)
+
+    def replay(self, stream: Stream) -> None:
+        """Launch what was kept, on this stream or another."""
+        own_stream(stream).issue(*self._verbs)

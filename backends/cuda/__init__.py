@@ -3,7 +3,7 @@
 Importing it imports no vendor and initialises no device.
 """
 
-from equipoise.backends.cuda.backend import CudaBackend
+from equipoise.backends.cuda.accelerator import CudaBackend
 from equipoise.backends.cuda.nccl import NCCL
 
 BACKEND = CudaBackend()

@@ -1,4 +1,7 @@
-"""One GPU as an accelerator."""
+"""One GPU as an accelerator.
+
+The entry point `equipoise.accelerators: cuda`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.backends.cuda import launching, native
-from equipoise.backends.cuda.byte_verbs import CudaBytes
-from equipoise.backends.cuda.words import CudaWords
+from equipoise.backends.cuda import cuda_runtime, kernel_launcher
+from equipoise.backends.cuda.byte_ops import CudaBytes
+from equipoise.backends.cuda.host_flags import CudaWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.runtime import Device
-from equipoise.hal.errors import Unsupported
-from equipoise.hal.numa import UNKNOWN
+from equipoise.hal.capabilities import Capabilities, Probe, Unavailable
+from equipoise.hal.errors import BackendUnavailable, Unsupported
+from equipoise.hal.stream import Role
+from equipoise.hal.support.numa import UNKNOWN
 
 PCI = Path("/sys/bus/pci/devices")
 
@@ -23,12 +28,12 @@ class CudaParts:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.kernels = launching.make_kernels(device)
+        self.kernels = kernel_launcher.make_kernels(device)
         self.verbs = CudaBytes(self.kernels.fingerprint)
 
     def words(self) -> CudaWords:
         """Page-locked words that streams wait for and write."""
-        if why := native.stream_memory():
+        if why := cuda_runtime.stream_memory():
             raise Unsupported(why)
         return CudaWords(self._device)
 
@@ -42,14 +47,14 @@ class CudaParts:
 
     def numa(self) -> int:
         """As the system says of the slot that the GPU is plugged into."""
-        return numa_node(native.cuda().get_device_properties(self._device.index))
+        return numa_node(cuda_runtime.cuda().get_device_properties(self._device.index))
 
 
 class CudaAccelerator(DeviceAccelerator):
     """The streams of one GPU, and the memory and locks that go with them."""
 
     def __init__(self, index: int) -> None:
-        device = Device(native.RUNTIME, index)
+        device = Device(cuda_runtime.RUNTIME, index)
         super().__init__("cuda", device, CudaParts(device))
 
 
@@ -66,3 +71,46 @@ def numa_node(properties: Any, root: Path = PCI) -> int:
         return max(int((root / place / "numa_node").read_text(encoding="ascii")), UNKNOWN)
     except (AttributeError, OSError, ValueError):
         return UNKNOWN
+
+
+class CudaBackend:
+    """NVIDIA GPUs through torch.cuda."""
+
+    name = "cuda"
+    communicator = "nccl"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What torch and cuda-bindings that are installed here can do.
+
+        A wait for a value is done by the device's front end: it holds up its stream, takes no
+        multiprocessor, and leaves the copy engines alone. But it also holds up what stands behind
+        it in the same queue of the device: copies are independent only where streams share none.
+        """
+        locks = not cuda_runtime.stream_memory()
+        return Capabilities(
+            streams=len(Role),
+            stream_lock=locks,
+            copy_independent_of_launch=locks and not cuda_runtime.shared_queues(),
+            graph_capture=True,
+            pinned_memory=True,
+        )
+
+    def probe(self) -> Probe:
+        """Whether a CUDA build of torch is here, and a device; in one line why not."""
+        return cuda_runtime.probe()
+
+    def devices(self) -> int:
+        """How many devices can be opened."""
+        return 0 if isinstance(self.probe(), Unavailable) else cuda_runtime.RUNTIME.devices()
+
+    def open(self, index: int) -> CudaAccelerator:
+        """Open that device, and make it the calling thread's."""
+        answer = self.probe()
+        if isinstance(answer, Unavailable):
+            raise BackendUnavailable(answer.reason)
+        found = cuda_runtime.RUNTIME.devices()
+        if not 0 <= index < found:
+            raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
+        cuda_runtime.RUNTIME.choose(index)
+        return CudaAccelerator(index)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.backends.cuda import native, nccl_api
+from equipoise.backends.cuda import cuda_runtime, nccl_api
+from equipoise.backends.cuda.driver_streams import bell, bind, own_streams
+from equipoise.backends.cuda.host_flags import shelf
 from equipoise.backends.cuda.nccl_api import OLDEST, Api, NcclError
-from equipoise.backends.cuda.nccl_group import NcclGroup
+from equipoise.backends.cuda.nccl_comm import NcclGroup
 from equipoise.backends.cuda.nccl_settings import (
     MAX_CTAS,
     SHARING,
@@ -20,12 +22,9 @@ from equipoise.backends.cuda.nccl_settings import (
     sums,
     takes,
 )
-from equipoise.backends.cuda.own_streams import bell, bind, own_streams
-from equipoise.backends.cuda.word import shelf
+from equipoise.backends.devices.collectives.bootstrap import Talk
+from equipoise.backends.devices.collectives.ccl import MOVED, Greet, Greeting, Group, Membership
 from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
-from equipoise.backends.devices.collectives.library import Greet, Greeting, Group, Membership
-from equipoise.backends.devices.collectives.operands import MOVED
-from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 
@@ -79,7 +78,7 @@ class Nccl:
 
     name = "nccl"
     title = "NCCL"
-    runtime: DeviceRuntime = native.RUNTIME
+    runtime: DeviceRuntime = cuda_runtime.RUNTIME
     one_at_a_time = False
     """A group is made on a thread and a stream of its own: nothing of it is the process's."""
 
@@ -101,10 +100,10 @@ class Nccl:
 
     def probe(self) -> Probe:
         """Whether torch sees a GPU, NCCL is there, and nothing is set that breaks the contract."""
-        answer = native.probe()
+        answer = cuda_runtime.probe()
         if isinstance(answer, Unavailable):
             return answer
-        if why := obstacle() or native.stream_memory() or self._lack():
+        if why := obstacle() or cuda_runtime.stream_memory() or self._lack():
             return Unavailable(why)
         return Available(f"{answer.detail}; NCCL {'.'.join(map(str, self._version()))}")
 

@@ -4,8 +4,8 @@ import os
 
 import torch
 
-from equipoise.backends.cuda.native import SETTINGS
-from equipoise.backends.devices.collectives.operands import FLOATS, INTEGERS
+from equipoise.backends.cuda.cuda_runtime import SETTINGS
+from equipoise.backends.devices.collectives.ccl import FLOATS, INTEGERS
 
 MIB = 1 << 20
 BUFFER = 4 * MIB

@@ -12,21 +12,19 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.devices import memory
-from equipoise.backends.devices.byte_verbs import ByteVerbs
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.gate import Gate
 from equipoise.backends.devices.graph import DeviceGraph, sweep
-from equipoise.backends.devices.lock import DeviceStreamLock
-from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.issuing import Gate
+from equipoise.backends.devices.lock import DeviceStreamLock, Watch
+from equipoise.backends.devices.lock_flags import Words
 from equipoise.backends.devices.runtime import Device
-from equipoise.backends.devices.slots import DeviceSlotStore
+from equipoise.backends.devices.slots import ByteVerbs, DeviceSlotStore
 from equipoise.backends.devices.stream import DeviceStream
-from equipoise.backends.devices.words import Words
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.kernels import Kernels
-from equipoise.hal.page_pool import PagePool
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
+from equipoise.hal.support.page_pool import PagePool
 
 CLOSING = 5.0
 """Seconds that closing waits for each stream."""

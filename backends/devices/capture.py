@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.issuing import Verb
 from equipoise.backends.devices.runtime import Device
-from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from equipoise.backends.devices.polling import poll
+from equipoise.backends.common.bounded_wait import poll
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event

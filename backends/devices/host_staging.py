@@ -16,7 +16,7 @@ from equipoise.backends.devices.memory import used_on
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import CommunicatorError, ResultPending, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
 from equipoise.hal.work import Work

@@ -1,10 +1,14 @@
-"""Host and device memory: what may be copied without waiting, and who keeps it meanwhile."""
+"""Host and device memory: what may be copied without waiting, and who keeps it meanwhile.
+
+New routing tables as one block of page-locked memory, so that they travel in one copy.
+"""
 
 import torch
 from torch import Tensor
 
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.errors import SlotError
+from equipoise.hal.kernels import TableUpdate
 from equipoise.hal.stream import Stream
 
 HOST = "cpu"
@@ -61,3 +65,12 @@ def used_on(stream: Stream, *tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.device.type != HOST:
             tensor.record_stream(native)
+
+
+def table_rows(update: TableUpdate) -> Tensor:
+    """Layer numbers and tables side by side, int32 [layers, 1 + ...]; taken now."""
+    layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
+    parts = [layers, update.start, update.replicas, update.cumulative]
+    width = sum(part.shape[1] for part in parts)
+    block = pinned(len(update.layers) * width * torch.int32.itemsize).view(torch.int32)
+    return torch.cat(parts, dim=1, out=block.view(-1, width))

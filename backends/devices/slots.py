@@ -1,24 +1,43 @@
-"""Slots in device memory; every verb is a batch of byte copies on a stream."""
+"""How a vendor's device copies and fingerprints bytes.
+
+Slots in device memory; every verb is a batch of byte copies on a stream.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from equipoise.backends.devices.byte_verbs import ByteVerbs
 from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.issuing import Verb
 from equipoise.backends.devices.memory import check_reachable, pageable, staged, used_on
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
-from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import SlotError
-from equipoise.hal.hazards import Hazards
-from equipoise.hal.leases import Leases, SlotLease
-from equipoise.hal.readers import AttachedReader, Readers
-from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
-from equipoise.hal.slots import SlotLayout
+from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
+from equipoise.hal.support.slot_access import AttachedReader, Hazards, Leases, Readers, SlotLease
+from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
+
+
+class ByteVerbs(Protocol):
+    """On the current stream, without the host ever waiting; all tensors are uint8 [n]."""
+
+    def view(self, segment: Segment) -> Tensor:
+        """What a copy of the segment takes, uint8 [type.nbytes], in place. Raises `SlotError`."""
+        ...
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Into the first of each pair, from the second, of equal size; no two overlap."""
+        ...
+
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """`equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []; on `stream`,
+        which is current."""
+        ...
+
 
 Buffer = tuple[str, int]
 """A slot or a staging buffer, by number."""

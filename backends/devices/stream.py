@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from equipoise.backends.common.bounded_wait import poll
 from equipoise.backends.devices.capture import Capture, Part, capturing
 from equipoise.backends.devices.event import Mark, own_event
-from equipoise.backends.devices.gate import Gate
-from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.issuing import Gate, Verb
 from equipoise.backends.devices.runtime import Device
-from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
 

@@ -1,4 +1,7 @@
-"""The virtual accelerator: what the contract calls a device, over the parts of one rank."""
+"""Pages of host memory, waited for by advancing the world.
+
+The virtual accelerator: what the contract calls a device, over the parts of one rank.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -8,17 +11,42 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.virtual.event import VirtualEvent
-from equipoise.backends.virtual.graph import VirtualGraph
 from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.lock import VirtualStreamLock
-from equipoise.backends.virtual.pool import VirtualPool
 from equipoise.backends.virtual.slots import VirtualSlotStore
-from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.backends.virtual.stream import VirtualGraph, VirtualStream
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.errors import StreamFailed, Unsupported
+from equipoise.hal.errors import PoolExhausted, StreamFailed, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
+from equipoise.hal.support.page_pool import PagePool, PoolPage
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.device import Device
+
+
+class VirtualPool(PagePool):
+    """The host pool (clause A13) in a world without a clock."""
+
+    def __init__(self, device: "Device", page_bytes: int, pages: int) -> None:
+        super().__init__(device.arena.empty, page_bytes, pages)
+        self._device = device
+
+    def take(self, timeout: float) -> PoolPage:
+        """A page that no copy reads any more."""
+        found: list[PoolPage] = []
+
+        def look() -> bool:
+            page = self._free()
+            if page is not None:
+                found.append(page)
+            return page is not None
+
+        if not self._device.world.until(look, timeout):
+            raise PoolExhausted(f"no page became free within {timeout:g} s")
+        return found[0]
+
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.device import Device

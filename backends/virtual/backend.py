@@ -1,10 +1,28 @@
-"""The virtual backend: a healthy one, and whatever is made from other parts."""
+"""The classes that a virtual device and network are made from: whoever breaks one, replaces it.
+
+The virtual backend: a healthy one, and whatever is made from other parts.
+"""
+
+from dataclasses import dataclass
 
 import torch
 
-from equipoise.backends.virtual.accelerator import VirtualAccelerator
-from equipoise.backends.virtual.collective import SUMMED
-from equipoise.backends.virtual.parts import HEALTHY, Parts
+from equipoise.backends.virtual.accelerator import VirtualAccelerator, VirtualPool
+from equipoise.backends.virtual.arena import Arena
+from equipoise.backends.virtual.communicator import VirtualCommunicator
+from equipoise.backends.virtual.control_plane import Store, VirtualControlPlane
+from equipoise.backends.virtual.device import Device
+from equipoise.backends.virtual.event import Mark, VirtualEvent
+from equipoise.backends.virtual.fabric import VirtualFabric
+from equipoise.backends.virtual.kernels import VirtualKernels
+from equipoise.backends.virtual.lock import VirtualStreamLock
+from equipoise.backends.virtual.network import Group, Network
+from equipoise.backends.virtual.operation import Operation, Outbox
+from equipoise.backends.virtual.scheduling import Reports
+from equipoise.backends.virtual.slots import VirtualSlotStore
+from equipoise.backends.virtual.stream import VirtualGraph, VirtualStream
+from equipoise.backends.virtual.transfer import SUMMED, Collective, Transfer
+from equipoise.backends.virtual.work import VirtualWork
 from equipoise.backends.virtual.world import EagerWorld, World
 from equipoise.hal.capabilities import (
     Available,
@@ -15,6 +33,43 @@ from equipoise.hal.capabilities import (
 )
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
+from equipoise.hal.support.slot_access import Hazards, Leases, Readers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """One class for each part; `dataclasses.replace(HEALTHY, stream=...)` changes one of them."""
+
+    arena: type[Arena] = Arena
+    device: type[Device] = Device
+    accelerator: type[VirtualAccelerator] = VirtualAccelerator
+    stream: type[VirtualStream] = VirtualStream
+    mark: type[Mark] = Mark
+    event: type[VirtualEvent] = VirtualEvent
+    reports: type[Reports] = Reports
+    lock: type[VirtualStreamLock] = VirtualStreamLock
+    graph: type[VirtualGraph] = VirtualGraph
+    slots: type[VirtualSlotStore] = VirtualSlotStore
+    hazards: type[Hazards] = Hazards
+    readers: type[Readers] = Readers
+    leases: type[Leases] = Leases
+    kernels: type[VirtualKernels] = VirtualKernels
+    pool: type[VirtualPool] = VirtualPool
+    network: type[Network] = Network
+    group: type[Group] = Group
+    transfer: type[Transfer] = Transfer
+    collective: type[Collective] = Collective
+    operation: type[Operation] = Operation
+    outbox: type[Outbox] = Outbox
+    work: type[VirtualWork] = VirtualWork
+    communicator: type[VirtualCommunicator] = VirtualCommunicator
+    fabric: type[VirtualFabric] = VirtualFabric
+    store: type[Store] = Store
+    control: type[VirtualControlPlane] = VirtualControlPlane
+
+
+HEALTHY = Parts()
+
 
 EVERYTHING = Capabilities(
     streams=len(Role),

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.queue import Queue
+from equipoise.backends.virtual.scheduling import Queue
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Role
 
 if TYPE_CHECKING:
+    from equipoise.backends.virtual.backend import Parts
     from equipoise.backends.virtual.event import VirtualEvent
-    from equipoise.backends.virtual.parts import Parts
     from equipoise.backends.virtual.stream import VirtualStream
     from equipoise.backends.virtual.world import World
 

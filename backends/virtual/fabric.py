@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.backends.virtual.communicator import VirtualCommunicator
-from equipoise.backends.virtual.control import VirtualControlPlane
+from equipoise.backends.virtual.control_plane import VirtualControlPlane
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
 from equipoise.hal.errors import BackendUnavailable, Unsupported
-from equipoise.hal.operands import check_rank
+from equipoise.hal.support.validation import check_rank
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.backend import VirtualBackend

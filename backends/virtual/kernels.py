@@ -8,10 +8,14 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.virtual.arena import bytes_of
-from equipoise.backends.virtual.queue import in_turn
+from equipoise.backends.virtual.scheduling import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
-from equipoise.hal.kernel_operands import (
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import SWEEPS
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
     check_routing,
@@ -20,10 +24,6 @@ from equipoise.hal.kernel_operands import (
     check_solve_shares,
     copy_update,
 )
-from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing import SWEEPS
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
-from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.device import Device

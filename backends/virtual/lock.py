@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.queue import Task
+from equipoise.backends.virtual.scheduling import Task
 from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
 from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamError, StreamTimeout
 from equipoise.hal.stream import Stream

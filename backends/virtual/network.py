@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.backends.virtual.arena import Bytes
-from equipoise.backends.virtual.collective import Share, agree
-from equipoise.backends.virtual.moving import Moving
 from equipoise.backends.virtual.operation import Native, Operation, Pair
-from equipoise.backends.virtual.transfer import Message
+from equipoise.backends.virtual.transfer import Message, Moving, Share, agree
 from equipoise.hal.errors import CommunicatorFailed
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.outbox import Outbox
+    from equipoise.backends.virtual.operation import Outbox
     from equipoise.backends.virtual.world import World
 
 Key = tuple[str, int, int, tuple[int, ...]]

@@ -1,20 +1,131 @@
-"""Devices and networks with a vendor's trap in them, that keep what they declare all the same.
+"""A network whose links block until both ends have come, and how to live with it.
+
+A network that lets one communicator of a rank move at a time, and how to live with it.
+
+Devices and networks with a vendor's trap in them, that keep what they declare all the same.
 
 Each is a backend of its own, `equipoise.backends.virtual.profiles:NAME`.
 """
 
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
 from equipoise.backends.virtual.arena import PaddedArena
-from equipoise.backends.virtual.backend import EVERY_OPERATION, EVERYTHING, VirtualBackend
+from equipoise.backends.virtual.backend import EVERY_OPERATION, EVERYTHING, HEALTHY, VirtualBackend
+from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.device import AliasingDevice
 from equipoise.backends.virtual.event import LaggingMark, OneShotMark
-from equipoise.backends.virtual.linking import LinkingCommunicator, LinkingOutbox
-from equipoise.backends.virtual.network import CoalescingGroup
-from equipoise.backends.virtual.parts import HEALTHY
-from equipoise.backends.virtual.serial import SerialCommunicator, SerialNetwork
+from equipoise.backends.virtual.network import CoalescingGroup, Network
+from equipoise.backends.virtual.operation import Item, Operation, Outbox, Pair
+
+
+class Link:
+    """A link to be built, in its turn."""
+
+    __slots__ = ("links",)
+
+    def __init__(self, link: Pair) -> None:
+        self.links: tuple[Pair, ...] = (link,)
+
+    def may_start(self) -> bool:
+        """It has no more to wait for than the link itself."""
+        return True
+
+    def start(self) -> None:
+        """The link is there."""
+
+
+class LinkingOutbox(Outbox):
+    """Links of pairs are built at their first use, which blocks until both ends have come to it.
+
+    Whoever sends first to a rank that does something else first waits there, and whatever it has
+    issued behind waits too.
+    """
+
+    def missing(self) -> Pair | None:
+        """The link that the first item waits for."""
+        links = self._items[0].links if self._items else ()
+        return next((link for link in links if link not in self.group.links), None)
+
+    def ready(self) -> bool:
+        """Whether the first one may start, or its link can be built."""
+        link = self.missing()
+        if link is None:
+            return super().ready()
+        if not self._communicator.world.stopped.isdisjoint(self.group.members[r] for r in link):
+            return False
+        ends = [self.group.outboxes.get(rank) for rank in link]
+        return all(isinstance(end, LinkingOutbox) and end.missing() == link for end in ends)
+
+    def step(self) -> None:
+        """The link is built, or the first item starts."""
+        link = self.missing()
+        if link is None:
+            super().step()
+        else:
+            self.group.links.add(link)
+
+
+class LinkingCommunicator(VirtualCommunicator):
+    """On a network whose links block until both sides come: builds all of them when it is made.
+
+    Always in one order, so that no two ranks wait for each other; afterwards nothing that is
+    issued waits for a link (clauses P1, X2).
+    """
+
+    def _join(self, members: tuple[int, ...]) -> None:
+        super()._join(members)
+        for link in self._all_links():
+            self._build(link)
+
+    def _all_links(self) -> list[Pair]:
+        return list(combinations(range(self.size), 2))
+
+    def _build(self, link: Pair) -> None:
+        """In its turn, if this rank is an end of it."""
+        low, high = min(link), max(link)
+        if self.rank in (low, high) and low != high:
+            self.outbox.push(Link((low, high)))
+
+
+class SerialNetwork(Network):
+    """An operation starts when all that its rank issued earlier elsewhere has ended.
+
+    Its deadline counts from when nobody in its group is held up so: what is stuck on one
+    communicator does not fail another's operations (clauses P3, X3). Where all groups hold each
+    other up, all are struck.
+    """
+
+    def behind(self, item: Item) -> bool:
+        """Whether another communicator of the same rank comes first."""
+        if not isinstance(item, Operation):
+            return False
+        for operation in self.pending:
+            if operation is item:
+                return False
+            same = operation.communicator.member == item.communicator.member
+            if same and operation.communicator is not item.communicator and not operation.ended:
+                return True
+        return False
+
+    def due(self) -> list[Operation]:
+        """What is pending in groups of which no rank is held up."""
+        pending = super().due()
+        held_up = {op.outbox.group for op in pending if self.behind(op)}
+        return [op for op in pending if op.outbox.group not in held_up] or pending
+
+
+class SerialCommunicator(VirtualCommunicator):
+    """Asks such a network when to start."""
+
+    def may_start(self, item: Item) -> bool:
+        """Whether no other communicator of this rank comes first."""
+        network = self.world.network
+        free = not (isinstance(network, SerialNetwork) and network.behind(item))
+        return free and super().may_start(item)
+
 
 LAGGING_QUERY = VirtualBackend(replace(HEALTHY, mark=LaggingMark))
 """A query says false for some micro-steps after the point was reached."""

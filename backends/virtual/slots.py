@@ -9,15 +9,14 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.virtual.arena import Bytes, bytes_of
-from equipoise.backends.virtual.queue import in_turn
+from equipoise.backends.virtual.scheduling import in_turn
 from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
-from equipoise.hal.leases import SlotLease
-from equipoise.hal.readers import AttachedReader
-from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
+from equipoise.hal.support.slot_access import AttachedReader, SlotLease
+from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.device import Device

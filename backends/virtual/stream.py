@@ -1,4 +1,7 @@
-"""Streams whose every micro-step somebody else decides."""
+"""Streams whose every micro-step somebody else decides.
+
+Graphs as lists of verbs, issued again at each replay.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -6,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from equipoise.backends.virtual.event import VirtualEvent, own_event
-from equipoise.backends.virtual.queue import Queue, Task, in_turn
+from equipoise.backends.virtual.scheduling import Queue, Task, in_turn
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
 
@@ -222,3 +225,27 @@ def own_stream(stream: Stream) -> VirtualStream:
     if not isinstance(stream, VirtualStream):
         raise TypeError(f"a stream of another backend: {stream!r}")
     return stream
+
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.device import Device
+
+
+class VirtualGraph:
+    """What was captured; empty at first, and after a capture that raised as it was before.
+
+    A replay issues the verbs anew: events are recorded again, lock words and slots are taken in
+    turn again, leases are looked at again (clauses B7, O6).
+    """
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self._verbs: tuple[Verb, ...] = ()
+
+    def capture(self, stream: Stream, program: Callable[[], object]) -> None:
+        """Keep what `program` launches on `stream`, without running it."""
+        self._verbs = own_stream(stream).capture(program)
+
+    def replay(self, stream: Stream) -> None:
+        """Launch what was kept."""
+        own_stream(stream).issue(*self._verbs)

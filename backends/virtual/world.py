@@ -7,14 +7,14 @@ from torch import Tensor
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
 from equipoise.backends.virtual.fabric import VirtualFabric
-from equipoise.backends.virtual.schedule import Schedule
+from equipoise.backends.virtual.scheduling import Schedule
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
+    from equipoise.backends.virtual.backend import Parts
     from equipoise.backends.virtual.device import Device
-    from equipoise.backends.virtual.parts import Parts
 
 
 class Lane(Protocol):

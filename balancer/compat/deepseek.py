@@ -6,8 +6,8 @@ Source of the interface: deepseek-ai/EPLB, eplb.py, `rebalance_experts`.
 import numpy as np
 import torch
 
-from equipoise.balancer.compat.counts import Given, integers, whole
-from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import Given, integers, whole
+from equipoise.balancer.compat.placement_policy import Rule, Wish, place
 from equipoise.balancer.experts.placement import logical_maps
 from equipoise.hal.errors import PlacementError
 

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from equipoise.balancer.compat.counts import Counts, Given, integers, whole
 from equipoise.balancer.compat.deepseek import check_groups
-from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import Counts, Given, integers, whole
+from equipoise.balancer.compat.placement_policy import Rule, Wish, place
 from equipoise.balancer.experts.placement import Placement, logical_maps
 from equipoise.hal.errors import PlacementError
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from equipoise.balancer.compat.counts import Counts, Given, array_of, whole
+from equipoise.balancer.compat.input_arrays import Counts, Given, array_of, whole
 from equipoise.balancer.compat.packing import packed
-from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.compat.placement_policy import Rule, Wish, place
 from equipoise.balancer.experts.placement import Placement, logical_maps
 from equipoise.hal.errors import PlacementError
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equipoise.balancer.compat.counts import Counts, Given, integers, whole
 from equipoise.balancer.compat.deepseek import check_groups
-from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import Counts, Given, integers, whole
+from equipoise.balancer.compat.placement_policy import Rule, Wish, place
 from equipoise.balancer.experts.placement import logical_maps
 from equipoise.hal.errors import PlacementError
 

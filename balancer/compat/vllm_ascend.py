@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.compat.counts import UNKNOWN, Counts, Given, array_of, integers, refuse
-from equipoise.balancer.compat.counts import whole as whole_numbers
-from equipoise.balancer.compat.rules import Rule, Wish, peaks, place
+from equipoise.balancer.compat.input_arrays import (
+    UNKNOWN,
+    Counts,
+    Given,
+    array_of,
+    integers,
+    refuse,
+)
+from equipoise.balancer.compat.input_arrays import whole as whole_numbers
+from equipoise.balancer.compat.placement_policy import Rule, Wish, peaks, place
 from equipoise.balancer.experts.placement import ExpertShape, Placement, check_placement
 from equipoise.hal.errors import PlacementError
 

@@ -44,7 +44,7 @@ from equipoise.balancer.experts.weights.expert_weights import ExpertModel, Layer
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EngineError, UsageError
 
 

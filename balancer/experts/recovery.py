@@ -21,7 +21,7 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement,
 from equipoise.balancer.experts.planning.topology import max_survivable
 from equipoise.balancer.experts.runtime.jobs import run_blocking
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, write_and_verify
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import ExpertsLost, PlacementError
 
 LOG = logging.getLogger(__name__)

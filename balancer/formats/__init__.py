@@ -10,8 +10,9 @@ Every bad file is one `FormatError`. The table of formats is docs/formats.md.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats.arrangement import Arrangement
-    from equipoise.balancer.formats.exchange import (
+    from equipoise.balancer.formats.iterations import Iterations
+    from equipoise.balancer.formats.placement import Arrangement
+    from equipoise.balancer.formats.read_write import (
         known,
         placement_format,
         read_either,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         write_placement,
         write_statistics,
     )
-    from equipoise.balancer.formats.iterations import Iterations
     from equipoise.balancer.formats.recorder import Recorder
     from equipoise.balancer.formats.statistics import Statistics
 
@@ -40,7 +40,7 @@ __all__ = [
     "write_statistics",
 ]
 HOMES = {
-    "Arrangement": "arrangement",
+    "Arrangement": "placement",
     "Iterations": "iterations",
     "Recorder": "recorder",
     "Statistics": "statistics",
@@ -53,5 +53,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = HOMES.get(name, "exchange")
+    home = HOMES.get(name, "read_write")
     return getattr(import_module(f"equipoise.balancer.formats.{home}"), name)

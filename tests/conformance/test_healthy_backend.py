@@ -7,9 +7,9 @@ import pytest
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.search import Effort, Held, search
-from equipoise.hal.conformance.virtual import ControlledSubject
 
 pytestmark = pytest.mark.deep
 SEEDS, CASES = range(20), 400

@@ -5,19 +5,21 @@ from dataclasses import replace
 import pytest
 from helpers.tiers import DEEP
 
-from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.backend import HEALTHY, Parts, VirtualBackend
 from equipoise.backends.virtual.device import AliasingDevice
 from equipoise.backends.virtual.event import LaggingMark, OneShotMark, Signal
-from equipoise.backends.virtual.linking import LinkingOutbox
 from equipoise.backends.virtual.network import Network
 from equipoise.backends.virtual.operation import Operation
-from equipoise.backends.virtual.parts import HEALTHY, Parts
-from equipoise.backends.virtual.profiles import PROFILES
-from equipoise.backends.virtual.queue import Reports
-from equipoise.backends.virtual.serial import SerialCommunicator, SerialNetwork
+from equipoise.backends.virtual.profiles import (
+    PROFILES,
+    LinkingOutbox,
+    SerialCommunicator,
+    SerialNetwork,
+)
+from equipoise.backends.virtual.scheduling import Reports
 from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.search import Effort, Undeclared, Violated, search
-from equipoise.hal.conformance.virtual import ControlledSubject
 
 CASES = 10 if DEEP else 3
 

@@ -14,7 +14,8 @@ from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.balancer.experts.placement import ExpertShape, even_shares
 from equipoise.balancer.experts.routing.layer_update import build_tables
 from equipoise.balancer.experts.routing.routers import TableRouter
-from equipoise.demo.captured import CapturedDecode, EverySlot
+from equipoise.demo.captured_decode import CapturedDecode, EverySlot
+from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model import (
     Batch,
     Decoder,
@@ -24,7 +25,6 @@ from equipoise.demo.model import (
     Sequence,
     random_weights,
 )
-from equipoise.demo.moe import SlotWeights
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore

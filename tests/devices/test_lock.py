@@ -11,8 +11,7 @@ from helpers.harnesses.devices import current_stream, device_of
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.lock import DeviceStreamLock
-from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.lock import DeviceStreamLock, Watch
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,

@@ -239,9 +239,9 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="faults of a rank in a random program",
-            proof="processes/conformance/test_faults.py",
+            proof="processes/conformance/properties/test_faults.py",
             token="list(Fault)",
-            members=values("hal/conformance/fault_cases.py", "Fault"),
+            members=values("hal/conformance/properties/faults.py", "Fault"),
             says="survivors are told, and go on: on three processes",
             before=4,
         ),
@@ -315,7 +315,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="places of the fault matrix of an epoch",
-            proof="processes/balancer/test_epoch_faults.py",
+            proof="processes/balancer/test_rebalance_faults.py",
             token="matrix_row",
             members=matrix,
             says="ranks that are left serve one layout and go on; a commit plays a sample",
@@ -349,9 +349,9 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="mutants of vLLM's request routing",
-            proof="unit/integrations/vllm/test_request_mutants.py",
+            proof="unit/integrations/vllm/dp/test_mutants.py",
             token="MUTANTS[name]",
-            members=literal("unit/integrations/vllm/test_request_mutants.py", "MUTANTS"),
+            members=literal("unit/integrations/vllm/dp/test_mutants.py", "MUTANTS"),
             says="a play of clients and ranks rejects each",
             before=14,
         ),

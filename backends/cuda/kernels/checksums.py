@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.backends.cuda.kernels.bits import STEP_64, mix64
+from equipoise.backends.cuda.kernels.hashing import STEP_64, mix64
 from equipoise.backends.cuda.kernels.workspace import Workspace
 
 BLOCK = 1024

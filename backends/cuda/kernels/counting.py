@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.backends.cuda.kernels.blocks import divided
-from equipoise.backends.cuda.kernels.tally import add_found, draw_ticket, move_totals
+from equipoise.backends.cuda.kernels.histogram import add_found, divided, draw_ticket, move_totals
 from equipoise.backends.cuda.kernels.workspace import Workspace, bins_of
 
 

@@ -1,21 +1,25 @@
-"""A communicator over a vendor's library, for tensors on its devices."""
+"""A round of blobs as one call of the library's.
+
+A communicator over a vendor's library, for tensors on its devices.
+"""
 
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 
-from equipoise.backends.devices.collectives.channel import Launch
-from equipoise.backends.devices.collectives.exchange import round_of
-from equipoise.backends.devices.collectives.incarnation import Incarnation, Setting
-from equipoise.backends.devices.collectives.operands import as_bytes, check_place
+from equipoise.backends.devices.collectives.ccl import Group, Handle, as_bytes, check_place
+from equipoise.backends.devices.collectives.comm_set import Incarnation, Setting
+from equipoise.backends.devices.collectives.comm_stream import Launch
 from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
-from equipoise.hal.communicator import Exchange
+from equipoise.hal.communicator import Exchange, Parcel
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
-from equipoise.hal.operands import (
+from equipoise.hal.support.validation import (
     check_apart,
     check_blob,
     check_links,
@@ -25,6 +29,42 @@ from equipoise.hal.operands import (
     check_shape,
     check_summable,
 )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one rank gives to a batch of messages: at most one block a peer and direction.
+
+    Libraries go through the pairs in an order of their own, the same on every rank; the order here
+    is only for the eye. Empty blobs do not travel.
+
+    Attributes:
+        ways: isend or irecv, for each.
+        blobs: int8 [bytes].
+        peers: whom it goes to or comes from.
+    """
+
+    ways: tuple[str, ...]
+    blobs: tuple[Tensor, ...]
+    peers: tuple[int, ...]
+
+    def launch(self, group: Group) -> Handle:
+        """One call, whatever the number of messages; it returns one handle for all of them."""
+        return group.batch(self.ways, self.blobs, self.peers)
+
+
+def round_of(plan: Exchange) -> Round:
+    """Receives before sends, by peer."""
+    arriving, leaving = _sorted(plan.receives), _sorted(plan.sends)
+    return Round(
+        ways=("irecv",) * len(arriving) + ("isend",) * len(leaving),
+        blobs=tuple(parcel.blob.view(torch.int8) for parcel in (*arriving, *leaving)),
+        peers=tuple(parcel.peer for parcel in (*arriving, *leaving)),
+    )
+
+
+def _sorted(parcels: tuple[Parcel, ...]) -> list[Parcel]:
+    return sorted((p for p in parcels if p.blob.numel()), key=lambda parcel: parcel.peer)
 
 
 class DeviceCommunicator:

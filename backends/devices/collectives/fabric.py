@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
-from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.cpu.store import StoreHost
-from equipoise.backends.devices.collectives.building import Builder
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.common.tcp_store import StoreHost
+from equipoise.backends.devices.collectives.ccl import Library
+from equipoise.backends.devices.collectives.comm_init import Builder
+from equipoise.backends.devices.collectives.comm_set import Setting
 from equipoise.backends.devices.collectives.communicator import DeviceCommunicator
-from equipoise.backends.devices.collectives.incarnation import Setting
-from equipoise.backends.devices.collectives.library import Library
-from equipoise.backends.devices.collectives.parting import Partings
+from equipoise.backends.devices.collectives.teardown import Partings
 from equipoise.backends.devices.collectives.watchdog import Watchdog
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import BackendUnavailable, CommunicatorFailed, Unsupported
-from equipoise.hal.operands import check_members
+from equipoise.hal.support.validation import check_members
 
 FAREWELL = 2.0
 """Seconds that channels get to be given back when a fabric closes; less than that may do."""

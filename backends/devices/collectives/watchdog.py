@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from equipoise.backends.devices.collectives.work import DeviceWork
-from equipoise.hal.abroad import ABROAD
+from equipoise.hal.support.native_call_guard import ABROAD
 
 TICK = 0.1
 """Seconds between two looks at channels that part."""

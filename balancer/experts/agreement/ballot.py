@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 
 MASK64 = (1 << 64) - 1

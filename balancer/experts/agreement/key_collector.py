@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.balancer.experts.runtime.workers import Worker
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlLost
 
 BEFORE = -1

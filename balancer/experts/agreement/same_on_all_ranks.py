@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from equipoise.balancer.experts.weights.expert_weights import format_ranges
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import AgreementLost
 
 Values = Mapping[str, str]

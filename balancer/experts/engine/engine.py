@@ -65,7 +65,7 @@ from equipoise.balancer.experts.runtime.jobs import (
 )
 from equipoise.balancer.experts.runtime.workers import Workers
 from equipoise.balancer.experts.weights.expert_weights import format_ranges
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError
 
 KEPT = 1024

@@ -6,9 +6,9 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout, check_plac
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
-from equipoise.hal.readers import Readers
 from equipoise.hal.slots import Reader, SlotStore
 from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.support.slot_access import Readers
 
 Copies = tuple[tuple[int, int], ...]
 """(staging, local slot) pairs."""

@@ -26,7 +26,7 @@ from equipoise.balancer.experts.host_pool.rendezvous import (
 )
 from equipoise.balancer.experts.host_pool.shared_memory import HugePages, Mapping
 from equipoise.hal.accelerator import Topology
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import ExpertPoolError, PoolDamaged, PoolIncomplete, PoolLeased
 
 

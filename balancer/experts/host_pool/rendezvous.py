@@ -25,7 +25,7 @@ from equipoise.balancer.experts.agreement.same_on_all_ranks import (
 from equipoise.balancer.experts.host_pool import shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.shared_memory import TOKEN, PoolHeader, available_memory
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import ExpertPoolError, ForeignMemory, NoRoom
 
 

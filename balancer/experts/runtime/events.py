@@ -1,7 +1,7 @@
 """Events of an engine, and the sink that takes them.
 
 An event is a small frozen record of what happened, with times. A sink must not keep the step
-waiting, so what is behind it works on a thread of its own (`balancer/observe/courier.py`); the
+waiting, so what is behind it works on a thread of its own (`balancer/observe/async_sink.py`); the
 default sink drops everything.
 
 All times are seconds of one clock, `now()`.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlLost, StreamTimeout
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Event, Stream

@@ -25,7 +25,7 @@ from equipoise import _native
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
-from equipoise.hal.numa import NODES, UNKNOWN, cpulist, listed_cpus
+from equipoise.hal.support.numa import NODES, UNKNOWN, cpulist, listed_cpus
 
 LEAST, MOST = 4, 16
 

@@ -10,8 +10,8 @@ from equipoise.balancer.experts.runtime.jobs import LockReleased
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError
 from equipoise.hal.lock import StreamLock
-from equipoise.hal.readers import Readers
 from equipoise.hal.stream import Role
+from equipoise.hal.support.slot_access import Readers
 
 
 class EntryCounter:

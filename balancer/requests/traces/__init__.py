@@ -6,7 +6,7 @@ from equipoise.balancer.requests.traces import read_trace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.balancer.requests.traces.reading import read_trace
+    from equipoise.balancer.requests.traces.reader import read_trace
 
 __all__ = ["read_trace"]
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> object:
     # Only when asked for: a command line lists the formats and needs no numpy.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from equipoise.balancer.requests.traces import reading
+    from equipoise.balancer.requests.traces import reader
 
-    return getattr(reading, name)
+    return getattr(reader, name)

@@ -4,10 +4,9 @@ CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens. Times of 2023
 behind the point; those of 2024 may say a zone, and leave out a fraction of zero.
 """
 
-from equipoise.balancer.requests.traces.clock import nanoseconds
-from equipoise.balancer.requests.traces.gathering import Gathering
-from equipoise.balancer.requests.traces.source import Source
-from equipoise.balancer.requests.traces.table import read_columns
+from equipoise.balancer.requests.traces.csv_columns import nanoseconds, read_columns
+from equipoise.balancer.requests.traces.trace_file import Source
+from equipoise.balancer.requests.traces.workload_builder import Gathering
 from equipoise.balancer.requests.workload import Workload
 
 COLUMNS = "TIMESTAMP", "ContextTokens", "GeneratedTokens"

@@ -4,9 +4,9 @@ CSV of which three columns are read: Timestamp, in seconds, Request tokens and R
 others differ between releases. Requests that failed have no response tokens.
 """
 
-from equipoise.balancer.requests.traces.gathering import Gathering
-from equipoise.balancer.requests.traces.source import Source
-from equipoise.balancer.requests.traces.table import read_columns
+from equipoise.balancer.requests.traces.csv_columns import read_columns
+from equipoise.balancer.requests.traces.trace_file import Source
+from equipoise.balancer.requests.traces.workload_builder import Gathering
 from equipoise.balancer.requests.workload import Workload
 
 COLUMNS = "Timestamp", "Request tokens", "Response tokens"

@@ -9,10 +9,10 @@ from array import array
 import numpy as np
 
 from equipoise.balancer.formats.numbers import WORD, short
-from equipoise.balancer.requests.traces.column import SECOND, SECONDS_MOST
-from equipoise.balancer.requests.traces.gathering import Gathering
-from equipoise.balancer.requests.traces.objects import decode, entries, field, reason, whole
-from equipoise.balancer.requests.traces.source import Source
+from equipoise.balancer.requests.traces.csv_columns import SECOND, SECONDS_MOST
+from equipoise.balancer.requests.traces.json_objects import decode, entries, field, reason, whole
+from equipoise.balancer.requests.traces.trace_file import Source
+from equipoise.balancer.requests.traces.workload_builder import Gathering
 from equipoise.balancer.requests.workload import BLOCK, TOKENS_MOST, Workload
 
 TIME, PROMPT, OUTPUT, HASHES = "timestamp", "input_length", "output_length", "hash_ids"

@@ -10,10 +10,9 @@ from array import array
 
 import numpy as np
 
-from equipoise.balancer.requests.traces.conversations import Conversations
-from equipoise.balancer.requests.traces.gathering import Gathering
-from equipoise.balancer.requests.traces.objects import entries, text
-from equipoise.balancer.requests.traces.source import Source
+from equipoise.balancer.requests.traces.json_objects import Conversations, entries, text
+from equipoise.balancer.requests.traces.trace_file import Source
+from equipoise.balancer.requests.traces.workload_builder import Gathering
 from equipoise.balancer.requests.workload import TOKENS_MOST, Workload
 
 CHARACTERS = 4

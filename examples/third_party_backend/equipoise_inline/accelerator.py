@@ -11,9 +11,9 @@ from equipoise.hal.accelerator import Graph, Memory, Topology
 from equipoise.hal.capabilities import Available, Capabilities, Probe
 from equipoise.hal.errors import BackendUnavailable, Unsupported
 from equipoise.hal.lock import StreamLock
-from equipoise.hal.page_pool import PagePool
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
+from equipoise.hal.support.page_pool import PagePool
 from equipoise_inline.kernels import InlineKernels
 from equipoise_inline.slots import InlineSlotStore
 from equipoise_inline.stream import InlineEvent, InlineStream

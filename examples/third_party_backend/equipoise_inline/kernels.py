@@ -5,7 +5,10 @@ from torch import Tensor
 
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.kernel_operands import (
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import Rule, route_by_rule
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
     check_routing,
@@ -14,9 +17,6 @@ from equipoise.hal.kernel_operands import (
     check_solve_shares,
     copy_update,
 )
-from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import Rule, route_by_rule
-from equipoise.hal.stream import Stream
 
 
 class InlineKernels:

@@ -9,10 +9,10 @@ from torch import Tensor
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import SlotError, Unsupported
-from equipoise.hal.leases import Leases, SlotLease
-from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
+from equipoise.hal.support.slot_access import Leases, SlotLease
+from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -1,11 +1,16 @@
-"""`equipoise advise`."""
+"""The options of `equipoise advise`: each is a flag and a key of the configuration file.
+
+`equipoise advise`.
+"""
 
 import json
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.cli.advise_options import BY_KEY, AdviseRequest
+from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import (
     MOST_SLOTS,
@@ -17,15 +22,82 @@ from equipoise.cli.offline import (
     refused,
     tell_written,
 )
+from equipoise.cli.options import Option
 from equipoise.cli.progress import parts_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
+SHAPE, MODEL, MACHINE, OUTPUT = "what serves", "what an expert is", "what it runs on", "output"
+
+OPTIONS = (
+    Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
+           shown_default="those of --installed", help="ranks that serve"),
+    Option(key="slots", kind=kinds.WHOLE, group=SHAPE, metavar="N",
+           shown_default="those of --installed, or as many as are advised",
+           help="physical experts per layer over all ranks, a multiple of them"),
+    Option(key="installed", kind=kinds.PATH, group=SHAPE, metavar="FILE",
+           shown_default="experts in their order, one copy each",
+           help="placement that runs now, in any format"),
+    Option(key="target", kind=kinds.REAL, group=SHAPE, metavar="X", shown_default="0.02",
+           help="imbalance, max/mean - 1 of the ranks, that is good enough"),
+    Option(key="step_rows", kind=kinds.WHOLE, group=SHAPE, metavar="N",
+           shown_default="those of a window",
+           help="rows of a layer in a step, over all ranks: tokens times experts of a token"),
+    Option(key="expert_bytes", kind=kinds.BYTES, group=MODEL, metavar="SIZE",
+           shown_default="unknown", help="weights of one expert in one layer, such as 24MiB"),
+    Option(key="hidden", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
+           help="width of the model; with --intermediate it says what an expert weighs"),
+    Option(key="intermediate", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
+           help="width within an expert, which is three matrices of both widths"),
+    Option(key="precision", kind=kinds.PRECISION, group=MODEL, metavar="|".join(kinds.PRECISIONS),
+           shown_default="fp8", help="of the weights, and of the products"),
+    Option(key="hardware", kind=kinds.NAME, group=MACHINE, metavar="NAME|FILE",
+           shown_default="unknown", help="what a rank is: a name of the table that ships, or YAML "
+           "or JSON with the same keys; needs what an expert weighs"),
+    Option(key="itl", kind=kinds.REAL, group=MACHINE, metavar="MS", shown_default="none",
+           help="inter-token latency to keep, in ms: also how long a step is; needs --hardware"),
+    Option(key="link", kind=kinds.LINK, group=MACHINE, metavar="|".join(kinds.LINKS),
+           shown_default="node", help="what weights come over: within a node, between nodes, or "
+           "from the host's memory"),
+    Option(key="memory_share", kind=kinds.REAL, group=MACHINE, metavar="X", shown_default="0.8",
+           help="part of a device's memory that experts may take"),
+    Option(key="moe_share", kind=kinds.REAL, group=MACHINE, metavar="X", shown_default="0.5",
+           help="part of --itl that the experts of all layers may take"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write the figures there, with the source of each of the hardware's"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no names of written files, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviseRequest:
+    """What one `equipoise advise` was asked for; `progress` is `shown` or `hidden`."""
+
+    statistics: Path
+    ranks: int | None = None
+    slots: int | None = None
+    installed: Path | None = None
+    target: float = 0.02
+    step_rows: int | None = None
+    expert_bytes: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    precision: str = "fp8"
+    hardware: str | None = None
+    itl: float | None = None
+    link: str = "node"
+    memory_share: float = 0.8
+    moe_share: float = 0.5
+    json: Path | None = None
+    progress: str = "shown"
+
+
 if TYPE_CHECKING:
     from equipoise.balancer.formats import Arrangement, Statistics
     from equipoise.report.advice.advice import Advice
-    from equipoise.report.advice.expert import Expert
-    from equipoise.report.advice.hardware import Hardware
+    from equipoise.report.advice.hardware import Expert, Hardware
 
 MOST_ROWS = 2**40
 MOST_WIDTH = 2**20
@@ -39,7 +111,7 @@ def advise(arguments: Namespace, command: str) -> int:
     Raises UsageError before anything is written.
     """
     from equipoise.report.advice.table import render
-    from equipoise.report.ink import ink_of_stdout
+    from equipoise.report.terminal import ink_of_stdout
 
     request = request_of(vars(arguments))
     _validate(request)
@@ -105,7 +177,7 @@ def _check_company(request: AdviseRequest) -> None:
 
 def _advised(request: AdviseRequest) -> "Advice":
     from equipoise.report.advice.advice import advise as answers
-    from equipoise.report.advice.question import Question
+    from equipoise.report.advice.inputs import Question
 
     hardware = _hardware(request)
     statistics = load_statistics(request.statistics)
@@ -151,7 +223,7 @@ def _hardware(request: AdviseRequest) -> "Hardware | None":
 
 
 def _expert(request: AdviseRequest) -> "Expert | None":
-    from equipoise.report.advice.expert import Expert
+    from equipoise.report.advice.hardware import Expert
 
     if request.expert_bytes is not None:
         return Expert(request.expert_bytes, request.precision)
@@ -163,7 +235,7 @@ def _expert(request: AdviseRequest) -> "Expert | None":
 def _installed(request: AdviseRequest, statistics: "Statistics") -> "Arrangement | None":
     if request.installed is None:
         return None
-    from equipoise.report.spread import fitted
+    from equipoise.report.placement.spread import fitted
 
     found = load_placement("--installed", request.installed, request.ranks)
     with refused(f"--installed: {request.installed}"):
@@ -183,7 +255,7 @@ def _check_slots(request: AdviseRequest, experts: int, ranks: int) -> None:
 
 
 def _write(request: AdviseRequest, found: "Advice", command: str) -> None:
-    from equipoise.report.advice.record import to_json
+    from equipoise.report.advice.json_output import to_json
 
     if request.json is None:
         return

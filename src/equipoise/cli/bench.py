@@ -1,24 +1,93 @@
-"""`equipoise bench serve`."""
+"""The options of `equipoise bench serve`: each is a flag and a key of the configuration file.
+
+`equipoise bench serve`.
+"""
 
 import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.cli.bench_options import BY_KEY, BenchRequest
+from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
+from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, options_of, tell_written
+from equipoise.cli.options import Option
 from equipoise.cli.route import keys_of
 from equipoise.cli.route_workers import url_of
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
+WHERE, WHAT, WHEN, OUTPUT = "server", "requests", "arrivals", "output"
+ENDPOINTS = kinds.ENDPOINTS
+
+OPTIONS = (
+    Option(key="url", kind=kinds.NAME, group=WHERE, metavar="URL",
+           shown_default="none: has to be given", help="of the server, or of the proxy"),
+    Option(key="model", kind=kinds.NAME, group=WHERE, metavar="NAME",
+           shown_default="the first that the server has", help="model to ask for"),
+    Option(key="endpoint", kind=kinds.ENDPOINT, group=WHERE, metavar="|".join(ENDPOINTS),
+           shown_default=ENDPOINTS[0], help="which of the API's two ways to ask"),
+    Option(key="api_key_file", kind=kinds.PATH, group=WHERE, metavar="FILE", shown_default="none",
+           help="key to send"),
+    Option(key="timeout", kind=kinds.SECONDS, group=WHERE, metavar="SECONDS", shown_default="600",
+           help="longest that a request may take"),
+    Option(key="requests", kind=kinds.WHOLE, group=WHAT, metavar="N", shown_default="200",
+           help="how many to send; at most as many as --trace has"),
+    Option(key="workload", kind=kinds.WORKLOAD, group=WHAT, metavar="|".join(WORKLOADS),
+           shown_default="sharegpt", help="lengths of prompts and outputs: "
+           + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())),
+    Option(key="trace", kind=kinds.PATH, group=WHAT, metavar="FILE", shown_default="none",
+           help=f"take lengths, and times where it has some, from a trace ({', '.join(FORMATS)})"),
+    Option(key="prompt_tokens", kind=kinds.WHOLE, group=WHAT, metavar="N",
+           shown_default="as --workload draws", help="make all prompts so long"),
+    Option(key="output_tokens", kind=kinds.WHOLE, group=WHAT, metavar="N",
+           shown_default="as --workload draws", help="ask for so many tokens each time"),
+    Option(key="stop_early", kind=kinds.SWITCH, group=WHAT, shown_default="off",
+           help="let answers end where the model ends them; else servers are sent ignore_eos"),
+    Option(key="seed", kind=kinds.WHOLE, group=WHAT, metavar="N", shown_default="0",
+           help="what lengths, words and arrivals are drawn from"),
+    Option(key="rate", kind=kinds.REAL, group=WHEN, metavar="R", shown_default="none",
+           help="requests per second: arrivals are Poisson, or the trace's own times, scaled"),
+    Option(key="concurrency", kind=kinds.WHOLE, group=WHEN, metavar="N",
+           shown_default="8, where there is no --rate and no trace with times",
+           help="requests under way at any time: a closed loop"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write the figures there"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no progress, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """What one `equipoise bench serve` was asked for; `progress` is `shown` or `hidden`."""
+
+    url: str = ""
+    model: str | None = None
+    endpoint: str = ENDPOINTS[0]
+    api_key_file: Path | None = None
+    timeout: float = 600.0
+    requests: int = 200
+    workload: str = "sharegpt"
+    trace: Path | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    stop_early: bool = False
+    seed: int = 0
+    rate: float | None = None
+    concurrency: int | None = None
+    json: Path | None = None
+    progress: str = "shown"
+
+
 if TYPE_CHECKING:
     from equipoise.balancer.requests.workload import Workload
-    from equipoise.serve.load_client import Target
-    from equipoise.serve.load_plan import LoadPlan
+    from equipoise.serve.load_client import LoadPlan, Target
 
 MOST_REQUESTS = 100_000_000
 MOST_TOKENS = 1 << 20
@@ -36,12 +105,12 @@ def bench(arguments: Namespace, command: str) -> int:
     request = request_of(vars(arguments))
     validate(request)
     # Here, not above: what it imports is optional.
-    from equipoise.serve.needs import require
+    from equipoise.serve.dependencies import require
 
     require()
-    from equipoise.report.ink import ink_of_stdout
-    from equipoise.serve.load_run import run
-    from equipoise.serve.load_table import render
+    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.serve.load_client import run
+    from equipoise.serve.load_result import render
 
     plan = plan_of(request)
     for note in plan.workload.notes:
@@ -92,7 +161,7 @@ def _check_pace(request: BenchRequest) -> None:
 
 def plan_of(request: BenchRequest) -> "LoadPlan":
     """Raises UsageError, FormatError."""
-    from equipoise.serve.load_plan import ClosedLoop, LoadPlan, OpenLoop
+    from equipoise.serve.load_client import ClosedLoop, LoadPlan, OpenLoop
 
     workload = _sized(request, _workload(request))
     if request.rate is not None:
@@ -107,7 +176,7 @@ def plan_of(request: BenchRequest) -> "LoadPlan":
 
 def _workload(request: BenchRequest) -> "Workload":
     if request.trace is None:
-        from equipoise.balancer.requests.generators import generate
+        from equipoise.balancer.requests.workload_generators import generate
 
         return generate(request.workload, request.requests, request.seed)
     from equipoise.balancer.requests.traces import read_trace
@@ -131,8 +200,8 @@ def _sized(request: BenchRequest, workload: "Workload") -> "Workload":
 
 
 def _target(request: BenchRequest) -> "Target":
-    from equipoise.serve.asked import CHAT, COMPLETIONS
     from equipoise.serve.load_client import Target
+    from equipoise.serve.openai_protocol import CHAT, COMPLETIONS
 
     keys = () if request.api_key_file is None else keys_of("--api-key-file", request.api_key_file)
     return Target(

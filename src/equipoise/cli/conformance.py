@@ -1,4 +1,7 @@
-"""`equipoise conformance`."""
+"""How the progress of a conformance run looks: a bar on a terminal, a line a family elsewhere.
+
+`equipoise conformance`.
+"""
 
 import importlib.util
 import json
@@ -7,7 +10,9 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
+
+from tqdm import tqdm
 
 from equipoise import __version__, install_command
 from equipoise.cli.config import read_config
@@ -23,7 +28,114 @@ from equipoise.cli.validation import (
 )
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.conformance.result import Finding, Status
+from equipoise.hal.conformance.runner import Bout
 from equipoise.hal.errors import UsageError
+
+
+class Watch(Protocol):
+    """A watcher that can be told that the run is over."""
+
+    def begin(self, total: int) -> None:
+        """So many bouts are to come."""
+        ...
+
+    def next(self, bout: Bout) -> None:
+        """This one starts."""
+        ...
+
+    def found(self, finding: Finding) -> None:
+        """It has ended."""
+        ...
+
+    def done(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class Bar:
+    """One bar over all properties; violations are named at once, above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm[NoReturn] | None = None
+
+    def begin(self, total: int) -> None:
+        """Draw it empty."""
+        shape = "{desc:<22}{bar} {n_fmt}/{total_fmt} properties {elapsed}"
+        self._bar = tqdm(total=total, file=self._stream, bar_format=shape, dynamic_ncols=True)
+
+    def next(self, bout: Bout) -> None:
+        """Say which family plays where."""
+        if self._bar is not None:
+            self._bar.set_description_str(f"{bout.claim.family} ({bout.executor.value})")
+
+    def found(self, finding: Finding) -> None:
+        """One further."""
+        if self._bar is None:
+            return
+        if finding.status is Status.VIOLATED:
+            self._bar.write(f"violated: {finding.claim}", file=self._stream)
+        self._bar.update(1)
+
+    def done(self) -> None:
+        """Leave it standing."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Lines:
+    """A line when a family begins, and one for every violation; for logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._total, self._count, self._family = 0, 0, ""
+
+    def begin(self, total: int) -> None:
+        """Remember how many."""
+        self._total = total
+
+    def next(self, bout: Bout) -> None:
+        """Name a family that begins."""
+        if bout.claim.family != self._family:
+            self._family = bout.claim.family
+            self._say(f"{self._count}/{self._total} properties; {self._family}")
+
+    def found(self, finding: Finding) -> None:
+        """Name a violation."""
+        self._count += 1
+        if finding.status is Status.VIOLATED:
+            self._say(f"violated: {finding.claim}")
+
+    def done(self) -> None:
+        """Nothing stays open."""
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class Silence:
+    """Says nothing."""
+
+    def begin(self, total: int) -> None:
+        """Nothing."""
+
+    def next(self, bout: Bout) -> None:
+        """Nothing."""
+
+    def found(self, finding: Finding) -> None:
+        """Nothing."""
+
+    def done(self) -> None:
+        """Nothing."""
+
+
+def watcher_for(wish: str) -> Watch:
+    """What suits standard error; `hidden` is silent."""
+    if wish == "hidden":
+        return Silence()
+    return Bar(sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)
+
 
 MOST_CASES = 1_000_000
 
@@ -42,8 +154,8 @@ def conformance(arguments: Namespace, command: str) -> int:
     if result is None:
         # Started by a launcher as a rank other than 0, which tells the whole story.
         return 0
-    from equipoise.report.clauses import render
-    from equipoise.report.ink import ink_of_stdout
+    from equipoise.report.conformance import render
+    from equipoise.report.terminal import ink_of_stdout
 
     try:
         _write(request, result, command)
@@ -118,8 +230,8 @@ def _check_devices(request: ConformanceRequest) -> None:
 
 
 def _check_steer(name: str, backend: str) -> None:
-    from equipoise.hal.conformance.controlled import ControlledBackend
-    from equipoise.hal.conformance.steering import steering
+    from equipoise.hal.conformance.executors.controlled import ControlledBackend
+    from equipoise.hal.conformance.executors.steering import steering
 
     if isinstance(registry.accelerator(backend), ControlledBackend):
         raise UsageError(f"--steer: every schedule of {backend} is chosen already")
@@ -130,8 +242,8 @@ def _check_steer(name: str, backend: str) -> None:
 
 
 def _conduct(request: ConformanceRequest) -> "Result | None":
-    from equipoise.cli.conformance_progress import watcher_for
-    from equipoise.hal.conformance.campaign import Campaign
+    from equipoise.cli.conformance import watcher_for
+    from equipoise.hal.conformance.runner import Campaign
 
     communicator = request.communicator or registry.accelerator(request.backend).communicator
     campaign = Campaign(
@@ -153,7 +265,7 @@ def _conduct(request: ConformanceRequest) -> "Result | None":
 
 def _write(request: ConformanceRequest, result: "Result", command: str) -> None:
     from equipoise.demo.machine import describe_machine
-    from equipoise.report.clauses_html import render_html
+    from equipoise.report.conformance import render_html
 
     about = {
         "equipoise": __version__,

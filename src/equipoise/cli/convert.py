@@ -1,11 +1,17 @@
-"""`equipoise convert`."""
+"""The options of `equipoise convert`: each is a flag and a key of the configuration file.
+
+`equipoise convert`.
+"""
 
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.cli.convert_options import BY_KEY, ConvertRequest
+from equipoise.balancer.formats.format_names import PLACEMENTS, STATISTICS
+from equipoise.cli import kinds
 from equipoise.cli.files import ensure_folder, place_of
 from equipoise.cli.offline import (
     check_ranks,
@@ -16,7 +22,34 @@ from equipoise.cli.offline import (
     tell_written,
     warn,
 )
+from equipoise.cli.options import Option
 from equipoise.hal.errors import UsageError
+
+FILES = "files"
+
+OPTIONS = (
+    Option(key="format", kind=kinds.NAME, group=FILES, metavar="NAME",
+           shown_default="as the suffix says, none is a folder",
+           help=f"format of OUT; statistics: {', '.join(STATISTICS)}; placements: "
+           f"{', '.join(PLACEMENTS)}"),
+    Option(key="ranks", kind=kinds.WHOLE, group=FILES, metavar="N", shown_default="as IN says",
+           help="IN is a placement for so many ranks: needed where it does not say it"),
+    Option(key="quiet", kind=kinds.SWITCH, group=FILES, shown_default="off",
+           help="say nothing of what was read and written"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertRequest:
+    """What one `equipoise convert` was asked for; `progress` is `shown` or `hidden`."""
+
+    source: Path
+    out: Path
+    format: str | None = None
+    ranks: int | None = None
+    progress: str = "shown"
+
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import Arrangement, Statistics

@@ -1,4 +1,6 @@
-"""Serving engines that an installed integration knows: `equipoise doctor --NAME`.
+"""One thing that `equipoise doctor` has looked at.
+
+Serving engines that an installed integration knows: `equipoise doctor --NAME`.
 
 The parser asks for their names, so nothing here may import torch.
 """
@@ -6,11 +8,24 @@ The parser asks for their names, so nothing here may import torch.
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from equipoise.cli.checks import Check
 from equipoise.cli.files import write_file
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that is so or is not; `detail` says what, or what would help.
+
+    `passed` is None where it cannot be had, whatever is done about it, and `detail` says why.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+
 
 GROUP = "equipoise.engines"
 """Entry points: functions that give (what, whether it is so, detail) one after the other; None for

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from errno import ENOSPC
 from importlib import import_module
 
-from equipoise.cli import import_errors, streams
+from equipoise.cli import import_errors, process
 from equipoise.cli.parser import build_parser
-from equipoise.cli.termination import Terminated, terminable
+from equipoise.cli.process import Terminated, terminable
 from equipoise.hal.errors import EquipoiseError, UsageError
 
 UNREAD = 1
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Extensions of torch load when a backend asks for them: one that does not find its driver
     # would end every command here, `doctor` first.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    streams.open_missing()
+    process.open_missing()
     try:
         with terminable():
             return _run(arguments)
@@ -44,25 +44,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EquipoiseError as error:
         return _fail(error, FAILED)
     except BrokenPipeError:
-        streams.divert_broken()
+        process.divert_broken()
         return UNREAD
     except OSError as error:
         # Files are written by functions that name them: a full disk without a name is a stream's,
         # which holds nothing any more where it is not buffered.
         full = error.errno == ENOSPC and error.filename is None
-        if streams.divert_broken() or full:
+        if process.divert_broken() or full:
             return _fail(EquipoiseError(f"standard output: {error.strerror or error}"), FAILED)
         return _fail(error, FAILED)
     except ImportError as error:
         if import_errors.failing_package(error) is None:
             raise  # a mistake of ours: whoever mends it needs the traceback
-        streams.tell(f"error: {import_errors.explain_import_error(error)}")
+        process.tell(f"error: {import_errors.explain_import_error(error)}")
         return FAILED
     except KeyboardInterrupt:
-        streams.tell("interrupted")
+        process.tell("interrupted")
         return INTERRUPTED
     except Terminated as ended:
-        streams.tell(f"terminated by {ended}")
+        process.tell(f"terminated by {ended}")
         return ended.exit_code
 
 
@@ -108,5 +108,5 @@ def _dispatch(arguments: Namespace, command: str) -> int:
 def _fail(error: Exception, code: int) -> int:
     line = " ".join(str(error).split()) or type(error).__name__
     shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-    streams.tell(f"error: {shown}")
+    process.tell(f"error: {shown}")
     return code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.options import Option
-from equipoise.cli.streams import tell
+from equipoise.cli.process import tell
 from equipoise.cli.validation import check_count, check_file
 from equipoise.hal.errors import (
     FileUnwritten,

@@ -9,17 +9,11 @@ from typing import Any, NoReturn
 
 from equipoise import __version__
 from equipoise.cli import (
-    advise_options,
-    bench_options,
+    bench,
     conformance_options,
-    convert_options,
     engines,
-    plan_options,
-    record_options,
-    report_options,
-    route_options,
-    route_report_options,
-    simulate_options,
+    route_report,
+    simulate,
 )
 from equipoise.cli.kinds import (
     FAMILY_NAMES,
@@ -241,7 +235,7 @@ def _add_run(commands: Any) -> None:
 
 def _add_record(commands: Any) -> None:
     record = _command(commands, "record", "count what every expert took", RECORD, RECORD_EXAMPLES)
-    _add_options(record, record_options.OPTIONS)
+    _add_options(record, record.OPTIONS)
 
 
 def _add_conformance(commands: Any) -> None:
@@ -258,7 +252,7 @@ def _add_conformance(commands: Any) -> None:
 def _add_plan(commands: Any) -> None:
     plan = _command(commands, "plan", "place experts by what was recorded", PLAN, PLAN_EXAMPLES)
     plan.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(plan, plan_options.OPTIONS)
+    _add_options(plan, plan.OPTIONS)
 
 
 def _add_report(commands: Any) -> None:
@@ -266,7 +260,7 @@ def _add_report(commands: Any) -> None:
         commands, "report", "how evenly recorded rows spread", REPORT, REPORT_EXAMPLES
     )
     report.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(report, report_options.OPTIONS)
+    _add_options(report, report.OPTIONS)
 
 
 def _add_advise(commands: Any) -> None:
@@ -274,7 +268,7 @@ def _add_advise(commands: Any) -> None:
         commands, "advise", "is balancing worth it, and with what", ADVISE, ADVISE_EXAMPLES
     )
     advise.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(advise, advise_options.OPTIONS)
+    _add_options(advise, advise.OPTIONS)
 
 
 def _add_convert(commands: Any) -> None:
@@ -287,14 +281,14 @@ def _add_convert(commands: Any) -> None:
     )
     convert.add_argument("source", type=_reader(PATH), metavar="IN", help="what to read")
     convert.add_argument("out", type=_reader(PATH), metavar="OUT", help="what to write")
-    _add_options(convert, convert_options.OPTIONS)
+    _add_options(convert, convert.OPTIONS)
 
 
 def _add_route(commands: Any) -> None:
     route = _command(
         commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
     )
-    _add_options(route, route_options.OPTIONS)
+    _add_options(route, route.OPTIONS)
 
 
 def _add_route_report(commands: Any) -> None:
@@ -302,11 +296,11 @@ def _add_route_report(commands: Any) -> None:
         commands,
         "route-report",
         "where requests went, from the proxy's log",
-        route_report_options.ROUTE_REPORT,
-        route_report_options.ROUTE_REPORT_EXAMPLES,
+        route_report.ROUTE_REPORT,
+        route_report.ROUTE_REPORT_EXAMPLES,
     )
     report.add_argument("log", type=_reader(PATH), metavar="LOG", help="the proxy's log")
-    _add_options(report, route_report_options.OPTIONS)
+    _add_options(report, route_report.OPTIONS)
 
 
 def _add_bench(commands: Any) -> None:
@@ -314,18 +308,18 @@ def _add_bench(commands: Any) -> None:
     measured = commands.add_parser("bench", help=about, description=BENCH, allow_abbrev=False)
     subjects = measured.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
     serve = _command(subjects, "serve", "requests to a server", BENCH, BENCH_EXAMPLES)
-    _add_options(serve, bench_options.OPTIONS)
+    _add_options(serve, bench.OPTIONS)
 
 
 def _add_simulate(commands: Any) -> None:
-    simulate = _command(
+    compared = _command(
         commands,
         "simulate",
         "which router of requests, by evidence",
-        simulate_options.SIMULATE,
-        simulate_options.SIMULATE_EXAMPLES,
+        simulate.SIMULATE,
+        simulate.SIMULATE_EXAMPLES,
     )
-    _add_options(simulate, simulate_options.OPTIONS)
+    _add_options(compared, simulate.OPTIONS)
 
 
 def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:

@@ -1,10 +1,17 @@
-"""`equipoise report`."""
+"""The options of `equipoise report`: each is a flag and a key of the configuration file.
+
+`equipoise report`.
+"""
 
 import json
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.balancer.formats.iterations import Iterations
+from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import (
     check_outputs,
@@ -16,12 +23,46 @@ from equipoise.cli.offline import (
     tell_written,
     warn,
 )
-from equipoise.cli.report_options import BY_KEY, ReportRequest
+from equipoise.cli.options import Option
 from equipoise.hal.errors import UsageError
+
+SUBJECT, OUTPUT = "what is compared", "output"
+
+OPTIONS = (
+    Option(key="placement", kind=kinds.PATH, group=SUBJECT, metavar="FILE", shown_default="none",
+           help="placement, in any format, to serve the same rows with"),
+    Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N",
+           shown_default="those of --placement, or that recorded",
+           help="ranks that the experts are spread over"),
+    Option(key="range", kind=kinds.RANGE, group=SUBJECT, metavar="START-STOP",
+           shown_default="all that were recorded",
+           help="only these iterations; STOP itself is not one of them"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write the figures of every layer there"),
+    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write a page with heat maps there"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no names of written files, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest:
+    """What one `equipoise report` was asked for; `progress` is `shown` or `hidden`."""
+
+    statistics: Path
+    placement: Path | None = None
+    ranks: int | None = None
+    range: Iterations | None = None
+    json: Path | None = None
+    html: Path | None = None
+    progress: str = "shown"
+
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import Arrangement, Statistics
-    from equipoise.report.comparison import Comparison
+    from equipoise.report.placement.comparison import Comparison
 
 
 def report(arguments: Namespace, command: str) -> int:
@@ -29,8 +70,8 @@ def report(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything is written.
     """
-    from equipoise.report.comparison_table import render
-    from equipoise.report.ink import ink_of_stdout
+    from equipoise.report.placement.comparison import render
+    from equipoise.report.terminal import ink_of_stdout
 
     request = request_of(vars(arguments))
     _validate(request)
@@ -57,7 +98,7 @@ def _validate(request: ReportRequest) -> None:
 
 
 def _compared(request: ReportRequest, statistics: "Statistics") -> "Comparison":
-    from equipoise.report.comparison import compare
+    from equipoise.report.placement.comparison import compare
 
     placement: Arrangement | None = None
     if request.placement is not None:
@@ -89,8 +130,8 @@ def _write(request: ReportRequest, found: "Comparison", command: str) -> None:
         place = write_file(request.json, text + "\n")
         written.append(f"figures: {place}")
     if request.html is not None:
-        from equipoise.report.canvas import PlotsMissing
-        from equipoise.report.comparison_html import render_html
+        from equipoise.report.placement.comparison_html import render_html
+        from equipoise.report.svg import PlotsMissing
 
         try:
             place = write_file(request.html, render_html(found, about))

@@ -1,20 +1,63 @@
-"""`equipoise route-report`."""
+"""The options of `equipoise route-report`: each is a flag and a key of the configuration file.
+
+`equipoise route-report`.
+"""
 
 import json
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, options_of, refused, tell_written, warn
-from equipoise.cli.route_report_options import BY_KEY, RouteReportRequest
+from equipoise.cli.options import Option
 from equipoise.hal.errors import UsageError
 
+ROUTE_REPORT = """\
+Say of the log of `equipoise route` which worker had which requests, when, and how
+evenly: a table, and a page with pictures. LOG is what `log:` of the proxy named."""
+ROUTE_REPORT_EXAMPLES = """\
+examples:
+  equipoise route-report requests.jsonl
+  equipoise route-report requests.jsonl --html report.html --json figures.json
+  equipoise route-report requests.jsonl --run 2
+
+exit code: 0 reported, 2 bad input, 3 something could not be written"""
+SUBJECT, OUTPUT = "what is reported", "output"
+
+OPTIONS = (
+    Option(key="run", kind=kinds.WHOLE, group=SUBJECT, metavar="N",
+           shown_default="the only one",
+           help="which run of the proxy, where it was started several times with this log; "
+           "1 is the first"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write the figures there"),
+    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write a page with pictures there"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no names of written files, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteReportRequest:
+    """What one `equipoise route-report` was asked for; `progress` is `shown` or `hidden`."""
+
+    log: Path
+    run: int | None = None
+    json: Path | None = None
+    html: Path | None = None
+    progress: str = "shown"
+
+
 if TYPE_CHECKING:
-    from equipoise.report.routed.figures import Figures
-    from equipoise.report.routed.trips import Routed
-    from equipoise.serve.record import Record
+    from equipoise.report.proxy_log.figures import Figures
+    from equipoise.report.proxy_log.requests import Routed
+    from equipoise.serve.request_log import Record
 
 
 def route_report(arguments: Namespace, command: str) -> int:
@@ -22,9 +65,9 @@ def route_report(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything is written.
     """
-    from equipoise.report.ink import ink_of_stdout
-    from equipoise.report.routed.figures import figures_of
-    from equipoise.report.routed.table import render
+    from equipoise.report.proxy_log.figures import figures_of
+    from equipoise.report.proxy_log.table import render
+    from equipoise.report.terminal import ink_of_stdout
 
     request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
@@ -48,8 +91,8 @@ def load_log(path: Path, run: int | None) -> "Routed":
 
     Raises UsageError, in one line: it is no log, nothing is in it, or several runs are.
     """
-    from equipoise.report.routed.trips import Routed
-    from equipoise.serve.record import read_log
+    from equipoise.report.proxy_log.requests import Routed
+    from equipoise.serve.request_log import read_log
 
     cut: list[int] = []
     runs: dict[float, list[Record]] = {}
@@ -74,7 +117,7 @@ def _chosen(path: Path, runs: "list[list[Record]]", run: int | None) -> "list[Re
 
 
 def _trip(record: "Record") -> Any:
-    from equipoise.report.routed.trips import Trip
+    from equipoise.report.proxy_log.requests import Trip
 
     return Trip(
         worker=record.worker,
@@ -100,8 +143,8 @@ def _write(request: RouteReportRequest, routed: "Routed", figures: "Figures", co
         place = write_file(request.json, text + "\n")
         written.append(f"figures: {place}")
     if request.html is not None:
-        from equipoise.report.canvas import PlotsMissing
-        from equipoise.report.routed.html import render_html
+        from equipoise.report.proxy_log.html import render_html
+        from equipoise.report.svg import PlotsMissing
 
         try:
             place = write_file(request.html, render_html(routed, figures, about))

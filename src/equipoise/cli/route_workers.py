@@ -1,15 +1,19 @@
-"""The workers that a configuration names."""
+"""The workers that a configuration names.
+
+What `metrics:` of `equipoise route` says: by which names workers tell what they have to do.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import Any
 from urllib.parse import urlsplit
 
 from equipoise.hal.errors import UsageError
-from equipoise.serve.settings import WorkerSettings
+from equipoise.serve.settings import ReportSettings, WorkerSettings
 
-KEYS = ("url", "name", "slots", "room", "headers")
+WORKER_KEYS = ("url", "name", "slots", "room", "headers")
 MOST_WORKERS = 4096
 MOST_SLOTS = 1 << 20
 MOST_ROOM = 1 << 48
@@ -65,9 +69,9 @@ def _mapping(where: str, entry: object) -> Mapping[object, object]:
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: expected a URL or a mapping, got {entry!r}")
     for key in entry:
-        if key not in KEYS:
-            close = get_close_matches(str(key), KEYS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(KEYS)}"
+        if key not in WORKER_KEYS:
+            close = get_close_matches(str(key), WORKER_KEYS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(WORKER_KEYS)}"
             raise UsageError(f"{where}: unknown key {key!r}{hint}")
     return entry
 
@@ -105,3 +109,62 @@ def _headers(where: str, headers: object) -> dict[str, str]:
             # YAML reads 3 as a number: "3" is what a header says.
             raise UsageError(f"{where}: header {name} has to be a text in quotes, got {value!r}")
     return dict(headers)
+
+
+NAMES = "waiting", "running", "kv_usage", "tokens"
+SECONDS = "interval", "timeout"
+OTHERS = "path", "rank_label"
+METRICS_KEYS = (*NAMES, *SECONDS, *OTHERS)
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
+PATH = re.compile(r"/[!-~]*", re.ASCII)
+LEAST, MOST = 0.01, 3600.0
+
+
+def reports_of(
+    said: Mapping[str, object], workers: Sequence[WorkerSettings]
+) -> ReportSettings | None:
+    """None where nothing is said. Raises UsageError naming the key."""
+    if not said:
+        return None
+    for key in said:
+        if key not in METRICS_KEYS:
+            raise UsageError(f"--metrics: unknown key {key!r}; known: {', '.join(METRICS_KEYS)}")
+    for key in ("waiting", "running"):
+        if key not in said:
+            raise UsageError(f"--metrics: {key} is needed: the name of a metric")
+    values: dict[str, Any] = {key: _read(key, value) for key, value in said.items()}
+    settings = ReportSettings(**values)
+    _check(settings, workers)
+    return settings
+
+
+def _read(key: str, value: object) -> object:
+    if key in SECONDS:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not LEAST <= float(str(value)) <= MOST:
+            raise UsageError(
+                f"--metrics: {key} must be {LEAST:g} to {MOST:g} seconds, got {value!r}"
+            )
+        return float(str(value))
+    shape, word = (PATH, "a path") if key == "path" else (NAME, "a name")
+    if not isinstance(value, str) or not shape.fullmatch(value):
+        raise UsageError(f"--metrics: {key} has to be {word}, got {value!r}")
+    return value
+
+
+def _check(settings: ReportSettings, workers: Sequence[WorkerSettings]) -> None:
+    if settings.tokens is None:
+        roomless = [one.name for one in workers if one.room is None]
+        if settings.kv_usage is None or roomless:
+            of = f" of worker {roomless[0]}" if roomless else ""
+            raise UsageError(
+                "--metrics: tokens are needed: a metric of that name, or kv_usage and room" + of
+            )
+    urls = [one.url for one in workers]
+    for one in workers:
+        told = settings.rank_label is not None and one.rank is not None
+        if urls.count(one.url) > 1 and not told:
+            raise UsageError(
+                f"--metrics: several workers are {one.url}: rank_label is needed, the label that "
+                "tells them apart, and a rank in the headers of each"
+            )

@@ -1,27 +1,70 @@
-"""`equipoise run`."""
+"""`equipoise run --placement`: what it goes with, and whether the file is for this model.
+
+`equipoise run`.
+"""
 
 import json
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.files import ensure_folder, place_of, write_file
-from equipoise.cli.given import with_placement
-from equipoise.cli.options import BY_KEY, RECORD, RunRequest, resolve
-from equipoise.cli.progress import progress_for
-from equipoise.cli.validation import validate
-from equipoise.demo.record import RunRecord
-from equipoise.demo.record_file import save_record
-from equipoise.hal.errors import EquipoiseError
-from equipoise.report.html import PlotsMissing, render_html
-from equipoise.report.ink import ink_of_stdout
-from equipoise.report.summary import Summary, summarise
-from equipoise.report.table import render
-from equipoise.report.trace import render_trace
+from equipoise.cli.offline import ranks_asked_for, refused
+from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD, RunRequest, resolve
+from equipoise.cli.progress import run_progress_for
+from equipoise.cli.validation import MOST_RANKS, check_count, validate
+from equipoise.demo.run_record import RunRecord, save_record
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance
+from equipoise.hal.errors import EquipoiseError, UsageError
+from equipoise.report.run.html import PlotsMissing, render_html
+from equipoise.report.run.summary import Summary, summarise
+from equipoise.report.run.table import render
+from equipoise.report.run.trace import render_trace
+from equipoise.report.terminal import ink_of_stdout
+
+NEEDLESS = {
+    "shares": "the placement has shares of its own",
+    "locality": "its shares divide no batch's own counts",
+    "step_interval": "nothing is planned anew",
+    **{option.key: "nothing is planned anew" for option in OPTIONS if option.group == PLANS},
+    **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
+}
+"""What makes no sense beside a placement that is served unchanged, and why."""
+
+
+def with_placement(request: RunRequest) -> RunRequest:
+    """The request with the slots of its placement, if it has one.
+
+    Raises UsageError where the file is not for this model and these ranks, or something else that
+    was asked for cannot be with it.
+    """
+    path, settings = request.settings.placement, request.settings
+    if path is None:
+        return request
+    _check_wishes(request)
+    check_count("--ranks", settings.ranks, MOST_RANKS)
+    # Here, not above: numpy takes a moment that other runs need not wait for.
+    from equipoise.demo.placement_file import read_fitting
+
+    with refused("--placement"), ranks_asked_for():
+        found = read_fitting(path, settings.stage_ranks, LAYERS, EXPERTS)
+    if "slots" in request.said and settings.slots != found.slots:
+        raise UsageError(f"--placement: has {found.slots} slots, and --slots is {settings.slots}")
+    return replace(request, settings=replace(settings, slots=found.slots))
+
+
+def _check_wishes(request: RunRequest) -> None:
+    if request.settings.balance is Balance.OFF:
+        raise UsageError("--placement and --no-balance: give one; the unbalanced run is served too")
+    for key, why in NEEDLESS.items():
+        if key in request.said:
+            flag = key.replace("_", "-")
+            raise UsageError(f"--{flag} has no meaning with --placement: {why}")
 
 
 def run(arguments: Namespace, command: str) -> int:
@@ -54,13 +97,13 @@ def request_of(given: Mapping[str, Any]) -> RunRequest:
 
 
 def _serve(request: RunRequest) -> RunRecord | None:
-    from equipoise.cli.memory import render_ledger
+    from equipoise.cli.memory_report import render_ledger
     from equipoise.demo.launcher import run_demo, with_communicator
 
     with_communicator(request.settings)  # a backend that cannot run says so, and nothing else does
     if request.progress == "shown" and os.environ.get("RANK", "0") == "0":
         print(render_ledger(request.settings), file=sys.stderr, flush=True)
-    progress = progress_for(request.progress)
+    progress = run_progress_for(request.progress)
     try:
         return run_demo(request.settings, progress)
     finally:

@@ -1,24 +1,210 @@
-"""`equipoise simulate`."""
+"""The options of `equipoise simulate`: each is a flag and a key of the configuration file.
+
+`equipoise simulate`.
+"""
 
 import json
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS, WORKLOADS
+from equipoise.cli import kinds
+from equipoise.cli import simulate_kinds as own
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import options_of, tell_written, warn
-from equipoise.cli.simulate_options import BY_KEY, SimulateRequest
+from equipoise.cli.options import Option
 from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
 
+SIMULATE = """\
+Serve the same requests on the same data-parallel workers with several routers, and
+say what each leaves idle at the barrier, how fast tokens come and how long requests
+wait, with confidence intervals. A simulation by the native core, not a measurement."""
+SIMULATE_EXAMPLES = """\
+examples:
+  equipoise simulate --workload prop
+  equipoise simulate --trace mooncake_conversation_trace.jsonl --slots-per-worker 16
+  equipoise simulate --trace conv.csv --load 0.8 --policies round_robin,br0,fit
+  equipoise simulate --workload reason --sweep load --out swept
+  equipoise simulate --config examples/configs/simulate-small.yaml
+
+exit code: 0 simulated, 2 bad input, nothing was written, 3 something could not be
+written"""
+
+WORKLOAD, CLUSTER, STEP = "what is served", "what serves", "how long a step takes"
+ROUTING, SWEEP, OUTPUT = "who routes, and when requests come", "sweeps", "output"
+
+OPTIONS = (
+    Option(key="trace", kind=kinds.PATH, group=WORKLOAD, metavar="FILE", shown_default="none",
+           help="requests of a published trace, gzip or not; this, or --workload"),
+    Option(key="format", kind=own.FORMAT, group=WORKLOAD, metavar="|".join(FORMATS),
+           shown_default="told by how the file begins", help="of --trace"),
+    Option(key="workload", kind=kinds.WORKLOAD, group=WORKLOAD, metavar="|".join(WORKLOADS),
+           shown_default="none", help="requests that are drawn: "
+           + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())),
+    Option(key="requests", kind=kinds.WHOLE, group=WORKLOAD, metavar="N",
+           shown_default="all of a trace, 40 a slot of a workload",
+           help="how many of them, from the trace's first row on"),
+    Option(key="prompt_limit", kind=kinds.WHOLE, group=WORKLOAD, metavar="TOKENS",
+           shown_default="none", help="leave out requests whose prompt is longer"),
+    Option(key="sampling", kind=own.SAMPLING, group=WORKLOAD, metavar="|".join(own.SAMPLINGS),
+           shown_default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
+           "are drawn", help="what seeds of a trace differ in: requests drawn with replacement, "
+           "the order, or neither"),
+    Option(key="seeds", kind=kinds.WHOLE, group=WORKLOAD, metavar="N", shown_default="5",
+           help="runs of each policy; with one there are no intervals"),
+    Option(key="seed", kind=kinds.WHOLE, group=WORKLOAD, metavar="N", shown_default="0",
+           help="the first of them; the others follow"),
+    Option(key="workers", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="8",
+           help="data-parallel workers, in lockstep"),
+    Option(key="slots_per_worker", kind=kinds.WHOLE, group=CLUSTER, metavar="N",
+           shown_default="32", help="requests that each serves at once"),
+    Option(key="kv_tokens", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
+           shown_default="no bound", help="what the KV cache of each holds; a request that never "
+           "fits fails"),
+    Option(key="prefill_chunk", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
+           shown_default="none: prompts come computed",
+           help="prompt tokens that each computes in a step beside decoding"),
+    Option(key="cached_blocks", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="0",
+           help="blocks of prompts that each keeps for later ones; needs --prefill-chunk and a "
+           "trace with hashes"),
+    Option(key="drafts", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="none",
+           help="tokens drafted a step, for speculative decoding"),
+    Option(key="acceptance", kind=kinds.REAL, group=CLUSTER, metavar="X", shown_default="0.7",
+           help="chance that a draft is accepted if those before it were; needs --drafts"),
+    Option(key="step_model", kind=own.STEP_MODEL, group=STEP, metavar="|".join(STEP_MODELS),
+           shown_default="share", help="; ".join(f"{k}: {v}" for k, v in STEP_MODELS.items())),
+    Option(key="fixed_share", kind=kinds.REAL, group=STEP, metavar="X", shown_default="0.5",
+           help="part of a step at full load that does not depend on it, with share"),
+    Option(key="seconds_per_token", kind=kinds.REAL, group=STEP, metavar="S",
+           shown_default="1e-7", help="that reading one token of the KV cache takes; bfio has its "
+           "own"),
+    Option(key="prompt_weight", kind=kinds.REAL, group=STEP, metavar="X", shown_default="0",
+           help="what computing a prompt token takes, in tokens read; fit counts with it too; "
+           "needs --prefill-chunk"),
+    Option(key="noise", kind=kinds.REAL, group=STEP, metavar="SIGMA", shown_default="0",
+           help="of a lognormal factor on each worker's work in each step"),
+    Option(key="policies", kind=own.POLICY_NAMES, group=ROUTING, metavar="all|NAME,NAME,...",
+           shown_default="all", help="routers to compare; page Simulation says what each does"),
+    Option(key="load", kind=own.LOAD, group=ROUTING, metavar="saturated|X",
+           shown_default="saturated, or with --arrivals trace the trace's own",
+           help="requests always wait, or they come at this part of the capacity"),
+    Option(key="arrivals", kind=own.ARRIVAL, group=ROUTING, metavar="|".join(own.ARRIVALS),
+           shown_default="poisson", help="how they come at a load: at random, or at the trace's "
+           "times, stretched"),
+    Option(key="when_full", kind=own.FULL, group=ROUTING, metavar="|".join(own.WHEN_FULL),
+           shown_default="queue", help="what policies that push do while every worker is full: as "
+           "published, queue at a worker, or hold the request back"),
+    Option(key="front_ends", kind=kinds.WHOLE, group=ROUTING, metavar="N", shown_default="1",
+           help="processes that route; each sees its own requests only"),
+    Option(key="report_every", kind=kinds.REAL, group=ROUTING, metavar="MS",
+           shown_default="as each policy was published",
+           help="how old reports of workers get; 0: never old"),
+    Option(key="tell_every", kind=kinds.REAL, group=ROUTING, metavar="MS", shown_default="0",
+           help="how late front ends hear of tokens and ends; 0: after every step"),
+    Option(key="patience", kind=kinds.REAL, group=ROUTING, metavar="SECONDS",
+           shown_default="no end", help="after which a request that waits is given up"),
+    Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N",
+           shown_default="the policy's", help="fit: waiting requests that it chooses from"),
+    Option(key="ageing", kind=kinds.REAL, group=ROUTING, metavar="TOKENS",
+           shown_default="the policy's",
+           help="fit: what having waited for a decision is worth; more is fairer"),
+    Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
+           shown_default="the policy's",
+           help="fit: how far above the mean load a worker still takes requests"),
+    Option(key="gather", kind=kinds.REAL, group=ROUTING, metavar="X",
+           shown_default="the policy's",
+           help="fit, with --prompt-weight: requests wait for each other, so that prompts are "
+           "computed together, until X times what one costs alone is lost; 0: never"),
+    Option(key="sweep", kind=own.SWEEP, group=SWEEP, metavar="|".join(own.SWEEPS),
+           shown_default="none", help="the same again at several loads, or on several numbers of "
+           "workers"),
+    Option(key="points", kind=own.POINTS, group=SWEEP, metavar="X,X,...",
+           shown_default="loads 0.5,0.6,...,1.2; workers 4,8,16,32", help="of the sweep"),
+    Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR",
+           shown_default="equipoise-simulate", help="folder of summary.json and report.html"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
+           shown_default="DIR/summary.json", help="write the figures there instead"),
+    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
+           shown_default="DIR/report.html", help="write the report there instead"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no progress, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateRequest:
+    """What one `equipoise simulate` was asked for; `progress` is `shown` or `hidden`.
+
+    None is what nobody said; report_every and tell_every are in milliseconds.
+    """
+
+    trace: Path | None = None
+    format: str | None = None
+    workload: str | None = None
+    requests: int | None = None
+    prompt_limit: int | None = None
+    sampling: str | None = None
+    seeds: int = 5
+    seed: int = 0
+    workers: int = 8
+    slots_per_worker: int = 32
+    kv_tokens: int | None = None
+    prefill_chunk: int | None = None
+    cached_blocks: int = 0
+    drafts: int | None = None
+    acceptance: float | None = None
+    step_model: str = "share"
+    fixed_share: float | None = None
+    seconds_per_token: float | None = None
+    prompt_weight: float = 0.0
+    noise: float = 0.0
+    policies: tuple[str, ...] = ("all",)
+    load: str | float | None = None
+    arrivals: str | None = None
+    when_full: str = "queue"
+    front_ends: int = 1
+    report_every: float | None = None
+    tell_every: float = 0.0
+    patience: float | None = None
+    window: int | None = None
+    ageing: float | None = None
+    slack: float | None = None
+    gather: float | None = None
+    sweep: str | None = None
+    points: tuple[float, ...] | None = None
+    out: Path = Path("equipoise-simulate")
+    json: Path | None = None
+    html: Path | None = None
+    progress: str = "shown"
+
+    @property
+    def figures_file(self) -> Path:
+        """Where the figures go."""
+        return self.json or self.out / "summary.json"
+
+    @property
+    def report_file(self) -> Path:
+        """Where the report goes."""
+        return self.html or self.out / "report.html"
+
+    @property
+    def offered(self) -> float | None:
+        """The part of the capacity at which requests come; None: saturated, or as recorded."""
+        return None if isinstance(self.load, str) else self.load
+
+
 if TYPE_CHECKING:
-    from equipoise.balancer.requests.comparison import Contender, Kept, Result
-    from equipoise.balancer.requests.outcome import Outcome
+    from equipoise.balancer.requests.policy_comparison import Contender, Kept, Result
+    from equipoise.balancer.requests.simulation_result import Outcome
     from equipoise.balancer.requests.workload import Workload
-    from equipoise.cli.simulate_progress import Progress
+    from equipoise.cli.progress import SimulationProgress
     from equipoise.cli.simulate_setup import Staged
-    from equipoise.report.simulation.simulated import Simulated, Sweep
+    from equipoise.report.simulation.result import Simulated, Sweep
 
 LOADS = 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2
 WORKERS = 4.0, 8.0, 16.0, 32.0
@@ -29,9 +215,9 @@ def simulate(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything is written, EquipoiseError where no request was served.
     """
-    from equipoise.cli.simulate_validation import validate
-    from equipoise.report.ink import ink_of_stdout
+    from equipoise.cli.simulate_setup import validate
     from equipoise.report.simulation.table import render
+    from equipoise.report.terminal import ink_of_stdout
 
     request = request_of(vars(arguments))
     validate(request)
@@ -65,10 +251,9 @@ def request_of(given: Mapping[str, Any]) -> SimulateRequest:
 
 def simulated(request: SimulateRequest) -> "Simulated":
     """Run everything. Raises UsageError, and PolicyError for settings that no policy takes."""
-    from equipoise.cli.simulate_progress import progress_for
+    from equipoise.cli.progress import simulation_progress_for
     from equipoise.cli.simulate_setup import load_trace, stage
-    from equipoise.report.simulation.seen import Watch
-    from equipoise.report.simulation.simulated import Simulated, Subject
+    from equipoise.report.simulation.result import Simulated, Subject, Watch
 
     trace, watch = load_trace(request), Watch()
     staged = stage(request, trace)
@@ -76,7 +261,7 @@ def simulated(request: SimulateRequest) -> "Simulated":
     _warn_of_seeds(request, staged)
     points = points_of(request)
     runs = len(staged.entered) * request.seeds * (1 + len(points))
-    progress = progress_for(request.progress, runs)
+    progress = simulation_progress_for(request.progress, runs)
     try:
         results = _compared(staged, progress, watch.keep)
         sweep = _swept(request, points, trace, progress)
@@ -97,10 +282,10 @@ def _swept(
     request: SimulateRequest,
     points: tuple[float, ...],
     trace: "Workload | None",
-    progress: "Progress",
+    progress: "SimulationProgress",
 ) -> "Sweep | None":
     from equipoise.cli.simulate_setup import stage
-    from equipoise.report.simulation.simulated import Point, Sweep
+    from equipoise.report.simulation.result import Point, Sweep
 
     if request.sweep is None:
         return None
@@ -116,9 +301,9 @@ def _swept(
 
 
 def _compared(
-    staged: "Staged", progress: "Progress", kept: "Kept | None" = None
+    staged: "Staged", progress: "SimulationProgress", kept: "Kept | None" = None
 ) -> "tuple[Result, ...]":
-    from equipoise.balancer.requests.comparison import compare
+    from equipoise.balancer.requests.policy_comparison import compare
 
     count = staged.trial.draw(staged.trial.seeds[0]).count
 
@@ -149,15 +334,15 @@ def _warn_of_seeds(request: SimulateRequest, staged: "Staged") -> None:
 
 
 def _write(request: SimulateRequest, found: "Simulated", command: str) -> None:
-    from equipoise.report.simulation.record import plain, to_json
+    from equipoise.report.simulation.json_output import plain, to_json
 
     about = {"command": command, "settings": plain(asdict(request))}
     figures = about | to_json(found)
     text = json.dumps(figures, indent=2, allow_nan=False)
     place = write_file(request.figures_file, text + "\n", request.out)
     written = [f"figures: {place}"]
-    from equipoise.report.canvas import PlotsMissing
     from equipoise.report.simulation.html import render_html
+    from equipoise.report.svg import PlotsMissing
 
     try:
         place = write_file(request.report_file, render_html(found, about, figures), request.out)

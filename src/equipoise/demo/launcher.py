@@ -1,21 +1,222 @@
-"""Starts the ranks of a run, watches them, and ends every one of them whatever happens."""
+"""The rank processes of one machine, from start to end.
 
+Starts the ranks of a run, watches them, and ends every one of them whatever happens.
+"""
+
+import json
 import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
 
 from equipoise.demo.progress import Progress
 from equipoise.demo.rank import record_rank, serve_rank
-from equipoise.demo.ranks import Ranks
-from equipoise.demo.record import RunRecord
-from equipoise.demo.record_file import load_record
+from equipoise.demo.run_record import RunRecord, load_record
 from equipoise.demo.settings import Recording, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.demo.traffic import load_phases
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
-from equipoise.hal.errors import BackendUnavailable
+from equipoise.hal.communicator import RendezvousHost
+from equipoise.hal.errors import BackendUnavailable, ControlError, EquipoiseError, RankLost
+
+POLL = 0.05
+"""Seconds between two looks at the ranks."""
+CHECK = 0.5
+"""Seconds between two looks at the heartbeats."""
+SILENCE = 0.85
+"""The part of the deadline that a rank may be silent; its peers notice earlier, and know more."""
+START = 60.0
+"""Seconds until a rank's first heartbeat: it has to import torch."""
+GRACE = 0.1
+"""The part of the deadline that ranks get to end by themselves after the first one failed."""
+
+
+class Ranks:
+    """Starts one process a rank; on leaving the context every one of them has ended.
+
+    Args:
+        task: what each rank is told.
+        host: where they meet; told when a rank dies.
+        progress: told what rank 0 says.
+    """
+
+    def __init__(self, task: Task, host: RendezvousHost, progress: Progress) -> None:
+        self._task = task
+        self._host = host
+        self._progress = progress
+        self._selector = selectors.DefaultSelector()
+        self._faults: dict[int, dict[str, Any]] = {}
+        self._killed: dict[int, str] = {}
+        self._beats = [(0, time.monotonic())] * task.settings.ranks
+        self._next_check = 0.0
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Ranks":
+        try:
+            for rank in range(self._task.settings.ranks):
+                self._start(rank)
+        except OSError as error:
+            self.__exit__()
+            failed = len(self.processes)
+            raise ControlError(f"rank {failed} could not be started: {error}") from error
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        self._selector.close()
+
+    def wait(self) -> None:
+        """Watch until every rank has ended.
+
+        Raises:
+            RankLost: a rank was killed or stopped.
+            ControlError: a rank failed by itself; names it and quotes its error.
+        """
+        patience: float | None = None
+        while self._alive():
+            self._listen()
+            self._look()
+            self._check_beats()
+            if patience is None and (self._faults or self._killed):
+                patience = time.monotonic() + GRACE * self._task.settings.deadline
+            if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
+                break
+        self._look()
+        if self._faults or self._killed:
+            raise self._verdict()
+
+    def _start(self, rank: int) -> None:
+        host, port = self._host.address
+        process = subprocess.Popen(
+            # -P: a file beside the user's must not be taken for a module of ours.
+            [sys.executable, "-P", "-m", "equipoise.demo.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self._task.settings.ranks),
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+                # The store looks names up with every connection; a silent name server costs 5 s.
+                "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
+            },
+        )
+        self.processes.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(self._task.to_json() + "\n")
+        process.stdin.flush()
+        self._selector.register(process.stdout, selectors.EVENT_READ, rank)
+
+    def _alive(self) -> list[int]:
+        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+
+    def _listen(self) -> None:
+        """Take what the ranks say, for at most `POLL` seconds."""
+        for key, _ in self._selector.select(POLL):
+            pipe: IO[str] = key.fileobj  # type: ignore[assignment]
+            line = pipe.readline()
+            if line:
+                self._hear(key.data, line)
+            else:
+                self._selector.unregister(pipe)
+
+    def _drain(self, rank: int) -> None:
+        """Take everything that a rank which has ended still had to say."""
+        pipe = self.processes[rank].stdout
+        assert pipe is not None
+        for line in pipe:
+            self._hear(rank, line)
+
+    def _hear(self, rank: int, line: str) -> None:
+        try:
+            message: Any = json.loads(line)
+        except ValueError:
+            sys.stderr.write(line)
+            return
+        match message:
+            case {"variant": name, "steps": steps}:
+                self._progress.variant(name, steps)
+            case {"done": done, "imbalance": imbalance, "note": note}:
+                self._progress.step(done, imbalance, note)
+            case {"lost": _, "how": _, "operation": _} | {"failed": _}:
+                self._faults[rank] = message
+            case _:
+                sys.stderr.write(line)
+
+    def _look(self) -> None:
+        """Notice who died of a signal, and tell the others."""
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code is None:
+                continue
+            self._drain(rank)
+            if rank in self._killed or rank in self._faults:
+                continue
+            if code < 0:
+                self._killed[rank] = f"was killed by {signal.Signals(-code).name}"
+                self._host.report_loss(rank, self._killed[rank])
+            elif code > 0:
+                self._faults[rank] = {"failed": f"ended with exit code {code}"}
+
+    def _check_beats(self) -> None:
+        """Give up a rank whose heart has stopped, in case nobody is left who would notice.
+
+        Beats are read before they are judged: a launcher that was itself stopped accuses nobody.
+        """
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK
+        deadline = self._task.settings.deadline
+        for rank in self._alive():
+            count, operation = self._host.beat(rank)
+            if count != self._beats[rank][0]:
+                self._beats[rank] = (count, now)
+            silence = now - self._beats[rank][1]
+            if silence > (SILENCE * deadline if count else max(START, deadline)):
+                how = f"fell silent {silence:.0f} s ago"
+                self._host.report_loss(rank, how)
+                raise RankLost(rank, how, operation)
+
+    def _only_lost_remain(self) -> bool:
+        """Whether all that still runs is what the others have given up (a stopped rank)."""
+        lost = {fault["lost"] for fault in self._faults.values() if "lost" in fault}
+        return set(self._alive()) <= lost
+
+    def _verdict(self) -> EquipoiseError:
+        """The one line that explains the end of the run."""
+        accusations = [fault for fault in self._faults.values() if "lost" in fault]
+        for rank, how in self._killed.items():
+            last = self._host.beat(rank)[1]
+            return RankLost(rank, how, accusations[0]["operation"] if accusations else last)
+        own = {rank: f["failed"] for rank, f in self._faults.items() if "failed" in f}
+        for rank, reason in own.items():
+            return ControlError(f"rank {rank} failed: {reason}")
+        first = accusations[0]
+        return RankLost(first["lost"], first["how"], first["operation"])
 
 
 def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:

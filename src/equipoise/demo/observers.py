@@ -9,12 +9,12 @@ from functools import partial
 
 from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.runtime.events import EventSink
-from equipoise.balancer.observe.courier import Courier
-from equipoise.balancer.observe.lines import BALANCEDNESS, EPOCHS, lines_for
+from equipoise.balancer.observe.async_sink import Courier
+from equipoise.balancer.observe.log_lines import BALANCEDNESS, EPOCHS, lines_for
 from equipoise.balancer.observe.metrics import Exporter, Metrics, export
 from equipoise.balancer.observe.metrics import require as require_metrics
-from equipoise.balancer.observe.spans import SpanBook
-from equipoise.balancer.observe.wandb import WandbJournal
+from equipoise.balancer.observe.trace import SpanBook
+from equipoise.balancer.observe.wandb_sink import WandbJournal
 from equipoise.demo.settings import RunSettings
 
 MetricsOf = Callable[[str], Metrics]

@@ -1,4 +1,7 @@
-"""The ways in which a run serves its traffic, and one rank's part in serving it one way."""
+"""How the demo's weights come into slots: from peers, or from one copy in the host's memory.
+
+The ways in which a run serves its traffic, and one rank's part in serving it one way.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -7,9 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
-from equipoise.balancer.experts.config import BalancerConfig, Locality, PlannerOptions, ShareMode
+from equipoise.balancer.experts.balancer import (
+    NO_REBALANCING,
+    ExpertBalancer,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
+    open_balancer,
+)
+from equipoise.balancer.experts.config import (
+    BalancerConfig,
+    CommitMode,
+    Locality,
+    PlannerOptions,
+    ShareMode,
+)
 from equipoise.balancer.experts.engine.states import RebalanceReport
+from equipoise.balancer.experts.host_pool.layout import PoolLayout
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool, ranks_on_node
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     ExpertShape,
@@ -20,22 +38,29 @@ from equipoise.balancer.experts.placement import (
 )
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.experts.runtime.events import EventSink
+from equipoise.balancer.experts.transfer.copy_threads import CopyThreadPool
+from equipoise.balancer.experts.transfer.host_writes import (
+    CpuWriter,
+    HostWeights,
+    SlotWriter,
+    StreamWriter,
+)
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
-from equipoise.balancer.observe.spans import SpanBook
-from equipoise.demo.carriage import carriage
-from equipoise.demo.carriers import (
+from equipoise.balancer.observe.trace import SpanBook
+from equipoise.demo.expert_parallel import (
     Carrier,
+    ExpertParallel,
     FixedCarrier,
     PortableCarrier,
+    SlotWeights,
     fixed_exchange,
 )
-from equipoise.demo.course import course
 from equipoise.demo.model import MoeLayer
-from equipoise.demo.moe import ExpertParallel, SlotWeights
-from equipoise.demo.pipelined import ServedStage
-from equipoise.demo.record import Counts
-from equipoise.demo.requests import most_rows
-from equipoise.demo.serve import Meter, ServeLoop
+from equipoise.demo.pipeline_stage import ServedStage, course
+from equipoise.demo.rank_context import Site
+from equipoise.demo.run_record import Counts
+from equipoise.demo.scheduler import most_rows
+from equipoise.demo.serve_loop import Meter, ServeLoop
 from equipoise.demo.settings import (
     ExchangeForm,
     RunSettings,
@@ -43,11 +68,59 @@ from equipoise.demo.settings import (
     available_variants,
     staging_buffers,
 )
-from equipoise.demo.site import Site
+from equipoise.hal import registry
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.slots import SlotStore
-from equipoise.pipeline.exchange import ExpertExchange
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat, RowFormat
+from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
+
+
+@contextmanager
+def carriage(
+    site: Site, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
+) -> Iterator[UpdatePathConfig]:
+    """The way that the run asks for, and what it takes as long as it is used; collective.
+
+    Args:
+        site: where this rank serves.
+        name: of what is served; a pool's.
+        family: of the slots.
+        store: of the slots.
+        shape: how many of everything.
+
+    Raises:
+        ExpertPoolError: there is no room for a copy of all experts in this machine's memory.
+        ControlError: a rank did not come.
+    """
+    if site.settings.commit is CommitMode.STAGED:
+        yield StagedFromPeers()
+        return
+    pool = _pool(site, name, family, shape)
+    # The ranks of a machine share its cores, and so do their copiers.
+    with CopyThreadPool.near(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
+        supply = HostWeights(pool, _writer(site, copier, store))
+        yield InPlaceFromHost(supply, registry.accelerator(site.settings.backend).capabilities)
+    pool.close()
+
+
+def _writer(site: Site, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
+    if site.accelerator.device.type == "cpu":
+        return CpuWriter(copier, store, site.post.deadline)
+    return StreamWriter(site.accelerator, store)
+
+
+def _pool(site: Site, name: str, family: LayerGroup, shape: ExpertShape) -> HostExpertPool:
+    """Every expert once in this machine's memory, each written by one of its ranks."""
+    control, deadline, weights = site.post.control, site.post.deadline, site.post.weights
+    ranks = ranks_on_node(control, site.accelerator.topology(), name=name, timeout=deadline)
+    layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
+    pool = HostExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
+    for layer, expert in pool.owned():
+        parts = {"gate_up": weights.gate_up[layer, expert], "down": weights.down[layer, expert]}
+        pool.write(layer, expert, family.sources(parts))
+    pool.seal(deadline)
+    return pool
+
 
 Watch = Callable[[int, Counts, float], None]
 """Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.demo.rank import record_rank, serve_rank
-from equipoise.demo.record_file import save_record
+from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import (
     Balance,
     CommitMode,

@@ -6,12 +6,12 @@ import logging
 
 from aiohttp import web
 
-from equipoise.serve.access import check_key
-from equipoise.serve.desk import Desk
+from equipoise.serve.auth import check_key
+from equipoise.serve.client_connection import NAME
+from equipoise.serve.dispatcher import Desk
 from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
-from equipoise.serve.outgoing import NAME
+from equipoise.serve.request_state import Running
 from equipoise.serve.settings import RouteSettings
-from equipoise.serve.ticket import Running
 
 LOG = logging.getLogger("equipoise.route")
 WORKERS = "/workers"

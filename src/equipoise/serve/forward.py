@@ -5,11 +5,11 @@ import asyncio
 import aiohttp
 from aiohttp import web
 
-from equipoise.serve.desk import Desk
-from equipoise.serve.fleet import least
+from equipoise.serve.client_connection import NAME
+from equipoise.serve.dispatcher import Desk
 from equipoise.serve.headers import towards_client, towards_worker
 from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
-from equipoise.serve.outgoing import NAME
+from equipoise.serve.request_state import least
 from equipoise.serve.settings import RouteSettings
 from equipoise.serve.upstream import FAILURES, AttemptFailed, WholeAnswer, opened, read_whole, said
 

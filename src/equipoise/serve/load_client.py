@@ -1,18 +1,104 @@
-"""Sends the requests of a plan to a server of the OpenAI API, and notes when each token came."""
+"""What a load client sends, and when.
+
+Sends the requests of a plan to a server of the OpenAI API, and notes when each token came.
+
+Signals whose handlers raise, while an event loop runs.
+
+A handler raises wherever the loop is just then: within a callback the loop logs that and goes on,
+and within a task of a group it comes out wrapped.
+
+Runs a load client from a plan to its figures.
+"""
 
 import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import aiohttp
+from tqdm import tqdm
 
-from equipoise.serve.asked import CHAT, COMPLETIONS
-from equipoise.serve.events import EventReader
-from equipoise.serve.load_plan import ClosedLoop, LoadPlan, Planned
-from equipoise.serve.load_result import Sent
-from equipoise.serve.scope import Interrupted, Reason, Scope
+from equipoise.balancer.requests.workload import Workload
+from equipoise.hal.errors import EquipoiseError
+from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
+from equipoise.serve.load_result import LoadResult, Sent, result_of
+from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, EventReader
+
+WORDS = (
+    *("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by"),
+    *("on", "not", "he", "this", "are", "or", "his", "from", "at", "which", "but", "have", "an"),
+    *("had", "they", "you", "were", "their", "one", "all", "we", "can", "her", "has", "there"),
+    *("been", "if", "more", "when", "will", "would", "who", "so", "no", "time", "what", "up"),
+    *("out", "man", "day", "new", "now", "way", "may", "use", "see", "two", "how", "its", "our"),
+)
+"""Each of them, with the blank before it, is one token to most tokenizers."""
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests are sent at the times of the workload, whatever becomes of those before."""
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """So many are under way at any time: a further one is sent as soon as one ends."""
+
+    concurrency: int
+
+
+Pace = OpenLoop | ClosedLoop
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One request.
+
+    Attributes:
+        number: its place, from 0.
+        at: seconds from the first; 0.0 in a closed loop.
+        prompt: text of about so many tokens as were wanted.
+        output: tokens that it asks for.
+    """
+
+    number: int
+    at: float
+    prompt: str
+    output: int
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """All requests, which are made as they are needed.
+
+    Attributes:
+        workload: prompts and outputs [n]; arrivals [n] for an open loop.
+        pace: when they are sent.
+        seed: which words prompts are made of. No two prompts of a plan are alike, so that no server
+            finds one in its cache.
+    """
+
+    workload: Workload
+    pace: Pace
+    seed: int
+
+    def __iter__(self) -> Iterator[Planned]:
+        load = self.workload
+        times = load.arrivals if isinstance(self.pace, OpenLoop) else None
+        for number in range(load.count):
+            at = 0.0 if times is None else float(times[number])
+            text = prompt_of(self.seed, number, int(load.prompts[number]))
+            yield Planned(number, at, text, int(load.outputs[number]))
+
+
+def prompt_of(seed: int, number: int, tokens: int) -> str:
+    """Words drawn for request `number`: the same for the same arguments, anywhere."""
+    return " ".join(Random(f"{seed} {number}").choices(WORDS, k=tokens))
+
 
 MOST_SAID = 1 << 16
 """Bytes of a refusal that are read, to find out why."""
@@ -172,3 +258,96 @@ def _is_error(said: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(loaded, dict) and "choices" not in loaded and "error" in loaded
+
+
+T = TypeVar("T")
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+async def until_told(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` comes to; a signal cancels it, and is then handed to its own handler.
+
+    Signals that are ignored, or that nobody handles, are left as they are.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    main = threading.current_thread() is threading.main_thread()
+    found = {number: signal.getsignal(number) for number in SIGNALS if main}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    told: list[signal.Signals] = []
+
+    def hear(number: signal.Signals) -> None:
+        assert task is not None
+        told.append(number)
+        task.cancel()
+
+    for number in handlers:
+        loop.add_signal_handler(number, hear, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not told:
+            raise
+    finally:
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+    handlers[told[0]](told[0], None)
+    raise asyncio.CancelledError  # its handler did not raise
+
+
+PATIENCE = 30.0
+"""Seconds for the list of models."""
+
+
+def run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
+    """Send all of it; a bar on `stream` where progress is `shown`.
+
+    Raises: EquipoiseError where a model has to be asked for, and the server names none.
+    """
+    return asyncio.run(until_told(_run(target, plan, progress, stream)))
+
+
+async def _run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
+    if not target.model:
+        # Before the bar: where nobody answers, one line says so.
+        target = replace(target, model=await first_model(target))
+    bar: tqdm[NoReturn] = tqdm(
+        desc="requests", total=plan.workload.count, file=stream, disable=progress != "shown"
+    )
+
+    def told(sent: Sent) -> None:
+        bar.update()
+
+    try:
+        return result_of(await LoadClient(target, told).send(plan))
+    finally:
+        bar.close()
+
+
+def _reason(error: Exception) -> str:
+    """Of a connection that does not come about, what the system says."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return os.strerror(number) if number else str(error.os_error)
+    return str(error) or f"nothing came within {PATIENCE:g} s"
+
+
+async def first_model(target: Target) -> str:
+    """The first that a server has. Raises EquipoiseError where it says none."""
+    headers = {} if target.key is None else {"Authorization": f"Bearer {target.key}"}
+    url = f"{target.url}/v1/models"
+    try:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiohttp.ClientSession(headers=headers) as client,
+            client.get(url) as answer,
+        ):
+            said = await answer.read()
+            if answer.status != 200:
+                raise EquipoiseError(f"{url} answers {answer.status}: give --model")
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise EquipoiseError(f"{url} does not answer: {_reason(error)}") from error
+    try:
+        return str(json.loads(said)["data"][0]["id"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        raise EquipoiseError(f"{url} names no model: give --model") from None

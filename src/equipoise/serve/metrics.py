@@ -1,20 +1,81 @@
-"""What Prometheus is told; names and units are those of `docs/route.md`.
+"""Points of charts at Weights & Biases; asked for by name, imported only then.
+
+On a thread of its own: to sign on takes seconds, and no request waits for that.
+
+What Prometheus is told; names and units are those of `docs/route.md`.
 
 What is now is read when it is asked for: a token costs nothing here.
+
+Notes what becomes of requests: for Prometheus, for the log, and for Weights & Biases.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from queue import Full, Queue
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from equipoise.balancer.observe.wandb_sink import MODULE, require
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.call import Call
-from equipoise.serve.desk import Desk
-from equipoise.serve.fleet import balance_of
+from equipoise.serve.dispatcher import Desk
 from equipoise.serve.outcomes import Outcome
-from equipoise.serve.ticket import Running
+from equipoise.serve.request_log import Call, RequestLog
+from equipoise.serve.request_state import Running, balance_of
+from equipoise.serve.settings import RouteSettings
+
+LOG = logging.getLogger("equipoise.route")
+CAPACITY = 64
+"""Points that wait at most."""
+CLOSING = 10.0
+
+
+class Charts:
+    """Logs points to a run of its own.
+
+    Args:
+        project: where it is shown.
+
+    Raises: WandbMissing: wandb is not installed.
+    """
+
+    def __init__(self, project: str) -> None:
+        require()
+        self._project = project
+        self._queue: Queue[Mapping[str, float] | None] = Queue(CAPACITY)
+        self._thread = threading.Thread(target=self._send, name="equipoise.charts", daemon=True)
+        self._thread.start()
+
+    def note(self, point: Mapping[str, float]) -> None:
+        """Send it, some time; returns at once. Points that do not fit are dropped, and told of."""
+        try:
+            self._queue.put_nowait(point)
+        except Full:
+            LOG.warning("Weights & Biases does not keep up: a point is dropped")
+
+    def close(self) -> None:
+        """Send what waits; bounded."""
+        try:
+            self._queue.put(None, timeout=CLOSING)
+        except Full:
+            LOG.warning("Weights & Biases does not keep up: points are left")
+            return
+        self._thread.join(CLOSING)
+
+    def _send(self) -> None:
+        try:
+            run = import_module(MODULE).init(project=self._project)
+            while (point := self._queue.get()) is not None:
+                run.log({f"route/{name}": value for name, value in point.items()})
+            run.finish()
+        except Exception:
+            LOG.exception("Weights & Biases failed; nothing more is sent there")
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 WAIT_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -134,3 +195,71 @@ def _count(name: str, what: str, value: float) -> CounterMetricFamily:
 
 def _family(name: str, what: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, what, labels=labels)
+
+
+INTERVAL = 10.0
+"""Seconds from one point of a chart to the next."""
+
+
+class Journal:
+    """Of one proxy; every request that ends is noted once.
+
+    Raises: UsageError for a log that cannot be opened, or where wandb is missing.
+    """
+
+    def __init__(self, settings: RouteSettings) -> None:
+        self.metrics = Metrics([one.name for one in settings.workers])
+        self._log = None if settings.log is None else RequestLog(settings.log)
+        self._charts = None if settings.wandb is None else Charts(settings.wandb)
+        self._loop = asyncio.get_running_loop()
+        self._run = time.time()
+        self._epoch = self._run - self._loop.time()
+        self._counts = dict.fromkeys(Outcome, 0)
+        self._desk: Desk | None = None
+
+    def watch(self, desk: Desk) -> None:
+        """Show what `desk` knows, from now on."""
+        self._desk = desk
+        self.metrics.watch(desk, self._dropped)
+
+    def ended(self, call: Call) -> None:
+        """A request is over."""
+        outcome = call.outcome or Outcome.FAILED
+        self._counts[outcome] += 1
+        self.metrics.ended(call)
+        if self._log is not None:
+            self._log.note(call.record(self._loop.time(), self._epoch, self._run))
+
+    def turned_away(self, outcome: Outcome) -> None:
+        """A client came no further than its connection."""
+        self._counts[outcome] += 1
+        self.metrics.turned_away(outcome)
+
+    async def watch_for_ever(self) -> None:
+        """Send points of charts, where any are asked for."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            if self._charts is not None:
+                self._charts.note(self._point())
+
+    def close(self) -> None:
+        """Write what waits; bounded."""
+        if self._log is not None:
+            self._log.close()
+        if self._charts is not None:
+            self._charts.close()
+
+    def _dropped(self) -> int:
+        return 0 if self._log is None else self._log.dropped
+
+    def _point(self) -> dict[str, float]:
+        assert self._desk is not None
+        desk = self._desk
+        balance = balance_of(desk.workers)
+        ended = {f"requests/{one.value}": float(count) for one, count in self._counts.items()}
+        return ended | {
+            "in_flight_requests": len(desk.tickets),
+            "pooled_requests": desk.held,
+            "imbalance_tokens": balance.imbalance,
+            "idle_ratio": balance.idle,
+        }

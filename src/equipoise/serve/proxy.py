@@ -1,36 +1,72 @@
-"""The proxy: what is asked for by which path, what is noted of it, and how it begins and ends."""
+"""Tasks that run as long as the proxy does; none of them dies unheard.
+
+The proxy: what is asked for by which path, what is noted of it, and how it begins and ends.
+"""
 
 import asyncio
 import json
 import logging
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from enum import Enum, unique
+from typing import Any
 
 from aiohttp import ClientSession, web
 
 from equipoise.balancer.requests.policy import Policy, WorkerState
-from equipoise.serve.access import check_key, tls_of
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
-from equipoise.serve.asked import CHAT, COMPLETIONS, Asked, read_asked
-from equipoise.serve.body import Bodies
-from equipoise.serve.call import Call
-from equipoise.serve.connection import Listener
-from equipoise.serve.crew import Crew
-from equipoise.serve.desk import Desk
+from equipoise.serve.auth import check_key, tls_of
+from equipoise.serve.cancel_scope import Reason
+from equipoise.serve.client_connection import FAREWELL, NAME, Bodies, ClientLeft, Listener
+from equipoise.serve.dispatcher import Desk
 from equipoise.serve.forward import Forward, forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
-from equipoise.serve.journal import Journal
-from equipoise.serve.metrics import CONTENT_TYPE
-from equipoise.serve.monitor import Monitor
+from equipoise.serve.health import Monitor
+from equipoise.serve.metrics import CONTENT_TYPE, Journal
+from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, Asked, read_asked
 from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, bad_request, overloaded
-from equipoise.serve.outgoing import FAREWELL, NAME, ClientLeft
 from equipoise.serve.relay import Relay
-from equipoise.serve.reports import Reporter
-from equipoise.serve.scope import Reason
+from equipoise.serve.request_log import Call
 from equipoise.serve.settings import ClientRank, RouteSettings, WorkerSettings
 from equipoise.serve.upstream import open_client
+from equipoise.serve.worker_reports import Reporter
 
 LOG = logging.getLogger("equipoise.route")
+DISMISSAL = 5.0
+
+
+class Crew:
+    """Starts tasks, hears of their failures, and ends them.
+
+    Attributes:
+        failed: done as soon as one of them ends by itself, which none should.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed = asyncio.Event()
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until the crew is dismissed."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def dismiss(self) -> None:
+        """End all of them; bounded."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=DISMISSAL)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None or task in self._tasks:
+            LOG.error("%s ended by itself", task.get_name(), exc_info=error)
+            self.failed.set()
+
+
 ENDING = Fault(503, Outcome.SHUT_DOWN, Reason.SHUT_DOWN.value, "shutting_down", AT_ONCE)
 BROKEN = Fault(500, Outcome.FAILED, "the proxy failed", "internal_error")
 READ, WRITE = ("GET", "HEAD"), ("POST",)

@@ -1,4 +1,10 @@
-"""Takes a request for tokens from its client to a worker, and the answer back.
+"""One request on its way from its client to a worker and back.
+
+How many tokens a prompt has, before anybody has counted them.
+
+Passes one stream on from a worker to a client, event by event.
+
+Takes a request for tokens from its client to a worker, and the answer back.
 
 arrive -> held -> bound -> sent -> passed on -> finished
             ^               |
@@ -7,32 +13,192 @@ arrive -> held -> bound -> sent -> passed on -> finished
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
 
-from equipoise.serve.asked import Asked
-from equipoise.serve.call import Call
-from equipoise.serve.desk import Desk
-from equipoise.serve.errand import Errand
-from equipoise.serve.events import Usage, read_usage
+from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
+from equipoise.serve.client_connection import NAME, ClientLeft, Outgoing
+from equipoise.serve.dispatcher import Desk
 from equipoise.serve.headers import towards_client, towards_worker
+from equipoise.serve.openai_protocol import MOST_TOKENS, Asked, EventReader, Usage, read_usage
 from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
-from equipoise.serve.outgoing import NAME, ClientLeft, Outgoing
-from equipoise.serve.scope import Interrupted, Reason, Scope
+from equipoise.serve.request_log import Call
+from equipoise.serve.request_state import Bound, Ticket
 from equipoise.serve.settings import RouteSettings
-from equipoise.serve.sizes import SizeEstimate
-from equipoise.serve.stream import Stream
-from equipoise.serve.ticket import Bound
 from equipoise.serve.upstream import (
     FAILURES,
     AttemptFailed,
     WholeAnswer,
+    is_framed,
     is_stream,
     opened,
     read_whole,
     said,
 )
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What belongs to one request.
+
+    Attributes:
+        request: the client's.
+        asked: what it wants.
+        call: what is noted of it.
+        ticket: as the desk has it.
+        end: loop's time by which it has to be over.
+    """
+
+    request: web.BaseRequest
+    asked: Asked
+    call: Call
+    ticket: Ticket
+    end: float
+
+
+PRIOR_TOKENS, PRIOR_BYTES = 1 << 10, 1 << 12
+"""Four bytes a token, until so much has been seen that this is no more than a beginning."""
+MOST_BYTES = 1 << 32
+"""Beyond it what was seen weighs half, so that traffic that changes is followed."""
+
+
+class SizeEstimate:
+    """Tokens of a text by its bytes in UTF-8, at the ratio of finished requests.
+
+    Bytes and not letters: a letter of Chinese or Japanese is three of them, and most often about
+    one token; one of English is one, and a quarter of a token. Whole numbers only, so that the same
+    answers in the same order give the same estimates anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._tokens, self._bytes = PRIOR_TOKENS, PRIOR_BYTES
+
+    def tokens(self, text: int) -> int:
+        """Of a text of so many bytes; at least 1."""
+        return min(max(1, -(-text * self._tokens // self._bytes)), MOST_TOKENS)
+
+    def learn(self, text: int, tokens: int) -> None:
+        """A text of so many bytes had so many tokens.
+
+        What goes beyond a token a byte is not of the text: a picture's, a template's, or a mistake.
+        """
+        if text < 1 or tokens < 1:
+            return
+        self._tokens += min(tokens, text)
+        self._bytes += text
+        if self._bytes > MOST_BYTES:
+            self._tokens = max(1, self._tokens // 2)
+            self._bytes //= 2
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of UTF-8 a token."""
+        return self._bytes / self._tokens
+
+
+MOST_PRELUDE = 1 << 16
+"""Bytes that are kept back until the first token, because until then all can be tried again."""
+
+CLOSING = 1.0
+"""Seconds that a worker may take to close behind `[DONE]`; its connection is used again then."""
+
+
+class Stream:
+    """Of one attempt.
+
+    Args:
+        desk: told of tokens.
+        errand: the request.
+        bound: the binding by which it was sent.
+        scope: what runs here runs within it.
+        outgoing: towards the client.
+        patience: seconds from one token to the next, and for the client to take one.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        errand: Errand,
+        bound: Bound,
+        scope: Scope,
+        outgoing: Outgoing,
+        patience: float,
+    ) -> None:
+        self._desk, self._errand, self._bound = desk, errand, bound
+        self._scope, self._outgoing, self._patience = scope, outgoing, patience
+        self._reader = EventReader()
+        self._prelude = b""
+        self._loop = asyncio.get_running_loop()
+
+    async def pass_on(
+        self,
+        answer: aiohttp.ClientResponse,
+        completed: Callable[[Errand, Bound, Usage], None],
+    ) -> web.StreamResponse:
+        """All of it; `completed` is called when it has come.
+
+        Raises: AttemptFailed where it must not be passed on any more; aiohttp's errors where the
+        worker breaks off; ClientLeft.
+        """
+        while chunk := await self._next(answer):
+            await self._pass(answer, self._reader.feed(chunk), self._loop.time())
+        if not is_framed(answer) and not self._reader.ended:
+            raise aiohttp.ServerDisconnectedError("the stream has no end")
+        rest = self._prelude + self._reader.rest()
+        if self._outgoing.response is None:
+            self._check_beginning()
+            await self._begin(answer)
+        self._errand.call.output = self._reader.made
+        completed(self._errand, self._bound, self._reader.usage)
+        self._scope.within(self._patience, Reason.STALLED)
+        if rest:
+            await self._outgoing.write(rest)
+        return await self._outgoing.end()
+
+    def _check_beginning(self) -> None:
+        """An answer with nothing in it, or with an error of the worker's, is none."""
+        if self._reader.failed:
+            raise AttemptFailed("its stream began with an error")
+        if not self._reader.made and not self._reader.ended:
+            raise AttemptFailed("its stream is empty")
+
+    async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
+        """What comes next; nothing behind `[DONE]`, however the worker closes then, or does not."""
+        ended = self._reader.ended
+        try:
+            async with asyncio.timeout(CLOSING if ended else None):
+                return await answer.content.readany()
+        except (*FAILURES, TimeoutError):
+            if ended:
+                return b""
+            raise
+
+    async def _pass(self, answer: aiohttp.ClientResponse, whole: bytes, came: float) -> None:
+        """Pass whole events on, once there is a token among those that have come."""
+        if self._outgoing.response is None:
+            self._prelude += whole
+            if not self._reader.made and len(self._prelude) < MOST_PRELUDE:
+                return
+            whole, self._prelude = self._prelude, b""
+            await self._begin(answer)
+        call = self._errand.call
+        call.output = self._reader.made
+        self._desk.made(self._errand.ticket, self._reader.made)
+        self._scope.within(self._patience, Reason.STALLED)
+        if whole:
+            await self._outgoing.write(whole)
+        self._scope.within(self._patience, Reason.TOKEN)
+        if call.first is None:
+            call.first = self._loop.time()
+            call.passing = call.first - came
+
+    async def _begin(self, answer: aiohttp.ClientResponse) -> None:
+        if not self._desk.begin(self._errand.ticket, self._bound):
+            raise AttemptFailed(Reason.UNBOUND.value)
+        await self._outgoing.begin(answer)
+
 
 FAULTS = {
     Reason.HELD: Fault(503, Outcome.HELD_TOO_LONG, Reason.HELD.value, "no_worker", {}),

@@ -7,13 +7,12 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import device_with
 from torch import Tensor
 
+from equipoise.backends.virtual.accelerator import VirtualPool
 from equipoise.backends.virtual.arena import Bytes
-from equipoise.backends.virtual.pool import VirtualPool
 from equipoise.backends.virtual.slots import VirtualSlotStore
-from equipoise.hal.leases import Leases, SlotLease
-from equipoise.hal.page_pool import PoolPage
-from equipoise.hal.readers import AttachedReader, Readers
 from equipoise.hal.stream import Event, Stream
+from equipoise.hal.support.page_pool import PoolPage
+from equipoise.hal.support.slot_access import AttachedReader, Leases, Readers, SlotLease
 
 
 class PairByPairStore(VirtualSlotStore):

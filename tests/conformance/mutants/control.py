@@ -7,17 +7,15 @@ from unittest.mock import patch
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
-from equipoise.backends.virtual.control import VirtualControlPlane
+from equipoise.backends.virtual.control_plane import VirtualControlPlane
 from equipoise.backends.virtual.network import Network
-from equipoise.hal.checked import CheckedCommunicator
-from equipoise.hal.conformance import checked_mode
-from equipoise.hal.conformance.forgetting import FORGETTING
-from equipoise.hal.conformance.lost_store import LOST_STORE
+from equipoise.hal.checked_communicator import CheckedCommunicator, Issued
 from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.properties import control_checked_mode
+from equipoise.hal.conformance.properties.control import FORGETTING, LOST_STORE
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.errors import BallotIncomplete, ControlLost, OrderMismatch, RankLost
-from equipoise.hal.issued import Issued
 from equipoise.hal.work import Work
 
 
@@ -201,7 +199,7 @@ class Checked:
         return self.inner.traits
 
     def play(self, claim: Property, case: Case) -> None:
-        with patch.object(checked_mode, "CHECKED", self.checked):
+        with patch.object(control_checked_mode, "CHECKED", self.checked):
             self.inner.play(claim, case)
 
     def close(self) -> None:

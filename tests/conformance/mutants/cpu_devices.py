@@ -8,10 +8,16 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import cpu_with
 
 from equipoise.backends.cpu.accelerator import CpuAccelerator
-from equipoise.backends.cpu.event import CpuEvent, Mark, own_event
-from equipoise.backends.cpu.graph import CpuGraph
 from equipoise.backends.cpu.slots import Buffer, CpuSlotStore
-from equipoise.backends.cpu.stream import CpuStream, _PlanCall, own_stream
+from equipoise.backends.cpu.stream import (
+    CpuEvent,
+    CpuGraph,
+    CpuStream,
+    Mark,
+    _PlanCall,
+    own_event,
+    own_stream,
+)
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Event, Stream

@@ -9,9 +9,9 @@ from conformance.mutants.subjects import network_with
 from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes
-from equipoise.backends.virtual.collective import SUMMED, Collective, Share
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.network import Network
+from equipoise.backends.virtual.transfer import SUMMED, Collective, Share
 from equipoise.backends.virtual.work import VirtualWork
 
 NARROWER: dict[torch.dtype, type[np.generic]] = {

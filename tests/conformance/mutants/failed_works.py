@@ -5,7 +5,7 @@ from contextlib import suppress
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import gloo_with
 
-from equipoise.backends.cpu.work import SLACK, GlooWork
+from equipoise.backends.cpu.gloo_work import SLACK, GlooWork
 from equipoise.hal.errors import CommunicatorFailed, EquipoiseError
 from equipoise.hal.stream import Stream
 

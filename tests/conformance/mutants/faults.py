@@ -6,10 +6,10 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 from torch import Tensor
 
-from equipoise.backends.virtual.control import VirtualControlPlane
+from equipoise.backends.virtual.control_plane import VirtualControlPlane
 from equipoise.backends.virtual.network import Network
 from equipoise.backends.virtual.operation import Operation
-from equipoise.hal.conformance.faults import FAULTS
+from equipoise.hal.conformance.properties.faults import FAULTS
 from equipoise.hal.errors import CommunicatorFailed, RankLost
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
-from equipoise.backends.virtual.control import VirtualControlPlane
-from equipoise.hal.conformance.forgetting import FORGETTING
+from equipoise.backends.virtual.control_plane import VirtualControlPlane
+from equipoise.hal.conformance.properties.control import FORGETTING
 from equipoise.hal.errors import ControlLost
 
 

@@ -10,10 +10,10 @@ from conformance.mutants.subjects import device_with, network_with
 from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes, bytes_of
-from equipoise.backends.virtual.collective import Share
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.operation import Operation
 from equipoise.backends.virtual.slots import VirtualSlotStore
+from equipoise.backends.virtual.transfer import Share
 from equipoise.backends.virtual.work import VirtualWork
 
 Peers = Sequence[tuple[int, Tensor]]

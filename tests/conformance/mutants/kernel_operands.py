@@ -10,10 +10,10 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.cpu.kernels import CpuKernels
-from equipoise.hal.kernel_operands import check_layer
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import check_layer
 
 
 class IgnoresStrides(AnyKernels):

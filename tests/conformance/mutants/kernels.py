@@ -13,10 +13,13 @@ from conformance.mutants.subjects import device_with
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.backends.virtual.graph import VirtualGraph
 from equipoise.backends.virtual.kernels import VirtualKernels
-from equipoise.backends.virtual.stream import own_stream
-from equipoise.hal.kernel_operands import (
+from equipoise.backends.virtual.stream import VirtualGraph, own_stream
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import RoutingTable
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
     check_routing,
@@ -24,10 +27,6 @@ from equipoise.hal.kernel_operands import (
     check_shares,
     check_update,
 )
-from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing import RoutingTable
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
-from equipoise.hal.stream import Stream
 
 
 class WordByWord(VirtualKernels):

@@ -8,8 +8,8 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import gloo_with
 from torch import Tensor
 
-from equipoise.backends.cpu.communicator import GlooCommunicator
-from equipoise.backends.cpu.work import GlooWork
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.hal.communicator import Exchange, Parcel
 
 MEGABYTE = 1 << 20

@@ -7,7 +7,7 @@ from conformance.mutants.subjects import device_with
 from torch import Tensor
 
 from equipoise.backends.virtual.lock import VirtualStreamLock
-from equipoise.backends.virtual.queue import Task, _no_deadline, in_turn
+from equipoise.backends.virtual.scheduling import Task, _no_deadline, in_turn
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
 from equipoise.hal.stream import Stream

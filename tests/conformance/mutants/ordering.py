@@ -7,7 +7,7 @@ from conformance.mutants.subjects import device_with
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
 from equipoise.backends.virtual.event import Mark, VirtualEvent, own_event
-from equipoise.backends.virtual.queue import Task, in_turn
+from equipoise.backends.virtual.scheduling import Task, in_turn
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Event

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
-from equipoise.backends.virtual.collective import Collective, Kind, Share
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.event import Mark
-from equipoise.backends.virtual.linking import Link, LinkingCommunicator, LinkingOutbox
 from equipoise.backends.virtual.network import Group
-from equipoise.backends.virtual.operation import Operation, Pair
-from equipoise.backends.virtual.outbox import Item, Outbox
-from equipoise.backends.virtual.serial import SerialCommunicator, SerialNetwork
+from equipoise.backends.virtual.operation import Item, Operation, Outbox, Pair
+from equipoise.backends.virtual.profiles import (
+    Link,
+    LinkingCommunicator,
+    LinkingOutbox,
+    SerialCommunicator,
+    SerialNetwork,
+)
+from equipoise.backends.virtual.transfer import Collective, Kind, Share
 from equipoise.backends.virtual.work import DEADLINE, VirtualWork
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout

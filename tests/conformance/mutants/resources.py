@@ -12,15 +12,14 @@ from equipoise.backends.virtual.accelerator import VirtualAccelerator
 from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
 from equipoise.backends.virtual.device import Device
 from equipoise.backends.virtual.event import VirtualEvent
-from equipoise.backends.virtual.graph import VirtualGraph
 from equipoise.backends.virtual.lock import VirtualStreamLock
 from equipoise.backends.virtual.slots import VirtualSlotStore
-from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.backends.virtual.stream import VirtualGraph, VirtualStream
 from equipoise.backends.virtual.work import VirtualWork
 from equipoise.backends.virtual.world import World
 from equipoise.hal.capabilities import Capabilities, Probe
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.subject import Subject
-from equipoise.hal.conformance.virtual import ControlledSubject
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
 

@@ -9,9 +9,9 @@ from conformance.mutants.subjects import network_with
 from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes
-from equipoise.backends.virtual.collective import Collective, Share
 from equipoise.backends.virtual.communicator import NOTHING, VirtualCommunicator
 from equipoise.backends.virtual.fabric import VirtualFabric
+from equipoise.backends.virtual.transfer import Collective, Share
 from equipoise.backends.virtual.work import VirtualWork
 from equipoise.hal.errors import Unsupported
 

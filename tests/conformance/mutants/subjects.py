@@ -8,25 +8,22 @@ from dataclasses import dataclass
 from helpers.processes.thread_rank_group import ThreadSubject
 
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
-from equipoise.backends.cpu.communicator import GlooCommunicator
-from equipoise.backends.cpu.event import CpuEvent
 from equipoise.backends.cpu.gloo import GlooBackend, GlooFabric
-from equipoise.backends.cpu.graph import CpuGraph
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
 from equipoise.backends.cpu.slots import CpuSlotStore
-from equipoise.backends.cpu.stream import CpuStream
-from equipoise.backends.cpu.work import GlooWork
-from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
-from equipoise.backends.virtual.parts import HEALTHY
+from equipoise.backends.cpu.stream import CpuEvent, CpuGraph, CpuStream
+from equipoise.backends.virtual.backend import EVERYTHING, HEALTHY, VirtualBackend
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.conformance.device import DeviceSubject
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
+from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.subject import Subject
-from equipoise.hal.conformance.virtual import ControlledSubject
-from equipoise.hal.page_pool import PagePool
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
+from equipoise.hal.support.page_pool import PagePool
 
 
 def device_with(capabilities: Capabilities = EVERYTHING, **parts: type) -> Callable[[], Subject]:

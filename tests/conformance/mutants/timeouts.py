@@ -7,13 +7,12 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import cpu_with, gloo_with
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from equipoise.backends.cpu.communicator import GlooCommunicator
-from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.backends.cpu.lock import CpuStreamLock
-from equipoise.backends.cpu.stream import CpuStream
-from equipoise.backends.cpu.work import GlooWork
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream
 from equipoise.hal.errors import ResultPending, StreamTimeout
-from equipoise.hal.page_pool import PagePool, PoolPage
+from equipoise.hal.support.page_pool import PagePool, PoolPage
 
 SHORT = 0.05
 ENDLESS = 60.0

@@ -8,9 +8,8 @@ from conformance.mutants.subjects import device_with
 
 from equipoise.backends.virtual.slots import Buffer, VirtualSlotStore
 from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
-from equipoise.hal.hazards import Hazards
-from equipoise.hal.leases import SlotLease
 from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.support.slot_access import Hazards, SlotLease
 
 PIECES = 2
 """In how many pieces the virtual store copies a segment."""

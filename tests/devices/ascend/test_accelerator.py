@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from equipoise.backends.ascend import BACKEND, native
+from equipoise.backends.ascend import BACKEND, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.capabilities import Available, SlotFormat
 from equipoise.hal.errors import BackendUnavailable, LockPoisoned, Unsupported
@@ -41,7 +41,7 @@ def test_declared_capabilities_match_device(npu: AscendAccelerator) -> None:
 def test_stream_lock_unsupported_without_value_wait(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "value_waits", lambda: False)
+    monkeypatch.setattr(npu_runtime, "value_waits", lambda: False)
     assert not BACKEND.capabilities.stream_lock
     assert not BACKEND.capabilities.copy_independent_of_launch
     with pytest.raises(Unsupported, match="aclrtValueWait"):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise.backends.ascend import BACKEND, bits, native
+from equipoise.backends.ascend import BACKEND, hashing, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.replica_tables import replica_tables
+from equipoise.backends.ascend.lookup_tables import replica_tables
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import KernelError, StreamFailed, StreamTimeout
@@ -59,13 +59,13 @@ def update(layer: int, made: RoutingTable) -> TableUpdate:
 
 def on(npu: AscendAccelerator, values: Tensor) -> Tensor:
     made = values.to(npu.device)
-    native.npu().current_stream().synchronize()
+    npu_runtime.npu().current_stream().synchronize()
     return made
 
 
 def fresh(npu: AscendAccelerator) -> Tables:
     made = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, npu.device)
-    native.npu().current_stream().synchronize()
+    npu_runtime.npu().current_stream().synchronize()
     return made
 
 
@@ -149,14 +149,14 @@ def test_checksums_equal_the_reference(
 def test_checksum_of_large_data_is_chunked(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bits, "CHUNK", 3)
+    monkeypatch.setattr(hashing, "CHUNK", 3)
     data = torch.arange(50, dtype=torch.uint8)
-    assert int(bits.fingerprint(on(npu, data))) == as_int64(checksum(data))
+    assert int(hashing.fingerprint(on(npu, data))) == as_int64(checksum(data))
 
 
 def test_mix32_equals_the_reference(npu: AscendAccelerator) -> None:
     index = torch.tensor([0, 1, 2**16, 2**32 - 1])
-    made = bits.mix32(on(npu, index), 3, -1, 2**40 + 5)
+    made = hashing.mix32(on(npu, index), 3, -1, 2**40 + 5)
     assert made.tolist() == mix32(index, 3, -1, 2**40 + 5).tolist()
 
 
@@ -283,7 +283,7 @@ def test_captured_solve_shares_reads_load_at_replay(npu: AscendAccelerator) -> N
         wanted = torch.ones(EXPERTS, dtype=torch.int64)
         wanted[heaviest] = 1000
         load.copy_(wanted)
-        native.npu().current_stream().synchronize()
+        npu_runtime.npu().current_stream().synchronize()
         graph.replay(stream)
         stream.synchronize(SOON)
         assert out.tolist() == solve_cumulative(wanted, made, RANKS).tolist()
@@ -293,9 +293,9 @@ def test_captured_solve_shares_has_own_memory(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph may be replayed on any stream, beside what others solve."""
-    jobs, real = list[object](), native.npu()._launch_host_func
+    jobs, real = list[object](), npu_runtime.npu()._launch_host_func
     monkeypatch.setattr(
-        native.npu(), "_launch_host_func", lambda *args: (jobs.append(args[2]), real(*args))
+        npu_runtime.npu(), "_launch_host_func", lambda *args: (jobs.append(args[2]), real(*args))
     )
     stream, live = npu.stream(Role.COMPUTE), fresh(npu)
     npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
@@ -324,9 +324,9 @@ def test_solve_shares_launches_host_callback_once(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch_npu keeps what it needs of a launched callback for ever."""
-    launched, real = list[object](), native.npu()._launch_host_func
+    launched, real = list[object](), npu_runtime.npu()._launch_host_func
     monkeypatch.setattr(
-        native.npu(),
+        npu_runtime.npu(),
         "_launch_host_func",
         lambda *args: (launched.append(args), real(*args)),
     )

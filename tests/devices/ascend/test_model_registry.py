@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.backends.ascend import formats, native
+from equipoise.backends.ascend import byte_ops, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.capabilities import SlotFormat
@@ -20,8 +20,8 @@ def test_registered_private_weights_move_with_padding_and_scales(
     scales = torch.arange(3, dtype=torch.float32).to(npu.device)
     for number, one in enumerate(weights):
         npu.stored(one).fill_(number)
-    native.npu().current_stream(npu.device).synchronize()
-    registry = ModelRegistry("m", 3, 8, device=npu.device, format_of=formats.format_of)
+    npu_runtime.npu().current_stream(npu.device).synchronize()
+    registry = ModelRegistry("m", 3, 8, device=npu.device, format_of=byte_ops.format_of)
     registry.register(1, w=weights, scale=scales)
     (family,) = registry.finalize([*zip("abc", weights, strict=True), ("s", scales)]).groups
     assert [kind.format for kind in family.descriptor] == [SlotFormat.STRIDED, SlotFormat.PRIVATE]
@@ -36,6 +36,6 @@ def test_registered_private_weights_move_with_padding_and_scales(
 
 
 def test_register_refuses_stacked_private_format(npu: AscendAccelerator) -> None:
-    registry = ModelRegistry("m", 3, 8, format_of=formats.format_of)
+    registry = ModelRegistry("m", 3, 8, format_of=byte_ops.format_of)
     with pytest.raises(RegistrationError, match="layer 1, tensor 'w': is stacked in a private for"):
         registry.register(1, w=npu.private((3, 16, 32), torch.bfloat16))

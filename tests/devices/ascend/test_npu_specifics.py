@@ -5,7 +5,7 @@ import torch
 from helpers.harnesses.devices import current_stream
 from torch import Tensor
 
-from equipoise.backends.ascend import BACKEND, formats, native
+from equipoise.backends.ascend import BACKEND, byte_ops, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import SlotError, Unsupported
@@ -41,7 +41,7 @@ def test_slot_store_moves_private_format_with_padding(npu: AscendAccelerator) ->
     store.write([1], [[nz(npu, 77)]], stream)
     stream.synchronize(SOON)
     assert [set(npu.stored(tensor).tolist()) for tensor in tensors] == [{2}, {77}, {2}]
-    assert all(formats.is_private(tensor) for tensor in tensors)
+    assert all(byte_ops.is_private(tensor) for tensor in tensors)
     assert store.conversions == 0
 
 
@@ -66,9 +66,9 @@ def test_graph_unsupported_with_task_queue_level_2(
 
 def test_adopt_refuses_external_and_other_device_streams(npu: AscendAccelerator) -> None:
     pointer = npu.stream(Role.COMPUTE).native.npu_stream
-    external = native.npu().ExternalStream(pointer, device=0)
+    external = npu_runtime.npu().ExternalStream(pointer, device=0)
     with pytest.raises(Unsupported):
         npu.adopt(external)
     if BACKEND.devices() > 1:
         with pytest.raises(Unsupported, match="npu:0"):
-            npu.adopt(native.npu().Stream(device=1))
+            npu.adopt(npu_runtime.npu().Stream(device=1))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from equipoise.backends.ascend import BACKEND, native, private_api
+from equipoise.backends.ascend import BACKEND, npu_runtime, private_api
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.stream import Role
 
@@ -19,7 +19,7 @@ def last() -> Iterator[AscendAccelerator]:
     made = BACKEND.open(BACKEND.devices() - 1)
     yield made
     made.close()
-    native.RUNTIME.choose(0)
+    npu_runtime.RUNTIME.choose(0)
 
 
 def on_new_thread(look: Callable[[], list[int]]) -> list[int]:
@@ -52,7 +52,7 @@ def test_launch_gives_new_thread_device_of_the_stream(last: AscendAccelerator) -
 
 def test_launch_gives_engine_thread_its_device_back(last: AscendAccelerator) -> None:
     def look() -> list[int]:
-        native.npu().set_device(1)
+        npu_runtime.npu().set_device(1)
         devices = list[int]()
         last.stream(Role.COMPUTE).launch(lambda: devices.append(private_api.local_device()))
         return [*devices, private_api.local_device()]
@@ -64,11 +64,11 @@ def _order(made: AscendAccelerator) -> list[int]:
     """The thread's device at first, where one stream waits for another, and behind a launch."""
     stream, other, event = made.stream(Role.COMPUTE), made.stream(Role.COPY), made.event()
     torch.empty(4, dtype=torch.uint8, device=made.device)
-    devices = [native.npu().current_device()]
+    devices = [npu_runtime.npu().current_device()]
     stream.record(event)
     other.wait(event)
-    devices.append(native.npu().current_device())
+    devices.append(npu_runtime.npu().current_device())
     other.launch(lambda: torch.empty(4, dtype=torch.uint8, device=made.device))
-    devices.append(native.npu().current_device())
+    devices.append(npu_runtime.npu().current_device())
     other.synchronize(SOON)
     return devices

@@ -11,14 +11,14 @@ import torch
 from devices.conformance.breakage import Breakage, Patch
 from torch import Tensor
 
-from equipoise.backends.ascend import native, solver, words
+from equipoise.backends.ascend import lock_flags, npu_runtime, share_solver
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.backends.devices import event, slots
-from equipoise.backends.devices.collectives import communicator, exchange, work
-from equipoise.backends.devices.collectives.exchange import Round
-from equipoise.backends.devices.collectives.incarnation import Incarnation
+from equipoise.backends.devices.collectives import communicator, work
+from equipoise.backends.devices.collectives.comm_set import Incarnation
+from equipoise.backends.devices.collectives.communicator import Round
 from equipoise.backends.devices.runtime import Device
-from equipoise.hal.page_pool import PoolPage
+from equipoise.hal.support.page_pool import PoolPage
 
 
 def _missing_event_wait(patch: Patch) -> None:
@@ -27,7 +27,7 @@ def _missing_event_wait(patch: Patch) -> None:
 
 def _early_pinned_read(patch: Patch) -> None:
     # The copies that fill what the solver reads are still on their way.
-    patch(solver.Job, "call", lambda self: self.solve())
+    patch(share_solver.Job, "call", lambda self: self.solve())
 
 
 def _pinned_overwrite(patch: Patch) -> None:
@@ -48,7 +48,7 @@ def _early_send_buffer_reuse(patch: Patch) -> None:
 
 
 def _per_tensor_messages(patch: Patch) -> None:
-    healthy = exchange.round_of
+    healthy = communicator.round_of
 
     def halves(plan: Any) -> Round:
         whole = healthy(plan)
@@ -77,7 +77,7 @@ def _send_before_receive(patch: Patch) -> None:
 
 def _wait_on_an_unrecorded_event(patch: Patch) -> None:
     def latest(self: event.DeviceEvent) -> event.Mark:
-        return self._mark or self.renew(Device(native.RUNTIME, 0))
+        return self._mark or self.renew(Device(npu_runtime.RUNTIME, 0))
 
     patch(event.DeviceEvent, "latest", latest)
 
@@ -92,7 +92,7 @@ def _offset_view_of_a_private_format(patch: Patch) -> None:
 
 
 def _word_lent_again_whatever_came_first(patch: Patch) -> None:
-    patch(words.NpuFullWord, "lendable", property(lambda self: True))
+    patch(lock_flags.NpuFullWord, "lendable", property(lambda self: True))
 
 
 BREAKAGES = (

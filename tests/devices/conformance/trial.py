@@ -25,8 +25,8 @@ from devices.conformance.breakage import Breakage, Sound, planted
 
 from equipoise.hal import registry
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.device import DeviceSubject
-from equipoise.hal.conformance.processes import ProcessSubject
+from equipoise.hal.conformance.executors.device import DeviceSubject
+from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.property import Pace
 from equipoise.hal.conformance.search import Effort, Violated, search
 from equipoise.hal.conformance.subject import Subject

@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers.harnesses.devices import backend, device_of
 
-from equipoise.backends.cuda import own_streams
-from equipoise.backends.cuda.own_streams import bind
-from equipoise.backends.cuda.word import shelf
+from equipoise.backends.cuda import driver_streams
+from equipoise.backends.cuda.driver_streams import bind
+from equipoise.backends.cuda.host_flags import shelf
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 
 SOON = 60.0
@@ -33,7 +33,7 @@ def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int
 
         make = nccl.new_stream
     else:
-        make = own_streams.new_stream
+        make = driver_streams.new_stream
     bind(device)
     lanes = [make(device).stream for _ in range(streams)]
     words = [shelf(device).take() for _ in lanes]

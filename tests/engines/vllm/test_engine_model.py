@@ -54,15 +54,15 @@ def own_router() -> Any:
 def test_expert_model_refuses_layer_that_cannot_ask_for_slots(
     make: Callable[[], object], said: str
 ) -> None:
-    from equipoise.integrations.vllm.engine_model import expert_model
+    from equipoise.integrations.vllm.eplb.model import expert_model
 
     with pytest.raises(IntegrationError, match=said):
         expert_model(model(make()), "refused", torch.device("cpu"))
 
 
 def served_by(asks: str, rows: list[Any]) -> Any:
-    from equipoise.integrations.vllm.engine_served import Asks, Served
-    from equipoise.integrations.vllm.routed_rows import Clock
+    from equipoise.integrations.vllm.eplb.router import Clock
+    from equipoise.integrations.vllm.eplb.state import Asks, Served
 
     unused: Any = SimpleNamespace()
     return Served(unused, unused, (), Clock(), (), unused, Asks(asks), rows)
@@ -94,8 +94,8 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu.eplb_utils import EPLBController
 
-    from equipoise.integrations.vllm.engine_part import installed
-    from equipoise.integrations.vllm.engine_state import EngineState
+    from equipoise.integrations.vllm.eplb.install import install_eplb_state
+    from equipoise.integrations.vllm.eplb.state import EngineState
 
     ours, theirs = (SimpleNamespace(enable_eplb=True, eplb_config=SimpleNamespace()) for _ in "ab")
     device = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     worker = SimpleNamespace(
         vllm_config=config, reload_weights=lambda: None, checkpoint_prepare=lambda: None
     )
-    with installed(worker, EngineSettings()):
+    with install_eplb_state(worker, EngineSettings()):
         second = EPLBController(ours, device)
         second.prepare_load()
         assert type(second.state) is EngineState

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.hal.stream import Role
-from equipoise.integrations.vllm.engine_streams import EngineStreams, HostStreams
-from equipoise.integrations.vllm.routed_rows import Clock
+from equipoise.integrations.vllm.eplb.router import Clock
 from equipoise.integrations.vllm.settings import EngineSettings
+from equipoise.integrations.vllm.streams import EngineStreams, HostStreams
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 AGAIN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -46,7 +46,7 @@ class Worker:
     """A state with one model in it, as `add_model` leaves it."""
 
     def __init__(self, streams: EngineStreams) -> None:
-        from equipoise.integrations.vllm.engine_served import Asks, Served
+        from equipoise.integrations.vllm.eplb.state import Asks, Served
 
         self.balancer, self.config = Balancer(), object()
         before = [one.clone() for one in self.balancer.counters]
@@ -72,7 +72,7 @@ class Worker:
 
 
 def state(**asked: Any) -> Any:
-    from equipoise.integrations.vllm.engine_state import EngineState
+    from equipoise.integrations.vllm.eplb.state import EngineState
 
     return EngineState(SimpleNamespace(), torch.device("cpu"), EngineSettings(**asked), None)
 
@@ -133,7 +133,7 @@ def test_engine_state_splits_token_count_among_micro_batches(
 def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
     from vllm.distributed.eplb.eplb_state import EplbLayerState
 
-    from equipoise.integrations.vllm.engine_routing import LayerState
+    from equipoise.integrations.vllm.eplb.layer_state import LayerState
 
     rows: Any = SimpleNamespace(map=lambda ids, filled: ids + filled)
     stock = EplbLayerState()
@@ -147,7 +147,7 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.integrations.vllm.engine_config import sub_window_of
+    from equipoise.integrations.vllm.eplb.config import sub_window_of
 
     found = sub_window_of(window, interval)
     assert found <= window
@@ -174,7 +174,7 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.integrations.vllm.engine_config import engine_config, sub_window_of
+    from equipoise.integrations.vllm.eplb.config import engine_config, sub_window_of
 
     asked = EngineSettings(shares="exact", gain=gain, target=target, deadline=3.0)
     found = engine_config(asked, engine(window, interval), 5, 2, 4)
@@ -189,7 +189,7 @@ def test_engine_config_follows_settings_and_eplb_config(
 
 
 def test_engine_config_takes_sub_window_from_settings() -> None:
-    from equipoise.integrations.vllm.engine_config import engine_config
+    from equipoise.integrations.vllm.eplb.config import engine_config
 
     found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1, 1)
     assert (found.sub_window, found.window_size, found.step_interval) == (4, 12, 24)

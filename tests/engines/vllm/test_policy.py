@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.placement import ExpertShape
-from equipoise.integrations.vllm import policy_part
 from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.eplb import install
 from equipoise.integrations.vllm.settings import PolicySettings
 
 pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
@@ -31,8 +31,8 @@ with warnings.catch_warnings():
     from vllm.distributed.eplb.async_worker import run_rebalance_experts
     from vllm.distributed.eplb.eplb_state import EplbStats, compute_logical_maps
 
-    from equipoise.integrations.vllm import policy as ours
-    from equipoise.integrations.vllm.policy import policy_class
+    from equipoise.integrations.vllm.eplb import policy as ours
+    from equipoise.integrations.vllm.eplb.policy import policy_class
 
 
 STOCK = policies.DefaultEplbPolicy
@@ -177,11 +177,11 @@ def test_policy_moves_nothing_for_nan_load() -> None:
 
 
 def test_policy_part_replaces_default_policy_while_installed() -> None:
-    with policy_part.installed(PolicySettings(target=0.5)):
+    with install.install_policy(PolicySettings(target=0.5)):
         found = policies.EPLB_POLICIES["default"]
         assert issubclass(found, ours.EvenPolicy)
         assert found.settings.target == 0.5
-        with policy_part.installed(PolicySettings(target=0.25)):
+        with install.install_policy(PolicySettings(target=0.25)):
             again = policies.EPLB_POLICIES["default"]
             assert (again.settings.target, again.stock) == (0.25, STOCK)
     assert policies.EPLB_POLICIES == {"default": STOCK}
@@ -192,9 +192,9 @@ def test_policy_part_restores_third_party_policy(monkeypatch: pytest.MonkeyPatch
         pass
 
     monkeypatch.setitem(policies.EPLB_POLICIES, "default", Theirs)
-    policy_part.restore()
+    install.restore()
     assert policies.EPLB_POLICIES["default"] is Theirs
-    with policy_part.installed(PolicySettings()):
+    with install.install_policy(PolicySettings()):
         assert policies.EPLB_POLICIES["default"].stock is Theirs
     assert policies.EPLB_POLICIES["default"] is Theirs
 

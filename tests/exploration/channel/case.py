@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from equipoise.pipeline.edge import Reading
+from equipoise.pipeline.channel.edge import Reading
 
 
 class Manner(StrEnum):

@@ -10,16 +10,20 @@ from exploration.channel.case import Fault
 
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline import tensors
-from equipoise.pipeline.arrival import Awaited, HostArrival, StreamArrival
-from equipoise.pipeline.berth import Berth, Posted
-from equipoise.pipeline.buffer import Buffer
-from equipoise.pipeline.edge import Edge, Slices
-from equipoise.pipeline.gathering import Part, Whole, gather, layer_group_specs
-from equipoise.pipeline.receiving import ReceivingEnd
-from equipoise.pipeline.sending import SendingEnd
-from equipoise.pipeline.sending_berth import SendingBerth
-from equipoise.pipeline.tensors import AsyncIntermediateTensors
+from equipoise.pipeline import intermediate_tensors
+from equipoise.pipeline.channel.buffers import Buffer
+from equipoise.pipeline.channel.edge import Edge, Slices
+from equipoise.pipeline.channel.gather import Part, Whole, gather, layer_group_specs
+from equipoise.pipeline.channel.recv import (
+    Awaited,
+    Berth,
+    HostArrival,
+    Posted,
+    ReceivingEnd,
+    StreamArrival,
+)
+from equipoise.pipeline.channel.send import SendingBerth, SendingEnd
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 Patch = tuple[Any, str, Any]
 """An object, one of its names, and what stands there instead."""
@@ -58,7 +62,7 @@ class Mutant:
 
 LEAVE = SendingEnd._leave
 CHECK = Awaited.check
-OUTCOME = tensors._outcome
+OUTCOME = intermediate_tensors._outcome
 HAVE = Buffer._have
 
 
@@ -131,17 +135,17 @@ def own_header_only(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
     CHECK(awaited, headers[own : own + 1])
 
 
-def forgetful(pending: tensors.Pending) -> Any:
+def forgetful(pending: intermediate_tensors.Pending) -> Any:
     """Raises without keeping what it raised."""
     came = OUTCOME(pending)
-    if isinstance(came, tensors.Failed):
+    if isinstance(came, intermediate_tensors.Failed):
         raise type(came.error)(*came.error.args)
     return came
 
 
 def keeping_let_go(mapping: AsyncIntermediateTensors) -> None:
     """Lets go of nothing that failed."""
-    if not isinstance(mapping._state, tensors.Failed):
+    if not isinstance(mapping._state, intermediate_tensors.Failed):
         LET_GO(mapping)
 
 
@@ -259,7 +263,7 @@ MUTANTS = (
         "failure-forgotten",
         "A read that has failed waits again at the next",
         "again",
-        [(tensors, "_outcome", forgetful)],
+        [(intermediate_tensors, "_outcome", forgetful)],
         EVERY,
     ),
     Mutant(

@@ -19,15 +19,13 @@ from equipoise.backends.virtual.world import World
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import EquipoiseError
 from equipoise.hal.stream import Role
-from equipoise.pipeline.edge import Edge, Reading, Slices
-from equipoise.pipeline.layout import Layout
-from equipoise.pipeline.packing import Tensors
-from equipoise.pipeline.receiving import ReceivingEnd
-from equipoise.pipeline.sending import SendingEnd
-from equipoise.pipeline.shape_class import ShapeClass, Split
-from equipoise.pipeline.statistics import EdgeMeter, EdgeStatistics
-from equipoise.pipeline.template import RowField, Template
-from equipoise.pipeline.tensors import AsyncIntermediateTensors
+from equipoise.pipeline.channel.edge import Edge, Reading, Slices
+from equipoise.pipeline.channel.message import Layout, Tensors
+from equipoise.pipeline.channel.recv import ReceivingEnd
+from equipoise.pipeline.channel.schema import RowField, ShapeClass, Split, Template
+from equipoise.pipeline.channel.send import SendingEnd
+from equipoise.pipeline.channel.statistics import EdgeMeter, EdgeStatistics
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 TEMPLATE = Template(
     (

@@ -9,10 +9,9 @@ import torch
 from exploration.channel.case import Making
 from torch import Tensor
 
-from equipoise.pipeline.departure import Departure
-from equipoise.pipeline.edge import Edge
-from equipoise.pipeline.sending import SendingEnd
-from equipoise.pipeline.shape_class import ShapeClass
+from equipoise.pipeline.channel.edge import Edge
+from equipoise.pipeline.channel.schema import ShapeClass
+from equipoise.pipeline.channel.send import Departure, SendingEnd
 
 if TYPE_CHECKING:
     from exploration.channel.run_case import Play

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline.expert_exchange import words
-from equipoise.pipeline.expert_exchange.arrivals import Arrivals
-from equipoise.pipeline.expert_exchange.batch import Batch
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
-from equipoise.pipeline.expert_exchange.room import Room
-from equipoise.pipeline.expert_exchange.torch_kernels import Allocate
-from equipoise.pipeline.expert_exchange.wire import Wire
+from equipoise.pipeline.all_to_all import status
+from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, ExchangeFormat, RowFormat
+from equipoise.pipeline.all_to_all.kernels import Room
+from equipoise.pipeline.all_to_all.torch_kernels import Allocate
+from equipoise.pipeline.all_to_all.transport import Wire
 
 
 class NaiveKernels:
@@ -95,14 +93,14 @@ class NaiveKernels:
             self._enter(room, source, int(head[0, 0]))
             lost = torch.maximum(lost, self._lost(grid))
             self._list(arrivals, source, grid)
-        room.words[words.LOST] = torch.maximum(room.words[words.LOST], lost)
-        room.words[words.STRAY] += self._stray(room)
+        room.words[status.LOST] = torch.maximum(room.words[status.LOST], lost)
+        room.words[status.STRAY] += self._stray(room)
 
     def _enter(self, room: Room, source: int, generation: int) -> None:
         own = int(self._read(self._blobs[room.number][0][0])[0][0, 0])
         if generation != own:
             told = torch.tensor([1, generation, own])
-            room.words[words.FIRST :].view(-1, 3)[source] = told
+            room.words[status.FIRST :].view(-1, 3)[source] = told
 
     def _list(self, arrivals: Arrivals, source: int, grid: list[list[int]]) -> None:
         form = self._form
@@ -171,7 +169,7 @@ class NaiveKernels:
             counts=made(RowFormat((), torch.int32), form.ranks),
             loads=made(RowFormat((form.experts,), torch.int32), form.ranks),
         )
-        told = made(RowFormat((), torch.int64), words.length(form.ranks))
+        told = made(RowFormat((), torch.int64), status.length(form.ranks))
         return Room(number, arrivals, made(form.result, form.max_tokens, form.top_k), told)
 
 

@@ -7,7 +7,7 @@ import torch
 from helpers.rank_programs.tensor_patterns import DTYPES
 from torch import Tensor
 
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat, RowFormat
 
 Grid = list[list[int]]
 """Slot ids by token and choice."""

@@ -14,11 +14,9 @@ from torch import Tensor
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import GenerationMismatch
 from equipoise.hal.stream import Role, Stream
-from equipoise.pipeline.expert_exchange.arrivals import Arrivals
-from equipoise.pipeline.expert_exchange.batch import Batch
-from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, FixedExchange
-from equipoise.pipeline.expert_exchange.reading import Reading
-from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
+from equipoise.pipeline.all_to_all.fixed_capacity import Combined, Dispatched, FixedExchange
+from equipoise.pipeline.all_to_all.formats import Arrivals, Batch
+from equipoise.pipeline.all_to_all.status import Fitted, Overflowed, Reading
 
 Ready = Callable[[], bool]
 Empty = Callable[[int], Tensor]

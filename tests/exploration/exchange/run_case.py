@@ -14,11 +14,11 @@ from equipoise.backends.virtual.world import Lane, World
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Role
-from equipoise.pipeline.expert_exchange import fixed, torch_kernels, wire
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat
-from equipoise.pipeline.expert_exchange.kernels import ExchangeKernels
-from equipoise.pipeline.expert_exchange.torch_kernels import Allocate
-from equipoise.pipeline.expert_exchange.wire import Wire
+from equipoise.pipeline.all_to_all import fixed_capacity, torch_kernels, transport
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat
+from equipoise.pipeline.all_to_all.kernels import ExchangeKernels
+from equipoise.pipeline.all_to_all.torch_kernels import Allocate
+from equipoise.pipeline.all_to_all.transport import Wire
 
 PACKAGE = "equipoise.pipeline.expert_exchange"
 MOST = 5_000
@@ -49,8 +49,8 @@ class Host:
 
 def made_wire(case: Case, group: Communicator, accelerator: Accelerator, deadline: float) -> Wire:
     if case.active:
-        return wire.ActiveRanks(group, accelerator, deadline, case.active)
-    return wire.WholeGroup(group, accelerator, deadline)
+        return transport.ActiveRanks(group, accelerator, deadline, case.active)
+    return transport.WholeGroup(group, accelerator, deadline)
 
 
 def _open(world: World, rank: int) -> Communicator:
@@ -67,13 +67,13 @@ def script(world: World, case: Case, group: Communicator, make: Make) -> Script:
         return world.empty(rank, nbytes)
 
     kernels = make(form, made_wire(case, group, accelerator, 1.0), lambda n: empty(n).zero_())
-    exchange = fixed.FixedExchange(form, kernels, accelerator)
+    exchange = fixed_capacity.FixedExchange(form, kernels, accelerator)
     return Script(case, rank, exchange, accelerator, empty)
 
 
 def reference(form: ExchangeFormat, wire: Wire, allocate: Allocate) -> ExchangeKernels:
     """Looked up when it is made, since a mutant may stand there."""
-    return torch_kernels.TorchKernels(form, wire, allocate)
+    return torch_kernels.TorchKernels(form, transport, allocate)
 
 
 def play(case: Case, patches: Patches | None = None, make: Make = reference) -> dict[str, str]:

@@ -9,9 +9,9 @@ from exploration.exchange.rank_program import Script
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.backends.virtual.world import World
 from equipoise.hal.stream import Role
-from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, FixedExchange
-from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
-from equipoise.pipeline.expert_exchange.wire import WholeGroup
+from equipoise.pipeline.all_to_all.fixed_capacity import Combined, Dispatched, FixedExchange
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
+from equipoise.pipeline.all_to_all.transport import WholeGroup
 
 SOON = 2.0
 """Nominal seconds: in a virtual world time passes only when nothing can move."""

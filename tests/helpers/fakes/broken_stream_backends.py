@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from equipoise.backends.virtual.backend import VirtualBackend
-from equipoise.backends.virtual.parts import HEALTHY
+from equipoise.backends.virtual.backend import HEALTHY, VirtualBackend
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.hal.capabilities import Probe
 from equipoise.hal.errors import EventNotRecorded

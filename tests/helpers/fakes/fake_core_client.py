@@ -12,10 +12,10 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
 
+from equipoise.integrations.vllm.dp.client_view import COUNTS
+from equipoise.integrations.vllm.dp.core_client import DESK, PATCHES
+from equipoise.integrations.vllm.dp.scheduler import Desk
 from equipoise.integrations.vllm.patching import apply
-from equipoise.integrations.vllm.request_desk import Desk
-from equipoise.integrations.vllm.request_front import COUNTS
-from equipoise.integrations.vllm.requests_part import DESK, PATCHES
 
 
 class Release(Enum):

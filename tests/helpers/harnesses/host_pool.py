@@ -13,7 +13,7 @@ from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool
 from equipoise.balancer.experts.host_pool.shared_memory import LABEL
 from equipoise.hal.checksum import checksum
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EquipoiseError
 from equipoise.hal.slots import SegmentType
 

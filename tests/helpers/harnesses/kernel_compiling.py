@@ -19,13 +19,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from equipoise.backends.cuda.kernels import (
-    apportioned,
     checksums,
-    committing,
     counting,
-    hashed,
-    ruled,
-    solver,
+    engine_rules,
+    hash_routing,
+    quota_routing,
+    share_solver,
+    table_commit,
 )
 from equipoise.backends.cuda.kernels.workspace import Sizes, power_of_two
 
@@ -71,7 +71,7 @@ def solving(sizes: Sizes) -> tuple[Any, int, dict[str, Any]]:
         "PLURAL": power_of_two(sizes.spare),
         "LANES": sizes.lanes,
     }
-    return solver.solve_kernel, solver.warps(sizes.lanes), constants
+    return share_solver.solve_kernel, share_solver.warps(sizes.lanes), constants
 
 
 def everything() -> list[tuple[Any, int, dict[str, Any]]]:
@@ -80,15 +80,15 @@ def everything() -> list[tuple[Any, int, dict[str, Any]]]:
     small = {**TABLES, **NUMBERED, "STEPS": 3}
     return [
         (counting.count_kernel, 8, {"EXPERTS": 256, **BLOCK}),
-        (hashed.hash_kernel, 8, {**TABLES, **BLOCK, "STEPS": 3}),
-        (hashed.hash_kernel, 8, {**TABLES, **alone, "STEPS": 3}),
-        (ruled.row_hash_kernel, 8, {**TABLES, **BLOCK}),
-        (ruled.block_turns_kernel, 4, {**TABLES, **NUMBERED, "TURNS": 1024}),
-        (apportioned.count_blocks_kernel, 4, {"EXPERTS": 256, "BINS": 256, "BLOCK": 256}),
-        (apportioned.add_up_kernel, 4, {"EXPERTS": 256, "ROWS": 256, "TILE": 8}),
-        (apportioned.apportion_kernel, 4, {**TABLES, "STEPS": 3, "BLOCK": 256}),
-        (apportioned.apportion_small_kernel, 4, small),
-        (committing.commit_kernel, 8, {**TABLES, "BLOCK": 1024}),
+        (hash_routing.hash_kernel, 8, {**TABLES, **BLOCK, "STEPS": 3}),
+        (hash_routing.hash_kernel, 8, {**TABLES, **alone, "STEPS": 3}),
+        (engine_rules.row_hash_kernel, 8, {**TABLES, **BLOCK}),
+        (engine_rules.block_turns_kernel, 4, {**TABLES, **NUMBERED, "TURNS": 1024}),
+        (quota_routing.count_blocks_kernel, 4, {"EXPERTS": 256, "BINS": 256, "BLOCK": 256}),
+        (quota_routing.add_up_kernel, 4, {"EXPERTS": 256, "ROWS": 256, "TILE": 8}),
+        (quota_routing.apportion_kernel, 4, {**TABLES, "STEPS": 3, "BLOCK": 256}),
+        (quota_routing.apportion_small_kernel, 4, small),
+        (table_commit.commit_kernel, 8, {**TABLES, "BLOCK": 1024}),
         (checksums.checksum_kernel, 4, {"ALIGNED": True, "BLOCK": 1024}),
         (checksums.checksum_kernel, 4, {"ALIGNED": False, "BLOCK": 1024}),
         *(solving(sizes) for sizes in (LARGE, *WIDE)),

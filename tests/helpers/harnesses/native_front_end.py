@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from equipoise import _native
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
-from equipoise.balancer.requests.router import UNLIMITED
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.request_router import UNLIMITED
 
 
 class NativeFront:

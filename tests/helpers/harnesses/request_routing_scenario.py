@@ -8,9 +8,9 @@ from typing import Any
 from helpers.fakes.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.router import Router
-from equipoise.integrations.vllm.request_desk import Mode
-from equipoise.integrations.vllm.request_ledger import TOLD, UNSENT
+from equipoise.balancer.requests.request_router import Router
+from equipoise.integrations.vllm.dp.request_table import TOLD, UNSENT
+from equipoise.integrations.vllm.dp.scheduler import Mode
 
 ENGINES, SLOTS, LATER = 2, 2, 1e9
 INDEX = st.integers(0, 99)

@@ -17,8 +17,8 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.balancer.requests.router import Router
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.request_router import Router
 
 Draw: TypeAlias = tuple[str, int, int]
 """What is to happen, and two numbers to say to whom, and how much."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from equipoise.balancer.requests.policy import Capacity, Request, WorkerChange
-from equipoise.balancer.requests.router import Router
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.request_router import Router
 
 
 def loaded(settings: PolicySettings, loads: Sequence[int]) -> Router:

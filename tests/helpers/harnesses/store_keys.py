@@ -1,6 +1,6 @@
 """What a run keeps in its store."""
 
-from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.common.control_plane import StoreControlPlane
 
 
 def store_keys(plane: StoreControlPlane) -> set[str]:

@@ -32,7 +32,7 @@ from helpers.references.reference_push_rules import (
 )
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
 
 
 def _given(settings: PolicySettings) -> PolicySettings:

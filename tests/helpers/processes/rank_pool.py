@@ -12,9 +12,7 @@ from helpers.watchdog import WATCHDOG
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
-from equipoise.hal.conformance.crew import Crew
-from equipoise.hal.conformance.member import Member
-from equipoise.hal.conformance.template import ANSWER
+from equipoise.hal.conformance.executors.worker_pool import ANSWER, Crew, Member
 from equipoise.hal.errors import Violation
 
 DEADLINE = 20.0

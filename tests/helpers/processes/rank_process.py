@@ -11,7 +11,7 @@ from typing import Any
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
-from equipoise.hal.conformance.process import serve
+from equipoise.hal.conformance.executors.worker_process import serve
 
 
 class Desk:

@@ -10,9 +10,9 @@ from concurrent.futures import TimeoutError as Late
 
 from equipoise.hal.accelerator import Backend
 from equipoise.hal.communicator import CommunicatorBackend, RendezvousHost
+from equipoise.hal.conformance.executors.multi_rank import Call, ExpendableStore, RankedSubject
+from equipoise.hal.conformance.executors.rank_worker import Answer, Order, Seat
 from equipoise.hal.conformance.property import Pace, Traits
-from equipoise.hal.conformance.ranked import Call, ExpendableStore, RankedSubject
-from equipoise.hal.conformance.seat import Answer, Order, Seat
 from equipoise.hal.errors import Unsupported, Violation
 
 DEADLINES: Mapping[Pace, float] = {Pace.CALM: 6.0, Pace.BRISK: 1.0}

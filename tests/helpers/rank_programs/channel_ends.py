@@ -11,7 +11,7 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
-from equipoise.pipeline.channel import open_receiver, open_sender
+from equipoise.pipeline.channel.endpoints import open_receiver, open_sender
 
 
 def kept_of_a_loan(fabric: Fabric) -> Any:

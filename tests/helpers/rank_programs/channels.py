@@ -16,12 +16,16 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.stream import Role
-from equipoise.pipeline.channel import ChannelPlan, Receiver, Sender, open_receiver, open_sender
-from equipoise.pipeline.edge import Slices
-from equipoise.pipeline.opening import Place
-from equipoise.pipeline.shape_class import Split
-from equipoise.pipeline.template import RowField, Template
-from equipoise.pipeline.tensors import AsyncIntermediateTensors
+from equipoise.pipeline.channel.edge import Place, Slices
+from equipoise.pipeline.channel.endpoints import (
+    ChannelPlan,
+    Receiver,
+    Sender,
+    open_receiver,
+    open_sender,
+)
+from equipoise.pipeline.channel.schema import RowField, Split, Template
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 MOST = 32
 Sending = Callable[[Place, Sender, int, int], None]

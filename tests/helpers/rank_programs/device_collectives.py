@@ -15,11 +15,11 @@ from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.backends.devices.collectives import incarnation
-from equipoise.backends.devices.collectives.greeting import greet_all
-from equipoise.backends.devices.collectives.ledger import LEDGER
-from equipoise.backends.devices.collectives.library import Greeting, Group, Handle
-from equipoise.backends.devices.collectives.stranded import STRANDED
+from equipoise.backends.devices.collectives import comm_set
+from equipoise.backends.devices.collectives.ccl import Greeting, Group, Handle
+from equipoise.backends.devices.collectives.comm_init import greet_all
+from equipoise.backends.devices.collectives.comm_memory import LEDGER
+from equipoise.backends.devices.collectives.teardown import STRANDED
 from equipoise.hal import registry
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.stream import Role, Stream
@@ -132,7 +132,7 @@ def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
     if fabric.control.rank == 0:
         resumed.set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(incarnation, "greet_all", greet)
+        patch.setattr(comm_set, "greet_all", greet)
         ended = outcome(lambda: fabric.open("slow"))
         threading.Timer(10 * SHORT, resumed.set).start()  # after the next one could have begun
         group = fabric.open("next")

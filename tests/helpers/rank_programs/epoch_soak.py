@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from helpers.processes import resource_counts as census
 
-from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.balancer.experts.balancer import (
     ExpertBalancer,
     InPlaceFromHost,
@@ -23,8 +23,8 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout, even_share
 from equipoise.balancer.experts.runtime.events import COMMITTED
 from equipoise.balancer.experts.transfer.copy_threads import PLAIN, CopyThreadPool
 from equipoise.balancer.experts.transfer.host_writes import CpuWriter, HostWeights
-from equipoise.balancer.observe.courier import Courier
-from equipoise.balancer.observe.lines import BalancednessLines, EpochLines
+from equipoise.balancer.observe.async_sink import Courier
+from equipoise.balancer.observe.log_lines import BalancednessLines, EpochLines
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric

@@ -22,11 +22,15 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import GenerationMismatch, StreamFailed
 from equipoise.hal.stream import Role
-from equipoise.pipeline.expert_exchange.fixed import FixedExchange
-from equipoise.pipeline.expert_exchange.portable import PortableExchange
-from equipoise.pipeline.expert_exchange.sure import SureExchange
-from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
-from equipoise.pipeline.expert_exchange.verbs import Combining, Dispatching, TokenExchange
+from equipoise.pipeline.all_to_all.fallback import (
+    Combining,
+    Dispatching,
+    PortableExchange,
+    SureExchange,
+    TokenExchange,
+)
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
 
 
 def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:

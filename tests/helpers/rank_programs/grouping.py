@@ -8,7 +8,7 @@ from helpers.rank_programs.operations import total
 from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.grouping import GroupFabric
+from equipoise.hal.subgroup import GroupFabric
 
 
 def two_groups(fabric: Fabric) -> Any:

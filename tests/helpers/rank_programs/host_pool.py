@@ -16,7 +16,7 @@ from equipoise.balancer.experts.host_pool.pool import HostExpertPool
 from equipoise.balancer.experts.host_pool.rendezvous import MemoryHandle, NodeCoordinator
 from equipoise.balancer.experts.host_pool.shared_memory import Mapping
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import ForeignMemory
 
 KEPT: list[HostExpertPool] = []

@@ -10,7 +10,7 @@ import torch
 from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.watchdog import WATCHDOG
 
-from equipoise.backends.cpu.work import GlooWork
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
 
 

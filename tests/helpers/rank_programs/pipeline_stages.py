@@ -12,12 +12,10 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
-from equipoise.pipeline.channel import Receiver
-from equipoise.pipeline.shape_class import Split
-from equipoise.pipeline.stage import TOKENS, Ends, StageLoop, Turn
-from equipoise.pipeline.stage_ends import Pipeline, open_ends
-from equipoise.pipeline.template import RowField, Template
-from equipoise.pipeline.tensors import AsyncIntermediateTensors
+from equipoise.pipeline.channel.endpoints import Receiver
+from equipoise.pipeline.channel.schema import RowField, Split, Template
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
+from equipoise.pipeline.stage import TOKENS, Ends, Pipeline, StageLoop, Turn, open_ends
 
 HOST = torch.device("cpu")
 PRIME = 65_521

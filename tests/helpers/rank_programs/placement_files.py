@@ -8,7 +8,7 @@ from helpers.rank_programs.call_outcome import outcome
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.placement import Layout, even_shares
-from equipoise.demo.given import agree
+from equipoise.demo.placement_file import agree
 from equipoise.hal.communicator import Fabric
 
 

@@ -11,7 +11,7 @@ from equipoise.backends.cpu import BACKEND
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import GenerationMismatch
 from equipoise.hal.stream import Role
-from equipoise.pipeline.exchange import ExpertExchange, Route
+from equipoise.pipeline.all_to_all.variable_size import ExpertExchange, Route
 
 Grids = list[list[list[int]]]
 """Slot ids by rank, token and choice."""

@@ -11,8 +11,8 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 from equipoise.pipeline.tensor_dict import TensorDictGroup, open_tensor_dicts
-from equipoise.pipeline.tensors import AsyncIntermediateTensors
 
 WIDTH = 1 << 14
 """Elements of a tensor whose reading takes a while."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from equipoise.balancer.requests.policy import Capacity, WorkerReport, WorkerState
-from equipoise.balancer.requests.router import UNLIMITED
+from equipoise.balancer.requests.request_router import UNLIMITED
 
 SILENT = WorkerReport(waiting=0, running=0, tokens=0, kv_usage=0.0)
 

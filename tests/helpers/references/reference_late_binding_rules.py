@@ -9,7 +9,7 @@ from operator import add
 from helpers.references.reference_front_end import SlowFront, SlowRequest
 from helpers.references.reference_random import SlowLengths
 
-from equipoise.balancer.requests.rules import PolicySettings, Predictor
+from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor
 
 
 def total(values: Iterable[float]) -> float:

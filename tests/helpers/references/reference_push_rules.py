@@ -6,7 +6,7 @@ from fractions import Fraction
 from helpers.references.reference_front_end import SlowFront, SlowRequest
 from helpers.references.reference_random import Dice, SlowLengths
 
-from equipoise.balancer.requests.rules import PolicySettings, WhenFull
+from equipoise.balancer.requests.policy_settings import PolicySettings, WhenFull
 
 
 class Push:

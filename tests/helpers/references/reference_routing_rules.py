@@ -29,7 +29,7 @@ from helpers.references.reference_push_rules import (
 )
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
 
 SLOW: dict[str, Callable[[PolicySettings, int], SlowPolicy]] = {
     "random": Random,

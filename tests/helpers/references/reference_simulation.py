@@ -17,7 +17,7 @@ from helpers.references.reference_random import Dice
 from helpers.references.reference_routing_rules import slow_front
 
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
 from equipoise.balancer.requests.simulation import BACKLOG, Saturated, Scenario
 from equipoise.balancer.requests.workload import Workload
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.registry import PLACEMENTS, STATISTICS
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from equipoise.report.routed.trips import COMPLETED, Routed, Trip
+from equipoise.report.proxy_log.requests import COMPLETED, Routed, Trip
 
 START = 1.8e9
 """Seconds since 1970, as logs have them."""

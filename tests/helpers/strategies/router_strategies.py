@@ -7,7 +7,7 @@ from helpers.harnesses.router_comparison import KINDS, ROOMS, SLOTS, Draw
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.rules import PolicySettings, Predictor, WhenFull
+from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor, WhenFull
 
 Case: TypeAlias = tuple[PolicySettings, list[Capacity], list[Draw]]
 NUMBERS = st.integers(0, 4095)

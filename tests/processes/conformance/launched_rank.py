@@ -13,9 +13,9 @@ from processes.conformance import planted_properties as planted
 
 from equipoise.backends.cpu.gloo import GlooBackend
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.conformance import ranked
-from equipoise.hal.conformance.faults import FAULTS
-from equipoise.hal.conformance.launched import LaunchedSubject, serve
+from equipoise.hal.conformance.executors import multi_rank
+from equipoise.hal.conformance.executors.launched import LaunchedSubject, serve
+from equipoise.hal.conformance.properties.faults import FAULTS
 from equipoise.hal.conformance.search import Effort, search
 
 NAME = "processes.conformance.launched_rank:JOINED"
@@ -46,10 +46,10 @@ def play(subject: LaunchedSubject) -> dict[str, object]:
         FAULTS: Effort(cases=5),
     }
     told: dict[str, object] = {"sizes": subject.traits.sizes}
-    patient = ranked.WATCHDOG
+    patient = multi_rank.WATCHDOG
     for claim, effort in efforts.items():
         # Short only where it is to expire: a busy machine may be slow to answer everything else.
-        ranked.WATCHDOG = 4.0 if claim is planted.HANGING else patient
+        multi_rank.WATCHDOG = 4.0 if claim is planted.HANGING else patient
         verdict = search(claim, subject, effort)
         told[claim.name] = type(verdict).__name__, getattr(verdict, "what", "")
     told["processes"] = planted.SEEN[-1]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from equipoise.hal.conformance.bench import Bench, Play, demand, finish
+from equipoise.hal.conformance.context import Bench, Play, demand, finish
+from equipoise.hal.conformance.executors.leak_detector import usage
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
-from equipoise.hal.conformance.usage import usage
 from equipoise.hal.errors import Violation
 
 VICTIM = 1

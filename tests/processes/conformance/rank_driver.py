@@ -6,8 +6,8 @@ import sys
 import threading
 from typing import Any
 
-from equipoise.hal.conformance.crew import Crew
-from equipoise.hal.conformance.process import serve
+from equipoise.hal.conformance.executors.worker_pool import Crew
+from equipoise.hal.conformance.executors.worker_process import serve
 
 RANK = DRIVER = "processes.conformance.rank_driver"
 THREADED = "processes.conformance.threaded_rank"

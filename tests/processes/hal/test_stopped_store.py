@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlLost
 
 HOLDER = """
 import sys
-from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.common.tcp_store import StoreHost
 host = StoreHost()
 print(host.address[1], flush=True)
 sys.stdin.readline()

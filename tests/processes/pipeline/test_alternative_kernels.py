@@ -12,10 +12,9 @@ from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import fixed_exchange
 from hypothesis import HealthCheck, given, note, settings
 
-from equipoise.hal.conformance.signatures import differences
-from equipoise.pipeline.expert_exchange.captured import CapturedKernels
-from equipoise.pipeline.expert_exchange.kernels import ExchangeKernels
-from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
+from equipoise.hal.conformance.properties.resources_signatures import differences
+from equipoise.pipeline.all_to_all.kernels import CapturedKernels, ExchangeKernels
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
 
 SOME = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 

@@ -8,7 +8,7 @@ from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.pipeline.framing import LEAST, FirstParts
+from equipoise.pipeline.channel.framing import LEAST, FirstParts
 
 FEW = few(25)
 DTYPES = st.sampled_from(["float32", "bfloat16", "int64", "uint8", "bool", "float16"])

@@ -12,9 +12,9 @@ from helpers.harnesses.proxy_site import CHAT, PATIENCE, asked
 from helpers.processes.proxy_load import REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
 from helpers.tiers import DEEP
 
-from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import Request, WorkerState
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.policy_factory import factory_of
+from equipoise.balancer.requests.request_router import Router
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Access, HealthSettings, Limits, RouteSettings, WorkerSettings
 

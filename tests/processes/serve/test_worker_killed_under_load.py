@@ -27,7 +27,7 @@ from helpers.processes.proxy_load import (
 from helpers.tiers import DEEP
 
 from equipoise.serve.outcomes import Outcome
-from equipoise.serve.record import Record, read_log
+from equipoise.serve.request_log import Record, read_log
 
 pytestmark = pytest.mark.timeout(1000 if DEEP else 300)
 

@@ -6,10 +6,9 @@ from typing import Any
 from devices.conformance.breakage import Breakage, Patch
 from torch import Tensor
 
-from equipoise.backends.cuda import byte_verbs, words
-from equipoise.backends.cuda.byte_verbs import CudaBytes
-from equipoise.backends.cuda.word import Shelf, Word
-from equipoise.backends.cuda.words import NO, YES, CudaEmptyWord, CudaFullWord
+from equipoise.backends.cuda import byte_ops, host_flags
+from equipoise.backends.cuda.byte_ops import CudaBytes
+from equipoise.backends.cuda.host_flags import NO, YES, CudaEmptyWord, CudaFullWord, Shelf, Word
 from equipoise.hal.stream import Stream
 
 
@@ -48,12 +47,12 @@ def _one_word_for_all(patch: Patch) -> None:
         full[:] = full or [CudaFullWord(self._device)]
         return full[0]
 
-    patch(words.CudaWords, "full", shared)
+    patch(host_flags.CudaWords, "full", shared)
 
 
 def _wide_words_only(patch: Patch) -> None:
-    healthy = byte_verbs._by_width
-    patch(byte_verbs, "_by_width", lambda pairs: list(healthy(pairs))[:1])
+    healthy = byte_ops._by_width
+    patch(byte_ops, "_by_width", lambda pairs: list(healthy(pairs))[:1])
 
 
 def _fingerprint_of_the_first_part(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend.bits import fingerprint
+from equipoise.backends.ascend.hashing import fingerprint
 from equipoise.backends.ascend.kernels import AscendKernels
 from equipoise.backends.devices.memory import copy
 from equipoise.hal.stream import Stream

@@ -10,13 +10,13 @@ from typing import Any
 
 from cudasim import stand_in
 from cudasim.nccl_library import SimulatedNccl
-from equipoise.backends.ascend import native as npu_native
-from equipoise.backends.ascend.lanes import lanes
+from equipoise.backends.ascend import npu_runtime as npu_native
+from equipoise.backends.ascend.hccl_streams import lanes
+from equipoise.backends.cuda import driver_streams
 from equipoise.backends.cuda import nccl as backend
-from equipoise.backends.cuda import own_streams
+from equipoise.backends.cuda.driver_streams import OwnStream
 from equipoise.backends.cuda.nccl import NcclBackend
 from equipoise.backends.cuda.nccl_api import Api
-from equipoise.backends.cuda.own_streams import OwnStream
 from equipoise.backends.devices.runtime import Device
 
 SIZES: tuple[int, ...] = (4, 1 << 12)
@@ -54,6 +54,6 @@ def __getattr__(name: str) -> NcclBackend:
     if name != "NCCL":
         raise AttributeError(name)
     stand_in.install()
-    own_streams.new_stream = new_stream
+    driver_streams.new_stream = new_stream
     backend.CONNECTED = SIZES
     return NcclBackend(load)

@@ -8,14 +8,14 @@ from typing import Any
 
 from devices.conformance.breakage import Breakage, Patch
 
-from equipoise.backends.cuda import nccl, nccl_group, own_streams
-from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams
-from equipoise.backends.devices.collectives.incarnation import Incarnation
+from equipoise.backends.cuda import driver_streams, nccl, nccl_comm
+from equipoise.backends.cuda.driver_streams import OwnStream, OwnStreams
+from equipoise.backends.devices.collectives.comm_set import Incarnation
 
 
 def _unanswered_message(patch: Patch) -> None:
     alone: Any = lambda self, way, blob, peer: self.batch([way], [blob], [peer])  # noqa: E731
-    patch(nccl_group.NcclGroup, "message", alone)
+    patch(nccl_comm.NcclGroup, "message", alone)
 
 
 def _answered_round(patch: Patch) -> None:
@@ -30,21 +30,21 @@ def _answered_round(patch: Patch) -> None:
 
         return self._fly(launch)
 
-    patch(nccl_group.NcclGroup, "batch", batch)
+    patch(nccl_comm.NcclGroup, "batch", batch)
 
 
 def _launch_ahead_of_its_inputs(patch: Patch) -> None:
-    patch(nccl_group.NcclGroup, "_come", lambda self: None)
+    patch(nccl_comm.NcclGroup, "_come", lambda self: None)
 
 
 def _launch_not_awaited(patch: Patch) -> None:
     # A non-blocking communicator launches on a thread of NCCL's: the event may stand before it.
-    patch(nccl_group.NcclGroup, "_launched", lambda self: True)
+    patch(nccl_comm.NcclGroup, "_launched", lambda self: True)
 
 
 def _early_end(patch: Patch) -> None:
     # The event stands behind nothing: the stream that it is recorded on was given nothing.
-    patch(nccl_group.NcclHandle, "ended", lambda self: True)
+    patch(nccl_comm.NcclHandle, "ended", lambda self: True)
 
 
 def _one_stream_for_all(patch: Patch) -> None:
@@ -57,7 +57,7 @@ def _one_stream_for_all(patch: Patch) -> None:
         return kept[id(self)]
 
     patch(OwnStreams, "take", take)
-    patch(nccl, "bell", own_streams.new_stream)
+    patch(nccl, "bell", driver_streams.new_stream)
 
 
 def _unkept_promise(patch: Patch) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from cudasim.sim_calls import Acl, Item, hccl
 from equipoise.backends.cuda import nccl_api
 from equipoise.backends.cuda.nccl_api import MAGIC, Config, UniqueId
-from equipoise.hal.abroad import ABROAD
+from equipoise.hal.support.native_call_guard import ABROAD
 
 VERSION = 22703
 """The one that this one behaves like."""

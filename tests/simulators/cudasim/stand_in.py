@@ -5,8 +5,8 @@ from typing import Any
 
 from cudasim import driver
 from cudasim.kernels import OperatorKernels
-from equipoise.backends.ascend import native as npu_native
-from equipoise.backends.cuda import launching, native, word
+from equipoise.backends.ascend import npu_runtime as npu_native
+from equipoise.backends.cuda import cuda_runtime, host_flags, kernel_launcher
 from equipoise.hal.capabilities import Available, Probe
 
 
@@ -20,10 +20,10 @@ def install() -> None:
         "shared_queues": lambda: "",  # each of the simulated device's streams is a queue
     }
     for name, value in stand_in.items():
-        setattr(native, name, value)
-    vars(native.RUNTIME).update(kind="npu", on_device=npu_native.RUNTIME.on_device)
-    word._handle = lambda stream: stream.npu_stream
-    launching.make_kernels = lambda device: OperatorKernels()
+        setattr(cuda_runtime, name, value)
+    vars(cuda_runtime.RUNTIME).update(kind="npu", on_device=npu_native.RUNTIME.on_device)
+    host_flags._handle = lambda stream: stream.npu_stream
+    kernel_launcher.make_kernels = lambda device: OperatorKernels()
 
 
 def probe() -> Probe:

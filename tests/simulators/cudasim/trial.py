@@ -16,7 +16,7 @@ from devices.conformance.trial import own_faults
 from cudasim import BACKEND
 from cudasim.breakages import BREAKAGES
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.device import DeviceSubject
+from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.search import Effort, Violated, search
 
 CASES = 200

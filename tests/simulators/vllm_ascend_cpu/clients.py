@@ -3,7 +3,7 @@
 from vllm_cpu.client_scenarios import perform
 
 from equipoise.hal.communicator import Fabric
-from equipoise.integrations.vllm.symbols import problems
+from equipoise.integrations.vllm.compatibility import problems
 from equipoise.integrations.vllm_ascend import compatibility
 from vllm_ascend_cpu import stand_ins
 

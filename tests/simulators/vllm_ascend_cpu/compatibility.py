@@ -13,7 +13,7 @@ from vllm_ascend.eplb.core.policy.policy_factory import PolicyFactory
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EquipoiseError
 from equipoise.integrations.vllm.patching import MARK
-from equipoise.integrations.vllm_ascend import examination
+from equipoise.integrations.vllm_ascend import doctor
 from vllm_ascend_cpu.groups import Place, groups
 from vllm_ascend_cpu.workers import worker
 
@@ -21,7 +21,9 @@ Break = Callable[[], AbstractContextManager[Any]]
 PLANNER = "vllm_ascend.eplb.core.eplb_worker"
 BREAKS: dict[str, Break] = {
     "nothing": lambda: patch("os.sep", "/"),
-    "version": lambda: patch("equipoise.integrations.vllm.releases.version", lambda _: "0.24.0"),
+    "version": lambda: patch(
+        "equipoise.integrations.vllm.compatibility.version", lambda _: "0.24.0"
+    ),
     "missing": lambda: patch(f"{PLANNER}.EplbWorker", object),
     "signature": lambda: patch(
         "vllm_ascend.patch.worker.patch_distributed.GroupCoordinatorPatch.isend_tensor_dict",
@@ -58,7 +60,7 @@ def refused(fabric: Fabric, address: str, broken: str, parts: dict[str, Any]) ->
 
 def looked_at(fabric: Fabric, address: str) -> dict[str, tuple[bool | None, str]]:
     """What `equipoise doctor --vllm-ascend` says, but for what depends on how we are installed."""
-    told = {what: (so, detail) for what, so, detail in examination.examine()}
+    told = {what: (so, detail) for what, so, detail in doctor.examine()}
     told.pop("plugin")
     return told
 

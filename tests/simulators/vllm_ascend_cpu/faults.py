@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 from unittest.mock import patch
 
-POLICY = "equipoise.integrations.vllm_ascend.policy.TablePolicy"
+POLICY = "equipoise.integrations.vllm_ascend.eplb_policy.TablePolicy"
 
 
 class Fault(StrEnum):
@@ -60,14 +60,14 @@ def planted(fault: Fault) -> Iterator[None]:
     """Break it until the context ends."""
     replaced: dict[Fault, tuple[str, Any]] = {
         Fault.SKIPPED_WAIT: (
-            "equipoise.pipeline.described_receiving.DescribedReceivingEnd._await",
+            "equipoise.pipeline.channel.described_recv.DescribedReceivingEnd._await",
             _nothing,
         ),
         Fault.THEIR_SKIPPED_WAIT: (
             "vllm.v1.worker.gpu_worker.AsyncIntermediateTensors.wait_for_comm",
             _waited,
         ),
-        Fault.DROPPED_COPY: ("equipoise.pipeline.sending_berth.pack", _nothing),
+        Fault.DROPPED_COPY: ("equipoise.pipeline.channel.send.pack", _nothing),
         Fault.SHUFFLED_RANK: (f"{POLICY}._planned", _shuffled),
         Fault.DOUBLED_EXPERT: (f"{POLICY}._planned", _doubled),
         Fault.FAILING_POLICY: (f"{POLICY}._planned", _nothing_of_that_kind),

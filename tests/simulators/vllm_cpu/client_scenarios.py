@@ -12,9 +12,9 @@ from unittest.mock import patch
 
 from helpers.harnesses.request_routing_scenario import run
 
-from equipoise.integrations.vllm import requests_part
+from equipoise.integrations.vllm.dp import core_client
+from equipoise.integrations.vllm.dp.core_client import attach
 from equipoise.integrations.vllm.patching import MARK, apply, undo
-from equipoise.integrations.vllm.requests_part import attach
 
 Sent = tuple[bytes, str, Any]
 
@@ -195,9 +195,9 @@ async def taken_out() -> None:
     """What is put in is put in once, and taken out without a trace."""
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-    assert apply(requests_part.PATCHES) == ()
-    undo(requests_part.PATCHES)
-    names = [patch.attribute for patch in requests_part.PATCHES]
+    assert apply(core_client.PATCHES) == ()
+    undo(core_client.PATCHES)
+    names = [patch.attribute for patch in core_client.PATCHES]
     assert not [name for name in names if hasattr(getattr(DPLBAsyncMPClient, name), MARK)]
 
 
@@ -208,8 +208,8 @@ PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
 
 def perform(name: str) -> None:
     """Put our part into the client's class, and play; raises what does."""
-    apply(requests_part.PATCHES)
+    apply(core_client.PATCHES)
     try:
         run(PLAYS[name]())
     finally:
-        undo(requests_part.PATCHES)
+        undo(core_client.PATCHES)

@@ -77,8 +77,8 @@ def _dropping(stock: Callable[..., None]) -> Callable[..., None]:
 def _break_ours(fault: Fault) -> None:
     """Parts of Equipoise are imported where they are broken, and nowhere else."""
     from equipoise.backends.cpu.slots import CpuSlotStore
-    from equipoise.integrations.vllm import engine_state
-    from equipoise.pipeline.described_receiving import DescribedReceivingEnd
+    from equipoise.integrations.vllm.eplb import state
+    from equipoise.pipeline.channel.described_recv import DescribedReceivingEnd
 
     match fault:
         case Fault.OUR_DROPPED_COPY:
@@ -86,7 +86,7 @@ def _break_ours(fault: Fault) -> None:
         case Fault.OUR_SKIPPED_WAIT:
             DescribedReceivingEnd._await = lambda *_: None  # type: ignore[method-assign]
         case Fault.OUR_OWN_PICKS:
-            setattr(engine_state, "rows_alike", lambda *_: 1)  # noqa: B010 - not exported
+            setattr(state, "rows_alike", lambda *_: 1)  # noqa: B010 - not exported
 
 
 def _skip_waits() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.common.tcp_store import StoreHost
 from equipoise.hal.communicator import Rendezvous
 
 DEADLINE = 20.0

@@ -11,7 +11,7 @@ from equipoise.balancer.formats import read_placement
 from equipoise.cli.main import main
 from equipoise.demo import launcher
 from equipoise.demo.progress import Progress
-from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
 from equipoise.demo.settings import Balance, RunSettings, available_variants
 
 STEPS, LAYERS = 12, 2

@@ -13,11 +13,11 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.cli import advise_options, kinds, progress
-from equipoise.cli.advise_options import AdviseRequest
+from equipoise.cli import advise, kinds, progress
+from equipoise.cli.advise import AdviseRequest
 from equipoise.report.advice import advice as answers
 from equipoise.report.advice.hardware import LINKS, PRECISIONS, known
-from equipoise.report.advice.question import Question, Told
+from equipoise.report.advice.inputs import Question, Told
 
 RANKS = ("--ranks", "4")
 MACHINE = ("--hardware", "mine.yaml", "--expert-bytes", "1k", "--itl", "10")
@@ -225,7 +225,7 @@ def test_advise_command_line_overrides_config_file(
 
 def test_advise_option_defaults_match_question() -> None:
     request = {field.name: field.default for field in fields(AdviseRequest)}
-    assert set(advise_options.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
+    assert set(advise.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
     for field in fields(Question):
         if field.name in request and field.default is not MISSING:
             assert request[field.name] == field.default, field.name

@@ -11,7 +11,7 @@ import pytest
 from helpers.fakes.fake_openai_server import Fake, start
 
 from equipoise.cli.bench import plan_of, request_of
-from equipoise.serve.load_plan import ClosedLoop, OpenLoop
+from equipoise.serve.load_client import ClosedLoop, OpenLoop
 
 PATIENCE = 200.0
 URL = ("--url", "http://127.0.0.1:1")

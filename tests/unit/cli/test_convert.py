@@ -10,8 +10,8 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats import names
-from equipoise.cli.convert_options import BY_KEY, ConvertRequest
+from equipoise.balancer.formats import format_names
+from equipoise.cli.convert import BY_KEY, ConvertRequest
 
 
 @pytest.fixture(autouse=True)
@@ -123,4 +123,6 @@ def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any
     assert formats.read_placement("o.json").origin == "eplb-table: o.json"
     known = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
     assert set(BY_KEY) - {"quiet"} == known
-    assert tuple(form.name for form in formats.known()[:6] if form.writes) == names.STATISTICS
+    assert (
+        tuple(form.name for form in formats.known()[:6] if form.writes) == format_names.STATISTICS
+    )

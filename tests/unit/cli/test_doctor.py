@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from equipoise.backends.ascend.replica_tables import table_bytes
+from equipoise.backends.ascend.lookup_tables import table_bytes
 from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.balancer.experts.weights.memory_report import OWN_TABLES
-from equipoise.cli import findings
-from equipoise.cli.checks import Check
-from equipoise.cli.doctor import describe
-from equipoise.cli.findings import Found, examine, in_words, look_at, plain
-from equipoise.cli.memory import demo_ledger, demo_memory, render_ledger
+from equipoise.cli import doctor
+from equipoise.cli.doctor import Found, describe, examine, in_words, look_at, plain
+from equipoise.cli.engines import Check
+from equipoise.cli.memory_report import demo_ledger, demo_memory, render_ledger
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant
 from equipoise.demo.settings import Balance, RunSettings
@@ -54,7 +53,7 @@ def test_doctor_fails_without_working_accelerator() -> None:
 
 
 def test_doctor_reports_backend_import_failure() -> None:
-    def find(name: str) -> findings.Probed:
+    def find(name: str) -> doctor.Probed:
         raise BackendUnavailable(f"backend {name!r} does not import")
 
     assert look_at("abacus", find) == Found("abacus", False, "backend 'abacus' does not import")

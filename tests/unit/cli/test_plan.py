@@ -15,9 +15,10 @@ from equipoise.balancer import formats
 from equipoise.balancer.experts import Plan, plan
 from equipoise.balancer.experts.config import Objective, Policy, Split
 from equipoise.balancer.experts.planning import planner
-from equipoise.balancer.formats import names
-from equipoise.cli import kinds, plan_options
-from equipoise.cli.plan_options import PlanRequest
+from equipoise.balancer.formats import format_names
+from equipoise.cli import kinds
+from equipoise.cli import plan as plan_command
+from equipoise.cli.plan import PlanRequest
 
 LAYERS, EXPERTS = 3, 8
 SHAPE = ("--ranks", "4", "--slots", "12")
@@ -361,12 +362,12 @@ def test_plan_option_defaults_match_planner() -> None:
     for name, default in request.items():
         if name in parameters and default not in (None, MISSING):
             assert parameters[name].default == default, name
-    assert set(plan_options.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
+    assert set(plan_command.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
     assert tuple(Policy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS
     assert tuple(Objective) == kinds.OBJECTIVES
     written = tuple(form.name for form in formats.known()[6:] if form.writes)
-    assert written == names.PLACEMENTS
+    assert written == format_names.PLACEMENTS
 
 
 def test_plan_byte_budget_limits_moved_copies(equipoise: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.quantities import (
+from equipoise.cli.kinds import (
     MOST_BYTES,
     UNITS,
     bytes_of_text,

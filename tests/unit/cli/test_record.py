@@ -12,10 +12,10 @@ from equipoise.balancer import formats
 from equipoise.balancer.formats import Iterations, Recorder
 from equipoise.cli.options import MOVES, PLANS, WATCHING
 from equipoise.cli.options import OPTIONS as RUN_OPTIONS
-from equipoise.cli.record_options import BY_KEY, RecordRequest, resolve
+from equipoise.cli.record import BY_KEY, RecordRequest, resolve
 from equipoise.demo import launcher
 from equipoise.demo.progress import Progress
-from equipoise.demo.record_file import save_record
+from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance, Recording, RunSettings
 from equipoise.hal.errors import RankLost
 

@@ -11,8 +11,8 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.cli.report_options import BY_KEY, ReportRequest
-from equipoise.report import canvas
+from equipoise.cli.report import BY_KEY, ReportRequest
+from equipoise.report import svg
 
 RANKS, EXPERTS = 4, 8
 
@@ -150,9 +150,9 @@ def test_report_without_matplotlib_prints_table_and_warns(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: object) -> str:
-        raise canvas.PlotsMissing("matplotlib is missing")
+        raise svg.PlotsMissing("matplotlib is missing")
 
-    monkeypatch.setattr("equipoise.report.comparison_heatmaps.draw", missing)
+    monkeypatch.setattr("equipoise.report.placement.comparison_html.draw", missing)
     answer = equipoise("report", "recorded", "--html", "r.html")
     assert answer.code == 0
     assert answer.err == "equipoise: warning: no page: matplotlib is missing\n"

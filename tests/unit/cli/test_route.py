@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-from equipoise.balancer.requests.factory import factory_of
+from equipoise.balancer.requests.policy_factory import factory_of
 from equipoise.cli.parser import build_parser
-from equipoise.cli.route import request_of, settings_of
-from equipoise.cli.route_options import OPTIONS
+from equipoise.cli.route import OPTIONS, request_of, settings_of
 from equipoise.hal.errors import UsageError
-from equipoise.serve import needs, serving
+from equipoise.serve import dependencies, server
 from equipoise.serve.settings import ClientRank, RouteSettings
 
 ONE = "workers: [http://a:1]\n"
@@ -85,7 +84,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[RouteSettings]:
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(server, "serve", serve)
     return seen
 
 
@@ -158,7 +157,9 @@ def test_route_custom_policy_rejects_options() -> None:
 def test_route_missing_aiohttp_names_install_command(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == "aiohttp" else find_spec)
+    monkeypatch.setattr(
+        dependencies, "find_spec", lambda name: None if name == "aiohttp" else find_spec
+    )
     answer = equipoise("route", "--workers", "http://a:1")
     assert answer.code == 2
     assert answer.err == (

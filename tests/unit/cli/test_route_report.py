@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.route_report_options import BY_KEY, RouteReportRequest
-from equipoise.report import canvas
+from equipoise.cli.route_report import BY_KEY, RouteReportRequest
+from equipoise.report import svg
 from equipoise.serve.outcomes import Outcome
-from equipoise.serve.record import Record
+from equipoise.serve.request_log import Record
 
 ONE = Record(
     run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
@@ -110,9 +110,9 @@ def test_route_report_without_matplotlib_prints_table_and_warns(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*given: object) -> str:
-        raise canvas.PlotsMissing("matplotlib is missing")
+        raise svg.PlotsMissing("matplotlib is missing")
 
-    monkeypatch.setattr("equipoise.report.routed.gantt.draw", missing)
+    monkeypatch.setattr("equipoise.report.proxy_log.plots.draw", missing)
     answer = equipoise("route-report", "log", "--html", "page.html")
     assert answer.code == 0
     assert "warning: no page: matplotlib is missing" in answer.err

@@ -12,8 +12,8 @@ from helpers.processes.ports import free_port
 
 from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo import launcher
+from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model.config import ModelConfig
-from equipoise.demo.moe import SlotWeights
 from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
 from equipoise.demo.variant import variants
 from equipoise.hal.errors import RankLost

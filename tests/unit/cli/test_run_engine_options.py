@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.engine_validation import check_engine
 from equipoise.cli.options import BY_KEY, MOVES, PLANS, resolve
+from equipoise.cli.validation import check_engine
 from equipoise.demo.settings import (
     LAYERS,
     SLOT_BYTES,

@@ -10,12 +10,12 @@ from equipoise.cli.progress import (
     LINES_PER_VARIANT,
     SILENT,
     Bars,
-    Lines,
     PartsBar,
     PartsHidden,
     PartsLog,
+    RunProgressLines,
     parts_for,
-    progress_for,
+    run_progress_for,
 )
 from equipoise.demo.progress import Silence
 
@@ -23,7 +23,7 @@ from equipoise.demo.progress import Silence
 @given(steps=st.integers(1, 300))
 def test_run_progress_log_is_bounded_and_ends_with_last_step(steps: int) -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = RunProgressLines(stream)
     lines.variant("exact", steps)
     for done in range(1, steps + 1):
         lines.step(done, 0.5, "")
@@ -34,7 +34,7 @@ def test_run_progress_log_is_bounded_and_ends_with_last_step(steps: int) -> None
 
 def test_run_progress_omits_unknown_imbalance() -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = RunProgressLines(stream)
     lines.variant("reference", 1)
     lines.step(1, math.nan, "3 s")
     lines.step(1, math.nan, "")
@@ -54,7 +54,7 @@ def test_run_progress_bar_completes_before_next_variant() -> None:
 
 
 def test_hidden_run_progress_is_silent() -> None:
-    assert isinstance(progress_for("hidden"), Silence)
+    assert isinstance(run_progress_for("hidden"), Silence)
 
 
 def test_parts_log_tells_only_of_long_work() -> None:

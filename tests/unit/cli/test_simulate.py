@@ -12,11 +12,11 @@ import pytest
 import yaml
 from helpers.paths import ROOT
 
-from equipoise.balancer.requests.outcome import Figures
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.simulation_result import Figures
 from equipoise.cli.config import read_config
-from equipoise.cli.simulate_options import BY_KEY, SimulateRequest
-from equipoise.cli.simulate_validation import known_policies
+from equipoise.cli.simulate import BY_KEY, SimulateRequest
+from equipoise.cli.simulate_setup import known_policies
 from equipoise.report.simulation.table import WIDTH
 
 CONFIGS = ROOT / "examples" / "configs"
@@ -200,8 +200,7 @@ def test_simulate_small_example_config_runs(equipoise: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize("size", ["small", "medium", "large"])
 def test_simulate_example_configs_are_valid(size: str) -> None:
-    from equipoise.cli.simulate_setup import stage
-    from equipoise.cli.simulate_validation import validate
+    from equipoise.cli.simulate_setup import stage, validate
 
     path = CONFIGS / f"simulate-{size}.yaml"
     said = read_config(path, BY_KEY)

@@ -5,13 +5,19 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.simulate_progress import LINES, Bar, Hidden, Lines, progress_for
+from equipoise.cli.progress import (
+    LINES,
+    Bar,
+    Hidden,
+    SimulationProgressLines,
+    simulation_progress_for,
+)
 
 
 @given(runs=st.integers(1, 200))
 def test_simulate_progress_log_is_bounded_and_ends_with_last_run(runs: int) -> None:
     stream = io.StringIO()
-    lines = Lines(runs, stream)
+    lines = SimulationProgressLines(runs, stream)
     for _ in range(runs):
         lines.at("fit", 0, 0.5)
         lines.ended()
@@ -34,7 +40,7 @@ def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:
 
 
 def test_hidden_simulate_progress_accepts_all_calls() -> None:
-    hidden = progress_for("hidden", 3)
+    hidden = simulation_progress_for("hidden", 3)
     assert isinstance(hidden, Hidden)
     hidden.at("fit", 0, 0.1)
     hidden.ended()

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.requests.cluster import Drafting, Prefill
-from equipoise.balancer.requests.rules import RULES, WhenFull
+from equipoise.balancer.requests.policy_settings import RULES, WhenFull
 from equipoise.balancer.requests.simulation import Saturated, Timed
 from equipoise.balancer.requests.workload import Workload
-from equipoise.cli.simulate import LOADS, WORKERS, points_of, simulated
-from equipoise.cli.simulate_options import SimulateRequest
-from equipoise.cli.simulate_setup import load_trace, stage
-from equipoise.cli.simulate_validation import known_policies, validate
-from equipoise.report.simulation.record import to_json
+from equipoise.cli.simulate import LOADS, WORKERS, SimulateRequest, points_of, simulated
+from equipoise.cli.simulate_setup import known_policies, load_trace, stage, validate
+from equipoise.report.simulation.json_output import to_json
 
 TRACES = os.environ.get("EQUIPOISE_TRACES")
 FILES = ("AzureLLMInferenceTrace_conv.csv", "mooncake_conversation_trace.jsonl")

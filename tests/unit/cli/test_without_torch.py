@@ -15,7 +15,7 @@ import pytest
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
 from equipoise.serve.outcomes import Outcome
-from equipoise.serve.record import Record
+from equipoise.serve.request_log import Record
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,14 @@ from torch import Tensor
 from equipoise.balancer.experts.balancer import NO_REBALANCING, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, solve_shares
-from equipoise.demo.carriers import Carrier, FixedCarrier, PortableCarrier, fixed_exchange
+from equipoise.demo.expert_parallel import (
+    Carrier,
+    ExpertParallel,
+    FixedCarrier,
+    PortableCarrier,
+    SlotWeights,
+    fixed_exchange,
+)
 from equipoise.demo.model import (
     Batch,
     Decoder,
@@ -23,11 +30,10 @@ from equipoise.demo.model import (
     Sequence,
     random_weights,
 )
-from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.settings import ExchangeForm
 from equipoise.hal.stream import Role
-from equipoise.pipeline.exchange import ExpertExchange
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat, RowFormat
+from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
 
 CONFIG = ModelConfig(layers=2, experts=8, top_k=3, hidden=64, heads=2, expert_width=24, context=32)
 WEIGHTS = random_weights(CONFIG, seed=7)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.cli.termination import Terminated
+from equipoise.cli.process import Terminated
 from equipoise.demo.temporary_folder import temporary_folder
 
 SIGTERM = 15

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.hal.checked import CheckedCommunicator
+from equipoise.hal.checked_communicator import CheckedCommunicator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
 from equipoise.hal.errors import (
     BallotIncomplete,

@@ -2,42 +2,35 @@
 
 import pytest
 
-from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.backend import AscendBackend
+from equipoise.backends.ascend.accelerator import AscendAccelerator, AscendBackend
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.common.tcp_store import StoreHost
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator
-from equipoise.backends.cpu.communicator import GlooCommunicator
-from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.cpu.event import CpuEvent
 from equipoise.backends.cpu.gloo import GlooFabric
-from equipoise.backends.cpu.graph import CpuGraph
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
 from equipoise.backends.cpu.slots import CpuSlotStore
-from equipoise.backends.cpu.store import StoreHost
-from equipoise.backends.cpu.stream import CpuStream
-from equipoise.backends.cpu.work import GlooWork
-from equipoise.backends.mpi.backend import MpiBackend
+from equipoise.backends.cpu.stream import CpuEvent, CpuGraph, CpuStream
+from equipoise.backends.mpi.backend import MpiBackend, MpiFabric
 from equipoise.backends.mpi.communicator import MpiCommunicator
-from equipoise.backends.mpi.fabric import MpiFabric
 from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal import (
     accelerator,
     communicator,
-    control,
+    control_plane,
     kernels,
     lock,
-    pool,
     slots,
     stream,
     work,
 )
-from equipoise.hal.checked import CheckedCommunicator
-from equipoise.hal.conformance.signatures import differences, members
-from equipoise.hal.leases import SlotLease
-from equipoise.hal.page_pool import PagePool, PoolPage
-from equipoise.hal.pairing import CheckedWork
-from equipoise.hal.readers import AttachedReader
+from equipoise.hal.checked_communicator import CheckedCommunicator, CheckedWork
+from equipoise.hal.conformance.properties.resources_signatures import differences, members
+from equipoise.hal.support.page_pool import PagePool, PoolPage
+from equipoise.hal.support.slot_access import AttachedReader, SlotLease
 
 PAIRS = [
     (accelerator.Backend, type(BACKEND)),
@@ -46,8 +39,8 @@ PAIRS = [
     (stream.Event, CpuEvent),
     (accelerator.Graph, CpuGraph),
     (lock.StreamLock, CpuStreamLock),
-    (pool.HostPool, PagePool),
-    (pool.Page, PoolPage),
+    (accelerator.HostPool, PagePool),
+    (accelerator.Page, PoolPage),
     (slots.SlotStore, CpuSlotStore),
     (slots.Lease, SlotLease),
     (slots.Reader, AttachedReader),
@@ -57,7 +50,7 @@ PAIRS = [
     (communicator.Communicator, CheckedCommunicator),
     (communicator.Fabric, GlooFabric),
     (communicator.RendezvousHost, StoreHost),
-    (control.ControlPlane, StoreControlPlane),
+    (control_plane.ControlPlane, StoreControlPlane),
     (work.Work, GlooWork),
     (communicator.CommunicatorBackend, MpiBackend),
     (communicator.Communicator, MpiCommunicator),

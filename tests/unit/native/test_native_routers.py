@@ -8,7 +8,7 @@ from helpers.strategies.router_strategies import EVENTS, WORKERS, busy, choices
 from hypothesis import given, settings
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.rules import RULES, PolicySettings
+from equipoise.balancer.requests.policy_settings import RULES, PolicySettings
 
 pytestmark = pytest.mark.slow
 

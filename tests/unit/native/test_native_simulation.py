@@ -8,7 +8,7 @@ from helpers.strategies.simulation_comparison import BLOCK, difference, scenario
 from hypothesis import given, settings
 
 from equipoise.balancer.requests.cluster import Cluster, StepTime
-from equipoise.balancer.requests.rules import RULES, PolicySettings
+from equipoise.balancer.requests.policy_settings import RULES, PolicySettings
 from equipoise.balancer.requests.simulation import Saturated, Scenario
 from equipoise.balancer.requests.workload import Workload
 

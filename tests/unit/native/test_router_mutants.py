@@ -8,7 +8,7 @@ from helpers.harnesses.router_comparison import difference
 from helpers.mutants.policy_mutants import MUTANTS, Mutant
 from helpers.strategies.router_strategies import busy
 
-from equipoise.balancer.requests.rules import RULES
+from equipoise.balancer.requests.policy_settings import RULES
 
 CASES = 240
 

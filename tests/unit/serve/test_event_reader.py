@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.serve.events import MOST_EVENT, EventReader, Usage, read_usage
+from equipoise.serve.openai_protocol import MOST_EVENT, EventReader, Usage, read_usage
 
 BLANKS = st.sampled_from(["\n\n", "\r\n\r\n"])
 

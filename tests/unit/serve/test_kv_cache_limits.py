@@ -9,8 +9,8 @@ from helpers.fakes.fake_openai_server import Fake, start
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.harnesses.proxy_site import Site, run, settings_of
 
-from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import WorkerState
+from equipoise.balancer.requests.policy_factory import factory_of
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Patience
 

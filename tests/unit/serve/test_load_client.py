@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.workload import Workload
-from equipoise.report.ink import Ink
-from equipoise.serve.load_client import LoadClient, Target
-from equipoise.serve.load_plan import ClosedLoop, LoadPlan, OpenLoop, Pace, prompt_of
-from equipoise.serve.load_result import LoadResult, Sent, Spread, result_of
-from equipoise.serve.load_table import WIDTH, render
+from equipoise.report.terminal import Ink
+from equipoise.serve.load_client import (
+    ClosedLoop,
+    LoadClient,
+    LoadPlan,
+    OpenLoop,
+    Pace,
+    Target,
+    prompt_of,
+)
+from equipoise.serve.load_result import WIDTH, LoadResult, Sent, Spread, render, result_of
 
 SEEDS = st.integers(0, 1 << 32)
 BRIEF = 0.05

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import FormatError, UsageError
-from equipoise.serve.log import RequestLog
 from equipoise.serve.outcomes import Outcome
-from equipoise.serve.record import Record, read_log
+from equipoise.serve.request_log import Record, RequestLog, read_log
 
 TIMES = st.floats(0, 2e9)
 COUNTS = st.integers(0, 1 << 31)

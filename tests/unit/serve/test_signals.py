@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from equipoise.cli.termination import SIGNALS, Terminated, terminable
-from equipoise.serve.signals import until_told
+from equipoise.cli.process import SIGNALS, Terminated, terminable
+from equipoise.serve.load_client import until_told
 
 PATIENCE = 20.0
 

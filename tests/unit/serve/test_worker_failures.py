@@ -17,8 +17,8 @@ from helpers.harnesses.proxy_site import (
 )
 
 from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.request_state import Running
 from equipoise.serve.settings import HealthSettings, Limits, Patience
-from equipoise.serve.ticket import Running
 
 STUBBORN = HealthSettings(interval=3600, timeout=30)
 """Nothing is learnt of a worker but by its requests."""

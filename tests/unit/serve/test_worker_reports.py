@@ -6,11 +6,10 @@ import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_site import asked, proxied, run, settings_of
 
-from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
-from equipoise.serve.exposition import Sample, Unreadable
-from equipoise.serve.reports import report_of
+from equipoise.balancer.requests.policy_factory import factory_of
 from equipoise.serve.settings import RANK_HEADER, ReportSettings, WorkerSettings
+from equipoise.serve.worker_reports import Sample, Unreadable, report_of
 
 ASKED = ReportSettings(waiting="w", running="r", tokens="t", interval=0.02)
 WORKER = WorkerSettings(url="http://a:1", name="a", room=1000)
@@ -93,7 +92,7 @@ def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
 
 
 def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
-    from equipoise.serve.desk import Desk
+    from equipoise.serve.dispatcher import Desk
 
     async def play() -> None:
         factory = factory_of("jsq", {"front_ends": 2})

@@ -1,6 +1,5 @@
 """The shipped byte-level MoE language model, run so that a row's bits never depend on its batch."""
 
-from equipoise.demo.model.cache import KVCache
 from equipoise.demo.model.config import HOST, Batch, ModelConfig, Sequence
 from equipoise.demo.model.decoder import Decoder
 from equipoise.demo.model.experts import (
@@ -10,6 +9,7 @@ from equipoise.demo.model.experts import (
     expert_rows,
     group_by_expert,
 )
+from equipoise.demo.model.kv_cache import KVCache
 from equipoise.demo.model.weights import ModelWeights, load_weights, random_weights
 
 __all__ = [

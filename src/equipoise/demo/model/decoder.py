@@ -2,12 +2,11 @@
 
 from torch import Tensor
 
-from equipoise.demo.model.attention import attend
-from equipoise.demo.model.cache import KVCache
+from equipoise.demo.model.attention import RowPlan, attend, plan_rows
 from equipoise.demo.model.config import Batch
 from equipoise.demo.model.experts import MoeLayer
+from equipoise.demo.model.kv_cache import KVCache
 from equipoise.demo.model.layers import Rotary, rms_norm, rotate, route
-from equipoise.demo.model.plan import RowPlan, plan_rows
 from equipoise.demo.model.rows import pad_rows, product
 from equipoise.demo.model.weights import ModelWeights
 

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balancer.experts.planning.planner import Plan, plan
-from equipoise.balancer.formats.arrangement import Arrangement
-from equipoise.report.advice.movement import Copies, Move, Pace, incoming, move
-from equipoise.report.advice.question import Question, Told, unheard
-from equipoise.report.advice.redundancy import Redundancy, redundancy
-from equipoise.report.advice.step import layer_seconds
-from equipoise.report.advice.trial import Trial
-from equipoise.report.advice.width import Widths, widths
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.report.advice.inputs import Question, Told, Trial, layer_seconds, unheard
+from equipoise.report.advice.migration_cost import Copies, Move, Pace, incoming, move
+from equipoise.report.advice.sizing import Redundancy, Widths, redundancy, widths
 from equipoise.report.advice.worth import Layouts, Worth, worth
-from equipoise.report.spread import linear
+from equipoise.report.placement.spread import linear
 
 
 @dataclass(frozen=True)

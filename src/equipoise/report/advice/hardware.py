@@ -1,4 +1,9 @@
-"""Hardware: what one device can hold, read, compute and receive."""
+"""Hardware: what one device can hold, read, compute and receive.
+
+One expert of one layer: what it weighs, and what a row costs.
+
+How long the experts of a layer take: the slowest rank, at the peak rates of its hardware.
+"""
 
 import math
 from collections.abc import Mapping
@@ -7,9 +12,13 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import yaml
 
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError
+from equipoise.report.placement.spread import Reals, fitting_rows, parts
 
 PRECISIONS: Mapping[str, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
 """Bits of a weight."""
@@ -115,3 +124,66 @@ def _sourced(item: object) -> tuple[object, str]:
     if isinstance(item, dict):
         return item.get("value", math.nan), str(item.get("source", ""))
     return item, ""
+
+
+MATRICES = 3
+"""Of an expert with a gate: up, gate and down."""
+
+
+@dataclass(frozen=True)
+class Expert:
+    """Weights of one expert in one layer, scales left out.
+
+    Attributes:
+        size: bytes.
+        precision: of the weights, a key of `PRECISIONS`.
+    """
+
+    size: int
+    precision: str
+
+    @classmethod
+    def of_dimensions(cls, hidden: int, intermediate: int, precision: str) -> "Expert":
+        """Three matrices of hidden x intermediate."""
+        bits = MATRICES * hidden * intermediate * PRECISIONS[precision]
+        return cls(-(-bits // 8), precision)
+
+    @property
+    def operations_per_row(self) -> int:
+        """A multiplication and an addition for each weight."""
+        return 2 * self.size * 8 // PRECISIONS[self.precision]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The roofline model (Williams, Waterman and Patterson, 2009) of a rank's experts.
+
+    A rank takes the longer of two times: to read the weights of its active experts once, and to
+    compute its rows. A slot with r rows a step in the mean is active with probability 1 - exp(-r).
+    Activations, launches and the exchange are left out: no real layer is faster.
+    """
+
+    expert: Expert
+    hardware: Hardware
+
+    def seconds(self, rows: Reals, ranks: int) -> Reals:
+        """(windows, ranks) from rows of slots in a step, (windows, slots)."""
+        by_rank = rows.reshape(len(rows), ranks, -1)
+        active = -np.expm1(-by_rank).sum(axis=2)
+        reading = active * self.expert.size / self.hardware.bytes_per_second
+        rate = self.hardware.operations_per_second(self.expert.precision)
+        computing = by_rank.sum(axis=2) * self.expert.operations_per_row / rate
+        longer: Reals = np.maximum(reading, computing)
+        return longer
+
+    def layers(self, statistics: Statistics, layout: Arrangement, scale: float) -> Reals:
+        """(layers,): seconds of the slowest rank, mean over windows.
+
+        `scale` is the rows of a step over those of a window.
+        """
+        part = parts(layout)
+        found = []
+        for place, row in enumerate(fitting_rows(statistics, layout)):
+            rows = statistics.counts[:, place, layout.placement[row]] * part[row] * scale
+            found.append(float(self.seconds(rows, layout.ranks).max(axis=1).mean()))
+        return np.array(found)

@@ -1,16 +1,76 @@
-"""The table of `equipoise advise`, 80 columns wide: answers first, what they rest on last."""
+"""What advice rests on, spelt out for the reader.
+
+The table of `equipoise advise`, 80 columns wide: answers first, what they rest on last.
+"""
 
 from collections.abc import Iterator
+from textwrap import fill
 
 from equipoise.report.advice.advice import Advice, Movement
-from equipoise.report.advice.basis import basis
-from equipoise.report.advice.movement import break_even
-from equipoise.report.advice.question import Question
-from equipoise.report.advice.redundancy import Choice
-from equipoise.report.advice.width import Width, Widths
+from equipoise.report.advice.inputs import Question, step_rows
+from equipoise.report.advice.migration_cost import break_even
+from equipoise.report.advice.sizing import Choice, Width, Widths
 from equipoise.report.advice.worth import Verdict, Way, Worth, gain, rows_gain
-from equipoise.report.forecast_table import counted, figure, volume
-from equipoise.report.ink import Ink, Tint, paint
+from equipoise.report.placement.forecast import counted, figure, volume
+from equipoise.report.terminal import Ink, Tint, paint
+
+WIDTH = 80
+
+
+def basis(advice: Advice) -> Iterator[str]:
+    """Lines of a name and what it is."""
+    question, trial = advice.question, advice.trial
+    yield _basis_line("load", _load(advice))
+    said = "as said" if question.step_rows else "a window is taken for a step"
+    yield _basis_line("step", f"{step_rows(question, trial):,} rows of a layer, {said}")
+    runs = "experts in their order, one copy each" if question.installed is None else "installed"
+    yield _basis_line("now", runs)
+    yield _basis_line("target", f"imbalance {question.target:g} on the rows planned on")
+    yield _basis_line("expert", _expert(question))
+    yield _basis_line("hardware", _hardware(question))
+    yield _basis_line("latency", _latency(question))
+
+
+def _load(advice: Advice) -> str:
+    trial = advice.trial
+    windows = advice.question.statistics.windows
+    rows = f"{trial.rows:,} rows of a layer each"
+    if not trial.held_out:
+        return f"one window, {rows}: measured on what was planned on"
+    planned, measured = trial.train.windows, trial.test.windows
+    return f"{windows} windows, {rows}: planned on {planned}, measured on {measured} later"
+
+
+def _expert(question: Question) -> str:
+    if question.expert is None:
+        return "unknown; --expert-bytes, or --hidden and --intermediate"
+    operations = question.expert.operations_per_row
+    return (
+        f"{volume(question.expert.size)} in {question.expert.precision}, "
+        f"{operations / 1e6:,.1f} million operations a row"
+    )
+
+
+def _hardware(question: Question) -> str:
+    if question.hardware is None:
+        return "unknown; --hardware"
+    found = question.hardware.figures
+    figures = ", ".join(f"{key} {value:g}" for key, value in found.items())
+    return f"{question.hardware.name}: {figures}; --json has the source of each"
+
+
+def _latency(question: Question) -> str:
+    if question.latency is None:
+        return "unknown; --itl"
+    shares = f"experts may take {question.moe_share:.0%} of it"
+    memory = f"{question.memory_share:.0%} of memory"
+    link = f"weights come over the {question.link} link"
+    return f"{question.latency * 1e3:g} ms; {shares} and {memory}; {link}"
+
+
+def _basis_line(name: str, text: str) -> str:
+    return fill(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+
 
 NAME, COLUMN = 20, 10
 MISSING = "-"
@@ -49,10 +109,10 @@ def _worth(worth: Worth, question: Question) -> Iterator[str]:
     yield f"1. Is {what} worth it?  {worth.verdict}"
     what = "rows" if worth.now.seconds is None else "time"
     yield f"  the plan changes the {what} of the slowest rank by {_change(-worth.gain)}"
-    yield _line("", "planned", "measured", "worst", "rows", "time")
+    yield _table_line("", "planned", "measured", "worst", "rows", "time")
     for way in worth.ways:
         yield _way(way, worth.now)
-    yield _line("  chance alone", MISSING, figure(worth.floor))
+    yield _table_line("  chance alone", MISSING, figure(worth.floor))
     if worth.public_gain:
         yield f"  greedy saves {worth.public_gain:.1%} of the slowest rank's rows beside the plan:"
         yield "  plan --policy greedy --split even"
@@ -68,7 +128,7 @@ def _way(way: Way, now: Way) -> str:
     if way is not now:
         rows = _change(-rows_gain(now.mean, way.mean))
         time = MISSING if way.seconds is None else _change(-gain(now, way))
-    return _line(f"  {way.name}", planned, figure(way.mean), figure(way.worst), rows, time)
+    return _table_line(f"  {way.name}", planned, figure(way.mean), figure(way.worst), rows, time)
 
 
 def _redundancy(advice: Advice) -> Iterator[str]:
@@ -76,7 +136,7 @@ def _redundancy(advice: Advice) -> Iterator[str]:
     yield f"2. How many redundant slots?  {_slots(advice)}"
     if advice.worth.verdict is Verdict.WORTH:
         yield f"  {found.reason}"
-    yield _line("", "slots", "connected", "planned", "measured", "weights", "time")
+    yield _table_line("", "slots", "connected", "planned", "measured", "weights", "time")
     for choice in found.choices:
         yield _choice(choice)
 
@@ -92,7 +152,7 @@ def _slots(advice: Advice) -> str:
 
 
 def _choice(choice: Choice) -> str:
-    return _line(
+    return _table_line(
         f"  {choice.per_rank} on a rank",
         f"{choice.slots:,}",
         "yes" if choice.connected else "no",
@@ -106,7 +166,7 @@ def _choice(choice: Choice) -> str:
 def _widths(found: Widths) -> Iterator[str]:
     yield f"3. On how many ranks?  {_ranks(found)}"
     yield "  the same rows of a step on each, planned anew"
-    yield _line("", "slots", "measured", "weights", "memory", "time", "itl")
+    yield _table_line("", "slots", "measured", "weights", "memory", "time", "itl")
     for one in found.choices:
         yield _width(one)
 
@@ -120,7 +180,7 @@ def _ranks(found: Widths) -> str:
 
 
 def _width(one: Width) -> str:
-    return _line(
+    return _table_line(
         f"  {counted(one.ranks, 'rank')}",
         str(one.per_rank),
         figure(one.measured),
@@ -138,9 +198,9 @@ def _movement(found: Movement | None) -> Iterator[str]:
         return
     pace = found.pace
     yield f"  {counted(pace.experts_per_step, 'expert')} in a step of {pace.latency * 1e3:g} ms"
-    yield _line("", "copies", "busiest", "steps", "time", "paused", "by layer")
+    yield _table_line("", "copies", "busiest", "steps", "time", "paused", "by layer")
     for one in found.moves:
-        yield _line(
+        yield _table_line(
             f"  {one.name}",
             f"{one.copies:,}",
             f"{one.busiest:,}",
@@ -177,5 +237,5 @@ def _milliseconds(seconds: float | None) -> str:
     return MISSING if seconds is None else f"{seconds * 1e3:,.2f} ms"
 
 
-def _line(name: str, *texts: str) -> str:
+def _table_line(name: str, *texts: str) -> str:
     return (f"{name:<{NAME}}" + "".join(f"{text:>{COLUMN}}" for text in texts)).rstrip()

@@ -5,12 +5,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.placement import Arrangement
 from equipoise.report.advice.hardware import known
-from equipoise.report.advice.question import Question
-from equipoise.report.advice.step import step_rows, step_seconds
-from equipoise.report.advice.trial import Trial
-from equipoise.report.spread import Reals, mean_known
+from equipoise.report.advice.inputs import Question, Trial, step_rows, step_seconds
+from equipoise.report.placement.spread import Reals, mean_known
 
 NOISE_MARGIN = 0.25
 """Imbalance that is above the floor by such a part of it may be chance as well."""

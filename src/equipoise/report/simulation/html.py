@@ -1,20 +1,55 @@
-"""The report of `equipoise simulate`: one HTML file that needs nothing else."""
+"""The pictures of a simulation, in the order of the report.
+
+The report of `equipoise simulate`: one HTML file that needs nothing else.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.balancer.requests.comparison import Interval, Result
-from equipoise.report.canvas import Picture
-from equipoise.report.html import visible
-from equipoise.report.page import CSS
-from equipoise.report.simulation.columns import BY_FIGURE, COLUMNS, Column
-from equipoise.report.simulation.judged import Judged, alike_lines, judge
-from equipoise.report.simulation.pictures import pictures
-from equipoise.report.simulation.simulated import Simulated, Sweep
-from equipoise.report.simulation.sweep_table import SHOWN, sweep_cells
-from equipoise.report.simulation.table import BEST, fill
-from equipoise.report.simulation.words import facts_of, sentence, title
+from equipoise.balancer.requests.policy_comparison import Interval, Result
+from equipoise.report.run.html import visible
+from equipoise.report.simulation.columns import (
+    BY_FIGURE,
+    COLUMNS,
+    Column,
+    Judged,
+    alike_lines,
+    judge,
+)
+from equipoise.report.simulation.load_plots import barrier_gantt, load_lines
+from equipoise.report.simulation.policy_plots import (
+    balance_curve,
+    idle_bars,
+    sweep_pictures,
+    wait_by_size,
+)
+from equipoise.report.simulation.result import Simulated, Sweep
+from equipoise.report.simulation.table import (
+    BEST,
+    SHOWN,
+    facts_of,
+    fill,
+    sentence,
+    sweep_cells,
+    title,
+)
+from equipoise.report.stylesheet import CSS
+from equipoise.report.svg import Picture
+
+
+def pictures(found: Simulated) -> tuple[Picture, ...]:
+    """Raises PlotsMissing without matplotlib."""
+    drawn = (
+        idle_bars(found),
+        barrier_gantt(found),
+        load_lines(found),
+        balance_curve(found),
+        wait_by_size(found),
+        *(() if found.sweep is None else sweep_pictures(found.sweep)),
+    )
+    return tuple(picture for picture in drawn if picture is not None)
+
 
 MORE_CSS = """
 td.best { color:var(--good); font-weight:650; } td.alike { color:var(--soft); }

@@ -1,17 +1,133 @@
-"""The tables of `equipoise simulate`, 100 columns wide."""
+"""What was simulated, in words that the table and the report share.
 
+The table of a sweep: one line for each contender, one column for each point.
+
+The tables of `equipoise simulate`, 100 columns wide.
+"""
+
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from equipoise.report.forecast_table import counted
-from equipoise.report.ink import Ink, Tint, paint
-from equipoise.report.simulation.columns import BY_FIGURE, COLUMNS, REPORT_ONLY, Column
-from equipoise.report.simulation.judged import Judged, alike_lines, judge
-from equipoise.report.simulation.simulated import Simulated
-from equipoise.report.simulation.sweep_table import sweep_lines
-from equipoise.report.simulation.words import about_lines, folded
+from equipoise.balancer.requests.cluster import Cluster
+from equipoise.report.placement.forecast import counted
+from equipoise.report.run.table import printable
+from equipoise.report.simulation.columns import (
+    BY_FIGURE,
+    COLUMNS,
+    REPORT_ONLY,
+    Column,
+    Judged,
+    alike_lines,
+    judge,
+)
+from equipoise.report.simulation.result import Simulated, Subject, Sweep
+from equipoise.report.terminal import Ink, Tint, paint
 
 WIDTH = 100
+
+
+def about_lines(found: Simulated, ink: Ink) -> Iterator[str]:
+    """Head of the table."""
+    subject = found.subject
+    yield paint(title(found), Tint.BOLD, ink)
+    facts = (*facts_of(subject), *subject.notes)
+    for fact in facts:
+        for line in folded(printable(fact), WIDTH):
+            yield paint(line, Tint.DIM, ink)
+
+
+def title(found: Simulated) -> str:
+    """Who serves what."""
+    requests = counted(found.subject.requests.count, "request")
+    policies = f"{len(found.results)} polic{'y' if len(found.results) == 1 else 'ies'}"
+    served = f"{printable(found.subject.workload)}: {requests} on {workers(found.subject.cluster)}"
+    return f"{served}; {policies}, {counted(len(found.seeds), 'seed')}"
+
+
+def workers(cluster: Cluster) -> str:
+    """How many, and how large."""
+    room = "" if cluster.kv_tokens is None else f" and {cluster.kv_tokens:,} KV tokens"
+    return f"{counted(cluster.workers, 'worker')} of {counted(cluster.slots, 'slot')}{room}"
+
+
+def facts_of(subject: Subject) -> tuple[str, ...]:
+    """A line each: requests, seeds, arrivals, step."""
+    prompts, outputs = subject.requests.prompts, subject.requests.outputs
+    return (
+        f"prompts of {prompts.mean:,.0f} tokens (P95 {prompts.p95:,.0f}), outputs of "
+        f"{outputs.mean:,.0f} (P95 {outputs.p95:,.0f})",
+        subject.sampling,
+        subject.arrivals,
+        step_words(subject),
+    )
+
+
+def step_words(subject: Subject) -> str:
+    """How long a step takes."""
+    step = subject.cluster.step
+    full = step.seconds(subject.full_load)
+    rates = f"{step.per_token * 1e9:.3g} ns for each token of the fullest worker"
+    if step.per_mean:
+        rates += f" and {step.per_mean * 1e9:.3g} ns for each of the mean"
+    return (
+        f"a step takes {step.fixed * 1e3:.3g} ms and {rates}: {full * 1e3:.3g} ms with all slots "
+        f"taken, {step.fixed / full:.0%} of it fixed; capacity {subject.capacity:.3g} requests/s"
+    )
+
+
+def sentence(text: str) -> str:
+    """With a capital."""
+    return text[:1].upper() + text[1:]
+
+
+def folded(text: str, width: int) -> list[str]:
+    """In lines, set in from the second on."""
+    return textwrap.wrap(text, width, subsequent_indent="    ", drop_whitespace=True) or [""]
+
+
+SHOWN = {"load": ("idle", "throughput", "wait_p99"), "workers": ("idle", "gap", "wait_p99")}
+"""By what is swept: figures that are shown."""
+NAMES = {"load": "load", "workers": "workers"}
+
+
+def sweep_lines(sweep: Sweep, ink: Ink) -> Iterator[str]:
+    """A block for each figure, means only."""
+    for place, figure in enumerate(SHOWN[sweep.over]):
+        if place:
+            yield ""
+        yield from _sweep_block(sweep, figure, ink)
+
+
+def sweep_cells(sweep: Sweep, figure: str) -> dict[str, tuple[str, ...]]:
+    """By label, the means at every point."""
+    column = BY_FIGURE[figure]
+    decimals = column.decimals([result for point in sweep.points for result in point.results])
+    labels = [result.contender.label for result in sweep.points[0].results]
+    return {
+        label: tuple(
+            _mean(column.scale * point.results[place].interval(figure).mean, decimals)
+            for point in sweep.points
+        )
+        for place, label in enumerate(labels)
+    }
+
+
+def _sweep_block(sweep: Sweep, figure: str, ink: Ink) -> Iterator[str]:
+    column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
+    heads = [f"{point.value:g}" for point in sweep.points]
+    space = max(len(label) for label in cells)
+    wide = 2 + max(len(text) for row in (heads, *cells.values()) for text in row)
+    yield paint(f"{column.head}, {column.unit}, by {NAMES[sweep.over]}", Tint.BOLD, ink)
+    yield paint(" " * space + "".join(f"{head:>{wide}}" for head in heads), Tint.DIM, ink)
+    for label, row in cells.items():
+        yield f"{label:<{space}}" + "".join(f"{text:>{wide}}" for text in row)
+
+
+def _mean(value: float, decimals: int) -> str:
+    return "-" if value != value else f"{value:,.{decimals}f}"
+
+
 BEST = "*"
 
 
@@ -40,7 +156,7 @@ def render(found: Simulated, ink: Ink) -> str:
     judged = judge(found.results)
     parts = [
         list(about_lines(found, ink)),
-        *(_block(found.labels, block, ink) for block in _blocks(found, judged)),
+        *(_column_block(found.labels, block, ink) for block in _blocks(found, judged)),
         list(_notes(found, judged)),
     ]
     if found.sweep is not None:
@@ -82,7 +198,7 @@ def _names(labels: Sequence[str]) -> int:
     return max(len(label) for label in labels)
 
 
-def _block(labels: Sequence[str], block: Sequence[Filled], ink: Ink) -> list[str]:
+def _column_block(labels: Sequence[str], block: Sequence[Filled], ink: Ink) -> list[str]:
     space = _names(labels)
     heads = "".join(f"{one.column.head + ' ':>{one.width}}" for one in block)
     units = "".join(f"{one.column.unit + ' ':>{one.width}}" for one in block)

@@ -24,7 +24,7 @@ from vllm.distributed.eplb.rebalance_execute import rearrange_expert_weights_inp
 
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.policy import policy_class
+from equipoise.integrations.vllm.eplb.policy import policy_class
 from equipoise.integrations.vllm.settings import PolicySettings
 
 SHAPE = ExpertShape(layers=3, experts=16, slots=20, ranks=2)

@@ -7,7 +7,7 @@ from exploration.engine.mutants.mutant import Mutant
 from equipoise.balancer.experts.agreement.ballot import Ballot, Pending, Verdict, VoteSpec, vote
 from equipoise.balancer.experts.agreement.key_collector import KeyCollector
 from equipoise.balancer.experts.runtime.jobs import Job
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import ControlLost
 
 

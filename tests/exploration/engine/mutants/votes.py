@@ -20,7 +20,7 @@ from equipoise.balancer.experts.agreement.ballot import (
     vote,
 )
 from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job
-from equipoise.hal.control import ControlPlane
+from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 
 Blank = Callable[[ChunkChecksum], ChunkChecksum]

@@ -5,13 +5,16 @@ from exploration.exchange.mutants.mutant import Mutant
 from torch import Tensor
 
 from equipoise.hal.stream import Event, Stream
-from equipoise.pipeline.expert_exchange.arrivals import Arrivals
-from equipoise.pipeline.expert_exchange.batch import Batch
-from equipoise.pipeline.expert_exchange.berth import Berth
-from equipoise.pipeline.expert_exchange.message import Messages
-from equipoise.pipeline.expert_exchange.reading import Ledger
-from equipoise.pipeline.expert_exchange.states import Arrived, Idle, Returned, Returning, Sending
-from equipoise.pipeline.expert_exchange.words import LOST, absorb
+from equipoise.pipeline.all_to_all.fixed_capacity import (
+    Arrived,
+    Berth,
+    Idle,
+    Returned,
+    Returning,
+    Sending,
+)
+from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, Messages
+from equipoise.pipeline.all_to_all.status import LOST, Ledger, absorb
 
 
 class ReusedWhileRead(Berth):

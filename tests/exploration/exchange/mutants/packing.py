@@ -9,13 +9,12 @@ from torch import Tensor
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline.expert_exchange import sorting, words
-from equipoise.pipeline.expert_exchange.batch import Batch
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat
-from equipoise.pipeline.expert_exchange.room import Room
-from equipoise.pipeline.expert_exchange.sorting import Sorted
-from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
-from equipoise.pipeline.expert_exchange.wire import WholeGroup
+from equipoise.pipeline.all_to_all import sorting, status
+from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat
+from equipoise.pipeline.all_to_all.kernels import Room
+from equipoise.pipeline.all_to_all.sorting import Sorted
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
+from equipoise.pipeline.all_to_all.transport import WholeGroup
 
 
 class KeepsToItself(TorchKernels):
@@ -24,7 +23,7 @@ class KeepsToItself(TorchKernels):
     def _pack_rows(self, batch: Batch, room: Room) -> None:
         super()._pack_rows(batch, room)
         lost = self._buffers[room.number].sent.lost
-        room.words[words.LOST].copy_(torch.maximum(room.words[words.LOST], lost[0].long()))
+        room.words[status.LOST].copy_(torch.maximum(room.words[status.LOST], lost[0].long()))
         lost.zero_()
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from helpers.paths import ROOT
 
-from equipoise.backends.ascend import HCCL, native
-from equipoise.backends.ascend.settings import group_buffer, link_buffer, obstacle, sums
-from equipoise.backends.devices.collectives.ledger import Ledger
+from equipoise.backends.ascend import HCCL, npu_runtime
+from equipoise.backends.ascend.hccl_settings import group_buffer, link_buffer, obstacle, sums
+from equipoise.backends.devices.collectives.comm_memory import Ledger
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -70,7 +70,7 @@ def test_float_reductions_declared_only_if_deterministic(
 def test_probe_refuses_hccl_blocking_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "probe", lambda: Available("a device"))
+    monkeypatch.setattr(npu_runtime, "probe", lambda: Available("a device"))
     assert HCCL.probe() == Available("a device")
     monkeypatch.setenv("TORCH_HCCL_BLOCKING_WAIT", "0")
     assert not obstacle()
@@ -81,7 +81,7 @@ def test_probe_refuses_hccl_blocking_wait(
 
 
 def test_hccl_connect_fails_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "probe", lambda: Unavailable("no torch_npu"))
+    monkeypatch.setattr(npu_runtime, "probe", lambda: Unavailable("no torch_npu"))
     with pytest.raises(BackendUnavailable, match="no torch_npu"):
         HCCL.connect(None)  # type: ignore[arg-type]
 

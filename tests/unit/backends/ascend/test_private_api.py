@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.paths import ROOT
 
-from equipoise.backends.ascend import BACKEND, native, private_api
+from equipoise.backends.ascend import BACKEND, npu_runtime, private_api
 from equipoise.backends.ascend.private_api import NAMES
 from equipoise.hal.capabilities import Available, Unavailable
 
@@ -38,8 +38,8 @@ def found(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(private_api, "import_module", lambda name: module)
-    monkeypatch.setattr(native, "import_module", lambda name: module)
-    monkeypatch.setattr(native, "npu", lambda: module.npu)
+    monkeypatch.setattr(npu_runtime, "import_module", lambda name: module)
+    monkeypatch.setattr(npu_runtime, "npu", lambda: module.npu)
 
 
 @pytest.mark.parametrize("found", [()], indirect=True)

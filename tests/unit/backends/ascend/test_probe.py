@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from equipoise.backends.ascend import BACKEND, native, private_api
+from equipoise.backends.ascend import BACKEND, npu_runtime, private_api
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -47,21 +47,21 @@ def test_probe_reports_missing_driver_in_one_line(monkeypatch: pytest.MonkeyPatc
         raise ImportError("libhccl.so: cannot open shared object file\nand more")
 
     pretend(monkeypatch, installed=True)
-    monkeypatch.setattr(native.RUNTIME, "devices", fail)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "devices", fail)
     assert reason().endswith("libhccl.so: cannot open shared object file")
 
 
 def test_probe_reports_machine_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, installed=True)
-    monkeypatch.setattr(native.RUNTIME, "devices", lambda: 0)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "devices", lambda: 0)
     assert "no device" in reason()
 
 
 def test_probe_mentions_transfer_to_npu_shim(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, installed=True)
-    monkeypatch.setattr(native.RUNTIME, "devices", lambda: 2)
-    monkeypatch.setattr(native, "version", lambda: "2.13.0")
-    monkeypatch.setitem(sys.modules, native.SHIM, sys)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "devices", lambda: 2)
+    monkeypatch.setattr(npu_runtime, "version", lambda: "2.13.0")
+    monkeypatch.setitem(sys.modules, npu_runtime.SHIM, sys)
     answer = BACKEND.probe()
     assert isinstance(answer, Available)
     assert "transfer_to_npu" in answer.detail

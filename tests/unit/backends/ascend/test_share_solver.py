@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.backends.ascend import native, private_api, solver
+from equipoise.backends.ascend import npu_runtime, private_api, share_solver
 
 
 class Driver:
@@ -40,13 +40,13 @@ def current(stream: Any) -> Iterator[None]:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(native.RUNTIME, "begin_capture", made.begin_capture)
-    monkeypatch.setattr(native.RUNTIME, "end_capture", made.end_capture)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "begin_capture", made.begin_capture)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "end_capture", made.end_capture)
     monkeypatch.setattr(private_api, "subscribe", made.subscribe)
     monkeypatch.setattr(private_api, "launch_host_function", made.launch)
-    monkeypatch.setattr(native.RUNTIME, "current", current)
-    monkeypatch.setattr(native.RUNTIME, "uncapturable", lambda: "")
-    monkeypatch.setattr(solver, "_subscribed", set())
+    monkeypatch.setattr(npu_runtime.RUNTIME, "current", current)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "uncapturable", lambda: "")
+    monkeypatch.setattr(share_solver, "_subscribed", set())
     return made
 
 
@@ -58,13 +58,13 @@ def job() -> Any:
 
 def test_solver_ends_its_capture_when_subscription_is_refused(driver: Driver) -> None:
     with pytest.raises(RuntimeError, match="107011"):
-        solver._captured(job())
+        share_solver._captured(job())
     assert driver.told == ["begin", "end"]
 
 
 def test_solver_captures_again_after_refused_subscription(driver: Driver) -> None:
     with pytest.raises(RuntimeError, match="107011"):
-        solver._captured(job())
+        share_solver._captured(job())
     driver.refuses = False
-    assert solver._captured(job()) == "graph"
+    assert share_solver._captured(job()) == "graph"
     assert driver.told == ["begin", "end", "begin", "launch", "end"]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from equipoise.backends.ascend.group import HIGH, HighPriorityStreams
+from equipoise.backends.ascend.hccl_comm import HIGH, HighPriorityStreams
 
 
 @pytest.mark.parametrize("before", [None, "0"])

@@ -13,7 +13,7 @@ import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from equipoise.backends.cpu.communicator import GlooCommunicator
+from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from equipoise.backends.cpu.work import GlooWork
+from equipoise.backends.cpu.gloo_work import GlooWork
 from equipoise.hal.errors import CommunicatorFailed
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from helpers.watchdog import WATCHDOG
 
-from equipoise.backends.cpu.latch import Latch
+from equipoise.backends.cpu.stream import Latch
 
 WAITERS = 8
 

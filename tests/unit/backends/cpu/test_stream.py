@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.backends.cpu.event import CpuEvent
-from equipoise.backends.cpu.stream import CpuStream
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role
 

@@ -26,8 +26,8 @@ from types import SimpleNamespace
 import torch
 
 from equipoise.backends.cuda import native, own_streams, word
-from equipoise.backends.cuda.own_streams import new_stream
-from equipoise.backends.cuda.words import CudaEmptyWord, CudaFullWord
+from equipoise.backends.cuda.driver_streams import new_stream
+from equipoise.backends.cuda.host_flags import CudaEmptyWord, CudaFullWord
 
 device = SimpleNamespace(index=0, settle=lambda: None, runtime=native.RUNTIME)
 word.pinned = lambda nbytes: torch.ones(nbytes, dtype=torch.uint8)

@@ -9,12 +9,12 @@ import torch
 from helpers.paths import ROOT
 from torch import Tensor
 
-from equipoise.backends.cuda import native, nccl
+from equipoise.backends.cuda import cuda_runtime, nccl
+from equipoise.backends.cuda.driver_streams import new_stream
 from equipoise.backends.cuda.nccl import CONNECTED, Nccl, NcclBackend, WordPromise, connect
 from equipoise.backends.cuda.nccl_api import Api, NcclError
 from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
-from equipoise.backends.cuda.own_streams import new_stream
-from equipoise.backends.devices.collectives.library import Membership
+from equipoise.backends.devices.collectives.ccl import Membership
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
@@ -30,8 +30,8 @@ NAMES = (
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(native, "probe", lambda: Available("a GPU"))
-    monkeypatch.setattr(native, "stream_memory", lambda: "")
+    monkeypatch.setattr(cuda_runtime, "probe", lambda: Available("a GPU"))
+    monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "")
 
 
 def backend(*version: int) -> NcclBackend:
@@ -66,9 +66,9 @@ def test_probe_refuses_nccl_older_than_2_17() -> None:
 
 
 def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "stream_memory", lambda: "cuda-bindings is not installed")
+    monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "cuda-bindings is not installed")
     assert reason(backend(2, 27, 3)) == "cuda-bindings is not installed"
-    monkeypatch.setattr(native, "probe", lambda: Unavailable("no GPU"))
+    monkeypatch.setattr(cuda_runtime, "probe", lambda: Unavailable("no GPU"))
     assert reason(backend(2, 27, 3)) == "no GPU"
 
 
@@ -138,13 +138,13 @@ def test_nccl_undeclared_capabilities_match_contract() -> None:
 def test_nccl_uses_device_opened_by_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native.RUNTIME, "devices", lambda: 2)
-    monkeypatch.setattr(native.RUNTIME, "settle_thread", lambda index: None)
-    monkeypatch.setattr(native.RUNTIME, "free_memory", lambda index: (1, 1))
-    monkeypatch.setattr(native, "_queues", None)
-    monkeypatch.setattr(native.RUNTIME, "_chosen", None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "devices", lambda: 2)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "settle_thread", lambda index: None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "free_memory", lambda index: (1, 1))
+    monkeypatch.setattr(cuda_runtime, "_queues", None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "_chosen", None)
     assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
-    native.RUNTIME.choose(1)
+    cuda_runtime.RUNTIME.choose(1)
     assert Nccl(absent).device(0) == 1
 
 
@@ -168,9 +168,9 @@ def test_own_stream_is_created_with_highest_priority(
         return handle, device
 
     vendor: Any = SimpleNamespace(settle_thread=lambda index: asked.append("device"))
-    monkeypatch.setattr(native, "give_context", lambda index: asked.append("context"))
-    monkeypatch.setattr(native, "driver", Driver)
-    monkeypatch.setattr(native, "cuda", lambda: SimpleNamespace(ExternalStream=external))
+    monkeypatch.setattr(cuda_runtime, "give_context", lambda index: asked.append("context"))
+    monkeypatch.setattr(cuda_runtime, "driver", Driver)
+    monkeypatch.setattr(cuda_runtime, "cuda", lambda: SimpleNamespace(ExternalStream=external))
     made = new_stream(Device(vendor, 3))
     assert asked == ["device", "context", ("alone", -5)]
     assert (made.stream, made.handle) == ((0xABC, 3), 0xABC)
@@ -259,7 +259,7 @@ def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatc
     members = Membership("pair", (0, 1), 0, link=True, deadline=1.0)
     greet: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
-        Nccl(lambda: api).meet(members, Device(native.RUNTIME, 0), talk, greet)
+        Nccl(lambda: api).meet(members, Device(cuda_runtime.RUNTIME, 0), talk, greet)
     assert api.calls == ["join 8", "abort comm"]
 
 

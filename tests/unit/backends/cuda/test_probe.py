@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from equipoise.backends.cuda import BACKEND, native
+from equipoise.backends.cuda import BACKEND, cuda_runtime
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -16,7 +16,7 @@ from equipoise.hal.errors import BackendUnavailable
 def pretend(monkeypatch: pytest.MonkeyPatch, *installed: str, devices: int = 1) -> None:
     """A CUDA build of torch with these packages beside it."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(native.RUNTIME, "devices", lambda: devices)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "devices", lambda: devices)
     found = {name: object() for name in installed}
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
 
@@ -54,7 +54,7 @@ def test_probe_reports_driver_error_in_one_line(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("driver too old\nand a long story")
 
     pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(native.RUNTIME, "devices", fail)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "devices", fail)
     assert reason() == "torch.cuda does not answer: driver too old"
 
 
@@ -78,7 +78,7 @@ def test_stream_lock_undeclared_without_cuda_bindings(
 
 def test_stream_lock_declared_with_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(native, "driver", lambda: SimpleNamespace())
+    monkeypatch.setattr(cuda_runtime, "driver", lambda: SimpleNamespace())
     assert BACKEND.capabilities.stream_lock
     assert BACKEND.capabilities.copy_independent_of_launch
     answer = BACKEND.probe()
@@ -90,8 +90,8 @@ def test_independent_copies_undeclared_where_streams_share_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(native, "driver", lambda: SimpleNamespace())
-    monkeypatch.setattr(native, "shared_queues", lambda: "CUDA was initialised by an engine")
+    monkeypatch.setattr(cuda_runtime, "driver", lambda: SimpleNamespace())
+    monkeypatch.setattr(cuda_runtime, "shared_queues", lambda: "CUDA was initialised by an engine")
     assert BACKEND.capabilities.stream_lock
     assert not BACKEND.capabilities.copy_independent_of_launch
     answer = BACKEND.probe()
@@ -104,8 +104,10 @@ def test_stream_memory_reports_bindings_import_error(monkeypatch: pytest.MonkeyP
         raise ImportError("libcuda.so.1: cannot open\nmore")
 
     pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(native, "driver", fail)
-    assert native.stream_memory() == "cuda-bindings does not import: libcuda.so.1: cannot open"
+    monkeypatch.setattr(cuda_runtime, "driver", fail)
+    assert (
+        cuda_runtime.stream_memory() == "cuda-bindings does not import: libcuda.so.1: cannot open"
+    )
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ import pytest
 from helpers.fakes import synchronous_runtime as immediate
 from helpers.watchdog import WATCHDOG
 
-from equipoise.backends.devices.lock import DeviceStreamLock
-from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.lock import DeviceStreamLock, Watch
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import LockPoisoned, StreamTimeout
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.backends.ascend import private_api
-from equipoise.backends.ascend.native import NpuRuntime
-from equipoise.backends.cuda.native import CudaRuntime
+from equipoise.backends.ascend.npu_runtime import NpuRuntime
+from equipoise.backends.cuda.cuda_runtime import CudaRuntime
 from equipoise.backends.devices.runtime import DeviceRuntime
 from equipoise.hal.errors import Unsupported
 

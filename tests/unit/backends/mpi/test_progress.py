@@ -12,8 +12,7 @@ import torch
 from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.backends.mpi.flight import Flight, Leg
-from equipoise.backends.mpi.progress import Progress
+from equipoise.backends.mpi.progress import Flight, Leg, Progress
 from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Role

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.backends.mpi.spans import apart
+from equipoise.backends.mpi.communicator import apart
 
 WINDOW = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 

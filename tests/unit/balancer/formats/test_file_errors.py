@@ -18,7 +18,7 @@ from helpers.strategies.format_samples import (
 from safetensors.numpy import save_file
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats import files, npy
+from equipoise.balancer.formats import encodings, files
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError, PlacementError
 
@@ -97,17 +97,17 @@ def test_read_statistics_refuses_bad_csv(text: str, words: str, tmp_path: Path) 
 def test_read_statistics_refuses_bad_npy_array(
     array: np.ndarray[Any, Any], words: str, tmp_path: Path
 ) -> None:
-    assert words in fails(tmp_path / "a.npy", npy.encode_npy(array), formats.read_statistics)
+    assert words in fails(tmp_path / "a.npy", encodings.encode_npy(array), formats.read_statistics)
 
 
 def test_read_statistics_refuses_object_array(tmp_path: Path) -> None:
-    data = npy.encode_npy(np.zeros((1, 4), dtype=np.int64)).replace(b"'<i8'", b"'|O' ")
+    data = encodings.encode_npy(np.zeros((1, 4), dtype=np.int64)).replace(b"'<i8'", b"'|O' ")
     what = fails(tmp_path / "a.npy", data, formats.read_statistics)
     assert what == "array holds object, not numbers"
 
 
 def test_read_statistics_refuses_oversized_npy_before_allocating(tmp_path: Path) -> None:
-    data = npy.encode_npy(np.zeros((1, 4), dtype=np.int64))
+    data = encodings.encode_npy(np.zeros((1, 4), dtype=np.int64))
     vast = data.replace(b"(1, 4), }          ", b"(99999999, 4000), }")
     assert vast != data
     what = fails(tmp_path / "a.npy", vast, formats.read_statistics)
@@ -241,7 +241,7 @@ def test_read_placement_refuses_archive_that_unpacks_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of_arrangement(tmp_path, "vllm", ".npz")
-    monkeypatch.setattr(npy, "LARGEST", 100)
+    monkeypatch.setattr(encodings, "LARGEST", 100)
     with pytest.raises(FormatError, match="unpacks to more than 100 bytes"):
         formats.read_placement(path)
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError
 

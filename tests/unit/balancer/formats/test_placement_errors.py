@@ -8,7 +8,7 @@ import pytest
 from helpers.strategies.format_samples import fails, file_of_arrangement
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats import document
+from equipoise.balancer.formats import encodings
 
 GOOD_MAP: dict[str, Any] = {
     "moe_layer_count": 1,
@@ -158,4 +158,4 @@ def test_read_placement_refuses_bad_equipoise_file(
 ) -> None:
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
     fields = {**json.loads(path.read_bytes()), key: value}
-    assert words in fails(path, document.encode_json(fields), formats.read_placement)
+    assert words in fails(path, encodings.encode_json(fields), formats.read_placement)

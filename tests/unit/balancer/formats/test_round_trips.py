@@ -17,7 +17,7 @@ from hypothesis import given
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.registry import Cargo, Format
 from equipoise.balancer.formats.statistics import Statistics
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.runtime.events import UNCHANGED, BalanceMeasured, RebalanceMeasured
-from equipoise.balancer.observe.lines import (
+from equipoise.balancer.observe.log_lines import (
     BALANCEDNESS,
     EPOCHS,
     BalancednessLines,

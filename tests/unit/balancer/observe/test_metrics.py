@@ -21,6 +21,7 @@ from equipoise.balancer.experts.runtime.events import (
     StepStalled,
 )
 from equipoise.balancer.observe.metrics import (
+    LABELS,
     PHASES,
     Metrics,
     MetricsMissing,
@@ -28,7 +29,6 @@ from equipoise.balancer.observe.metrics import (
     check_free,
     export,
 )
-from equipoise.balancer.observe.reasons import LABELS
 
 PAGE = ROOT / "docs" / "observability.md"
 MOST_SERIES = 110

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.balancer.requests.block_hashes import Counts, Hashes, check_hashes, chosen
+from equipoise.balancer.requests.workload import Counts, Hashes, check_hashes, chosen
 from equipoise.hal.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from equipoise.balancer.requests.policy import (
     WorkerChange,
     WorkerState,
 )
-from equipoise.balancer.requests.router import Router
-from equipoise.balancer.requests.rules import RULES, Binding, PolicySettings, WhenFull
+from equipoise.balancer.requests.policy_settings import RULES, Binding, PolicySettings, WhenFull
+from equipoise.balancer.requests.request_router import Router
 
 SMALL = Capacity(slots=100, kv_tokens=10)
 LARGE = Capacity(slots=100, kv_tokens=1_000)

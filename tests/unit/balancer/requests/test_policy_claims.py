@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.balancer.requests.cluster import Cluster, Prefill, StepTime
-from equipoise.balancer.requests.comparison import (
+from equipoise.balancer.requests.policy_comparison import (
     Contender,
     Draw,
     Result,
@@ -19,11 +19,11 @@ from equipoise.balancer.requests.comparison import (
     compare,
     contenders,
 )
-from equipoise.balancer.requests.generators import generate
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
 from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
+from equipoise.balancer.requests.workload_generators import generate
 
 pytestmark = pytest.mark.slow
 

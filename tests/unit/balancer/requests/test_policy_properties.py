@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
+from equipoise.balancer.requests.policy_settings import RULES, PolicySettings, WhenFull
 from equipoise.balancer.requests.simulation import Scenario, Timed, simulate
 from equipoise.balancer.requests.workload import Workload
 

@@ -1,8 +1,8 @@
 """Routers of peers that look at cached prompts, where counts are larger than small cases have."""
 
 from equipoise.balancer.requests.policy import Capacity, Request
-from equipoise.balancer.requests.router import Router
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.request_router import Router
 
 CACHED = [100, 0, 0]
 """The whole prompt at worker 0."""

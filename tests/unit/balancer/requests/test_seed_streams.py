@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from equipoise.balancer.requests.seeds import Purpose, drawing
+from equipoise.balancer.requests.workload import Purpose, drawing
 
 
 @given(st.integers(0, 2**80))

@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.balancer.requests.catalogue import STEP_MODELS
-from equipoise.balancer.requests.step_times import published
+from equipoise.balancer.requests.cluster import published
 from equipoise.hal.errors import UsageError
 
 

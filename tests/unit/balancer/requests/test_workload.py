@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from equipoise.balancer.requests.block_hashes import Counts
-from equipoise.balancer.requests.workload import TOKENS_MOST, Workload
+from equipoise.balancer.requests.workload import TOKENS_MOST, Counts, Workload
 from equipoise.hal.errors import UsageError
 
 TOKENS = st.integers(1, 5000)

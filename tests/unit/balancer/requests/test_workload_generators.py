@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.requests.catalogue import WORKLOADS
-from equipoise.balancer.requests.generators import DRAWS, generate
 from equipoise.balancer.requests.workload import Workload
+from equipoise.balancer.requests.workload_generators import DRAWS, generate
 from equipoise.hal.errors import UsageError
 
 COUNT = 200_000

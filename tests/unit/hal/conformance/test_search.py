@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from equipoise.hal.capabilities import Capabilities
-from equipoise.hal.conformance.bench import Bench, Play
+from equipoise.hal.conformance.context import Bench, Play
 from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.search import Effort, Violated, search
@@ -39,7 +39,7 @@ SUMS = Property(
 
 
 class Adder:
-    """Breaks `SUMS` where a program adds up to `LEAST`; tells `passing` of every play."""
+    """Breaks `BAD_CHECKSUMS` where a program adds up to `LEAST`; tells `passing` of every play."""
 
     name = "adder"
     traits = Traits(Capabilities(), None, (1,), controlled=True)

@@ -7,22 +7,22 @@ import pytest
 from helpers.fakes.fake_vllm import engine
 
 from equipoise.hal.errors import EngineUnsupported
-from equipoise.integrations.vllm import compatibility, examination
-from equipoise.integrations.vllm.examination import examine
+from equipoise.integrations.vllm import compatibility, doctor
+from equipoise.integrations.vllm.doctor import examine
 
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tested version, and a plugin that it finds."""
-    monkeypatch.delenv(examination.CHOICE, raising=False)
+    monkeypatch.delenv(doctor.CHOICE, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED[0])
     _points(monkeypatch, "equipoise.integrations.vllm.entry:register")
 
 
 def _points(monkeypatch: pytest.MonkeyPatch, *where: str) -> None:
-    points = EntryPoints(EntryPoint("equipoise", one, examination.GROUP) for one in where)
-    monkeypatch.setattr(examination, "entry_points", lambda group, name: points)
+    points = EntryPoints(EntryPoint("equipoise", one, doctor.GROUP) for one in where)
+    monkeypatch.setattr(doctor, "entry_points", lambda group, name: points)
 
 
 def found() -> dict[str, tuple[bool | None, str]]:
@@ -50,9 +50,9 @@ def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.M
 def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(examination.CHOICE, "other,another")
+    monkeypatch.setenv(doctor.CHOICE, "other,another")
     assert found()["plugin"] == (False, "VLLM_PLUGINS=other,another leaves it out")
-    monkeypatch.delenv(examination.CHOICE)
+    monkeypatch.delenv(doctor.CHOICE)
     _points(monkeypatch)
     assert found()["plugin"] == (
         False,
@@ -67,7 +67,7 @@ def test_doctor_fails_plugin_that_cannot_be_imported(
     if broken == "entry":
         _points(monkeypatch, "no_such_module:register")
     else:
-        monkeypatch.setattr(examination, "PLUGIN", "no_such_module")
+        monkeypatch.setattr(doctor, "PLUGIN", "no_such_module")
     so, detail = found()["plugin"]
     assert not so
     assert "cannot be imported: ModuleNotFoundError" in detail

@@ -12,9 +12,9 @@ from helpers.fakes.fake_vllm import CONFIGURATION, WORKERS, configuration, engin
 
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import compatibility, plugin
+from equipoise.integrations.vllm.compatibility import Symbol
 from equipoise.integrations.vllm.patching import MARK
 from equipoise.integrations.vllm.settings import KEY, VARIABLE
-from equipoise.integrations.vllm.symbols import Symbol
 
 NOTHING = {"DefaultEplbPolicy": object(), "EPLB_POLICIES": {}}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.fakes.fake_vllm import engine
 
-from equipoise.integrations.vllm.symbols import Symbol, problems, signature_of
+from equipoise.integrations.vllm.compatibility import Symbol, problems, signature_of
 
 
 def shown(a: int, /, b: int = 1, *rest: int, c: int, d: int = 2, **more: int) -> None:

@@ -7,9 +7,9 @@ from helpers.fakes.fake_vllm import configuration
 
 from equipoise.hal.errors import EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import plugin
-from equipoise.integrations.vllm.releases import Release
+from equipoise.integrations.vllm.compatibility import Release
 from equipoise.integrations.vllm.settings import KEY, VARIABLE, settings_of
-from equipoise.integrations.vllm_ascend import compatibility, examination
+from equipoise.integrations.vllm_ascend import compatibility, doctor
 
 WORKER = "equipoise.integrations.vllm_ascend.Worker"
 BALANCING = {"eplb_config": {"dynamic_eplb": True}}
@@ -78,7 +78,7 @@ def test_plugin_refuses_engine_part_with_reason() -> None:
 
 
 def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
-    told = {what: (so, detail) for what, so, detail in examination.examine()}
+    told = {what: (so, detail) for what, so, detail in doctor.examine()}
     assert told["vllm-ascend"] == (True, "0.23.0, which was tested")
     assert told["vLLM"] == (True, "0.23.0, which was tested")
     assert not told["worker"][0]
@@ -92,4 +92,4 @@ def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Release, "installed", absent)
     found = ("vllm-ascend", False, "vllm-ascend is not installed")
-    assert list(examination.examine()) == [found]
+    assert list(doctor.examine()) == [found]

@@ -12,10 +12,10 @@ from helpers.fakes.fake_vllm_ascend import NPUWorker, ascend
 
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations import vllm_ascend
-from equipoise.integrations.vllm import handover
-from equipoise.integrations.vllm.releases import Release
+from equipoise.integrations.vllm.compatibility import Release
+from equipoise.integrations.vllm.pp import transport
 from equipoise.integrations.vllm.settings import KEY, VARIABLE
-from equipoise.integrations.vllm_ascend import compatibility, policy_part
+from equipoise.integrations.vllm_ascend import compatibility, eplb_policy
 from equipoise.integrations.vllm_ascend.worker import worker_class
 
 BALANCING = {"eplb_config": {"dynamic_eplb": True}}
@@ -60,8 +60,8 @@ def test_worker_installs_policy_before_and_handover_after_device_init(
         yield
         noted.append(f"{name} off behind {worker.done[-1]}")
 
-    monkeypatch.setattr(policy_part, "installed", lambda *given: part("policy", *given))
-    monkeypatch.setattr(handover, "installed", lambda *given: part("handover", *given))
+    monkeypatch.setattr(eplb_policy, "installed", lambda *given: part("policy", *given))
+    monkeypatch.setattr(transport, "installed", lambda *given: part("handover", *given))
     worker = made({"policy": True, "handover": True}, pipeline_parallel_size=2)
     worker.init_device()
     worker.shutdown()
@@ -90,7 +90,7 @@ def test_worker_uninstalls_parts_when_device_init_fails(
     def fails(self: Any) -> None:
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(policy_part, "installed", part)
+    monkeypatch.setattr(eplb_policy, "installed", part)
     monkeypatch.setattr(NPUWorker, "init_device", fails)
     worker = made({"policy": True})
     with pytest.raises(RuntimeError, match="no device"):

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from equipoise.balancer.requests.comparison import Contender, Result
-from equipoise.balancer.requests.outcome import Figures
-from equipoise.balancer.requests.rules import PolicySettings
-from equipoise.cli.simulate import simulated
-from equipoise.cli.simulate_options import SimulateRequest
-from equipoise.report.simulation.simulated import Simulated
+from equipoise.balancer.requests.policy_comparison import Contender, Result
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.simulation_result import Figures
+from equipoise.cli.simulate import SimulateRequest, simulated
+from equipoise.report.simulation.result import Simulated
 
 
 def small(**said: object) -> Simulated:

@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.comparison import Interval, Result
-from equipoise.balancer.requests.outcome import Figures
-from equipoise.report.simulation.columns import BY_FIGURE, COLUMNS, Better
-from equipoise.report.simulation.judged import alike_lines, judge, paired
-from equipoise.report.simulation.simulated import Simulated
+from equipoise.balancer.requests.policy_comparison import Interval, Result
+from equipoise.balancer.requests.simulation_result import Figures
+from equipoise.report.simulation.columns import (
+    BY_FIGURE,
+    COLUMNS,
+    Better,
+    alike_lines,
+    judge,
+    paired,
+)
+from equipoise.report.simulation.result import Simulated
 
 MakeResult = Callable[..., Result]
 

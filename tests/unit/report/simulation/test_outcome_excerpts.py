@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.comparison import Contender
-from equipoise.balancer.requests.generators import generate
-from equipoise.balancer.requests.outcome import Outcome
-from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.policy_comparison import Contender
+from equipoise.balancer.requests.policy_settings import PolicySettings
 from equipoise.balancer.requests.simulation import Scenario, simulate
-from equipoise.report.simulation.barrier import stretch
-from equipoise.report.simulation.seen import (
+from equipoise.balancer.requests.simulation_result import Outcome
+from equipoise.balancer.requests.workload_generators import generate
+from equipoise.report.simulation.load_plots import stretch
+from equipoise.report.simulation.result import (
     CLASSES,
     EXCERPT,
     POINTS,

@@ -8,15 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from equipoise.balancer.requests.comparison import Result
-from equipoise.cli.simulate_validation import known_policies
-from equipoise.report.canvas import Picture
-from equipoise.report.simulation.html import render_html
-from equipoise.report.simulation.loads import load_lines
-from equipoise.report.simulation.pictures import pictures
-from equipoise.report.simulation.record import to_json
-from equipoise.report.simulation.shades import of_policy
-from equipoise.report.simulation.simulated import Point, Simulated, Sweep
+from equipoise.balancer.requests.policy_comparison import Result
+from equipoise.cli.simulate_setup import known_policies
+from equipoise.report.simulation.html import pictures, render_html
+from equipoise.report.simulation.json_output import to_json
+from equipoise.report.simulation.load_plots import load_lines
+from equipoise.report.simulation.plot_style import of_policy
+from equipoise.report.simulation.result import Point, Simulated, Sweep
+from equipoise.report.svg import Picture
 
 pytestmark = pytest.mark.slow
 

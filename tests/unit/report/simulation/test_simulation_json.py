@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equipoise import __version__
-from equipoise.balancer.requests.rules import Predictor
-from equipoise.report.simulation.record import plain, to_json
-from equipoise.report.simulation.simulated import Simulated
+from equipoise.balancer.requests.policy_settings import Predictor
+from equipoise.report.simulation.json_output import plain, to_json
+from equipoise.report.simulation.result import Simulated
 
 
 def test_simulation_json_round_trips_without_nan(found: Simulated) -> None:

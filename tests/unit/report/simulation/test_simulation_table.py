@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.balancer.requests.comparison import Result
-from equipoise.report.ink import Ink
-from equipoise.report.simulation.columns import COLUMNS, REPORT_ONLY
-from equipoise.report.simulation.judged import judge
-from equipoise.report.simulation.simulated import Point, Simulated, Sweep
+from equipoise.balancer.requests.policy_comparison import Result
+from equipoise.report.simulation.columns import COLUMNS, REPORT_ONLY, judge
+from equipoise.report.simulation.result import Point, Simulated, Sweep
 from equipoise.report.simulation.table import BEST, WIDTH, fill, render
+from equipoise.report.terminal import Ink
 
 MakeResult = Callable[..., Result]
 

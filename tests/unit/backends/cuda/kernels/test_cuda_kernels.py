@@ -9,9 +9,9 @@ from helpers.fakes import synchronous_runtime as immediate
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.backends.cuda import launching
-from equipoise.backends.cuda.launching import CudaKernels, Workspaces, programs
-from equipoise.backends.devices import table_rows
+from equipoise.backends.cuda import kernel_launcher
+from equipoise.backends.cuda.kernel_launcher import CudaKernels, Workspaces, programs
+from equipoise.backends.devices import memory
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import KernelError, StreamFailed
@@ -45,7 +45,7 @@ def stream() -> DeviceStream:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
     """On the host: it has no page-locked memory, and no stream is current."""
-    monkeypatch.setattr(table_rows, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
+    monkeypatch.setattr(memory, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
     return CudaKernels(immediate.DEVICE)
 
 
@@ -176,16 +176,16 @@ def test_kernel_error_fails_its_stream(
 
 def test_workspace_is_per_stream_and_size() -> None:
     spaces, first, second = Workspaces(immediate.DEVICE), immediate.stream(), immediate.stream()
-    sizes = launching._sizes(EXPERTS, SLOTS, RANKS)
+    sizes = kernel_launcher._sizes(EXPERTS, SLOTS, RANKS)
     mine = spaces.of(first, sizes)
     assert spaces.of(first, sizes) is mine
     assert spaces.of(second, sizes) is not mine
-    assert spaces.of(first, launching._sizes(EXPERTS, SLOTS, 1)) is not mine
+    assert spaces.of(first, kernel_launcher._sizes(EXPERTS, SLOTS, 1)) is not mine
 
 
 def test_workspace_is_freed_with_its_stream() -> None:
     spaces, passing = Workspaces(immediate.DEVICE), immediate.stream()
-    space = weakref.ref(spaces.of(passing, launching._sizes(EXPERTS, SLOTS, RANKS)))
+    space = weakref.ref(spaces.of(passing, kernel_launcher._sizes(EXPERTS, SLOTS, RANKS)))
     assert space() is not None
     del passing
     gc.collect()

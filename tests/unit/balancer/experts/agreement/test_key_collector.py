@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.backends.virtual import BACKEND
-from equipoise.backends.virtual.control import Store, VirtualControlPlane
+from equipoise.backends.virtual.control_plane import Store, VirtualControlPlane
 from equipoise.backends.virtual.world import World
 from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.agreement.key_collector import (

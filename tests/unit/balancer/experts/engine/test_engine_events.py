@@ -35,8 +35,8 @@ from equipoise.balancer.experts.runtime.events import (
     TraceSpan,
     Track,
 )
-from equipoise.balancer.observe.courier import Courier
-from equipoise.balancer.observe.digest import Digest
+from equipoise.balancer.observe.aggregator import Digest
+from equipoise.balancer.observe.async_sink import Courier
 from equipoise.hal.errors import EngineError
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from equipoise.balancer.experts.config import Objective, Policy, Split
 from equipoise.balancer.experts.planning import planner
 from equipoise.balancer.experts.planning.inputs import planner_input
 from equipoise.balancer.experts.planning.planner import _aims, whole_layers
-from equipoise.cli.plan_options import PlanRequest
+from equipoise.cli.plan import PlanRequest
 from equipoise.hal.errors import PlacementError
 
 LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8

@@ -9,8 +9,8 @@ from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError, LockPoisoned, StreamTimeout
-from equipoise.hal.readers import Readers
 from equipoise.hal.stream import Role
+from equipoise.hal.support.slot_access import Readers
 
 
 @pytest.fixture

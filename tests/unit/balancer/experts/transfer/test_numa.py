@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.hal.errors import CopierError
-from equipoise.hal.numa import UNKNOWN, parse_cpus
+from equipoise.hal.support.numa import UNKNOWN, parse_cpus
 
 
 def written(cpus: set[int]) -> str:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.backends.ascend.replica_tables import table_bytes
+from equipoise.backends.ascend.lookup_tables import table_bytes
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.memory_report import (

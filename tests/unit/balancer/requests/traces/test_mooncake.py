@@ -11,7 +11,7 @@ import pytest
 from helpers.strategies.format_samples import fails
 from hypothesis import given
 
-from equipoise.balancer.requests.traces import read_trace, source
+from equipoise.balancer.requests.traces import read_trace, trace_file
 
 
 @st.composite
@@ -41,7 +41,7 @@ def test_mooncake_trace_round_trips(
 ) -> None:
     written.append(row(10**9, 1, 1, []))
     written.insert(0, row(0, 1, 1, [3]))
-    with tempfile.TemporaryDirectory() as folder, patch.object(source, "PIECE", piece):
+    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "PIECE", piece):
         path = Path(folder) / "a.jsonl"
         path.write_text("\n\n".join(map(json.dumps, written)))
         found = read_trace(path, most=most)

@@ -1,0 +1,94 @@
+"""The two words of a stream lock on an NPU."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend import npu_runtime
+from equipoise.backends.devices.memory import copy, pinned
+from equipoise.backends.devices.runtime import Device
+
+USE = "signal"
+"""The stream that signals are given on; nothing ever waits there, so a signal is never late."""
+
+
+class NpuFullWord:
+    """A vendor's external event: its wait ends when the word is 1, and then writes 0.
+
+    torch_npu has a flag for each on the host: a wait sets it, a record clears it, and a wait that
+    finds it set raises, though it has gone to the stream. So a word that was given before its wait,
+    or beside it, keeps a flag that nothing but another signal clears, and is not lent again.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._event: Any = npu_runtime.npu().ExternalEvent()
+        self._awaited = False
+        self._lendable = False
+
+    @property
+    def lendable(self) -> bool:
+        """Whether it was given when its wait had been called, so that the flag is clear."""
+        return self._lendable
+
+    def wait(self, stream: Any) -> None:
+        """Enqueue the wait."""
+        self._lendable = False
+        self._event.wait(stream)
+        self._awaited = True
+
+    def give(self) -> None:
+        """Write the 1, on a stream of its own."""
+        self._lendable, self._awaited = self._awaited, False
+        self._device.settle()
+        self._event.record(self._device.kept_stream(USE))
+
+
+class NpuEmptyWord:
+    """A word of page-locked memory that a stream copies a 1 into."""
+
+    def __init__(self, device: Device) -> None:
+        self._word = pinned(4).view(torch.int32).zero_()
+        self._one = one_on(device)
+
+    def set(self, stream: Any) -> None:
+        """Enqueue the copy on the current stream."""
+        copy(self._word, self._one)
+
+    def is_set(self) -> bool:
+        """Whether the copy came."""
+        return int(self._word) == 1
+
+    def clear(self) -> None:
+        """Back to 0."""
+        self._word.zero_()
+
+
+class NpuWords:
+    """Makes them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def full(self) -> NpuFullWord:
+        """An external event."""
+        return NpuFullWord(self._device)
+
+    def empty(self) -> NpuEmptyWord:
+        """A word of 0."""
+        return NpuEmptyWord(self._device)
+
+
+_ones: dict[int, Tensor] = {}
+
+
+def one_on(device: Device) -> Tensor:
+    """The number 1 on that device, int32 [1], there when this returns."""
+    if device.index not in _ones:
+        stream = device.kept_stream(USE)
+        with device.runtime.current(stream):
+            made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
+        stream.synchronize()
+        _ones[device.index] = made
+    return _ones[device.index]

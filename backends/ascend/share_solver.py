@@ -1,0 +1,131 @@
+"""The share solver: one function of the host, called by the stream in its turn.
+
+Water-filling refills one expert after the other, which no fixed number of operators does. So the
+stream copies the counts and tables to the host, calls the native solver there, and copies the
+shares back; the host that launched it waits for nothing.
+
+torch_npu keeps what it needs of every launched callback for ever. So a callback is captured into a
+graph of its own, once a stream and size, and replayed.
+"""
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise import _native
+from equipoise.backends.ascend import npu_runtime, private_api
+from equipoise.backends.devices.capture import USE, try_turn
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.hal.routing import SWEEPS
+
+
+@dataclass(eq=False)
+class Job:
+    """The host's memory for one solving at a time, in the order of a stream.
+
+    Attributes:
+        on: the stream that fails if the solver does.
+        experts: logical experts.
+        ranks: how many ranks the slots are spread over.
+        given: int64 [experts + (experts + 1) + slots], page-locked: counts, start, replicas.
+        result: int32 [slots], page-locked: cumulative shares.
+    """
+
+    on: DeviceStream
+    experts: int
+    ranks: int
+    given: Tensor
+    result: Tensor
+    _graph: Any = field(default=None)
+
+    def call(self) -> None:
+        """Have the current stream call the solver."""
+        current = npu_runtime.npu().current_stream()
+        if npu_runtime.npu().is_current_stream_capturing():
+            _launch(current, self)
+            return
+        if self._graph is None:
+            self._graph = _captured(self)
+        if self._graph is None:  # another thread captures, or graphs are off
+            _launch(current, self)
+        else:
+            self._graph.replay()
+
+    def solve(self) -> None:
+        """On a thread of torch_npu's: nothing may escape here, or that thread never goes on."""
+        try:
+            counts, start, replicas = torch.split(
+                self.given, [self.experts, self.experts + 1, self.result.numel()]
+            )
+            if int(start[-1]) == 0:  # the layer has no tables yet: its shares are left alone
+                self.result.zero_()
+                return
+            _native.solve_cumulative(
+                counts.numpy(),
+                start.int().numpy(),
+                replicas.int().numpy(),
+                self.ranks,
+                SWEEPS,
+                self.result.numpy(),
+            )
+        except BaseException as failure:
+            self.on.fail(failure)
+
+
+class Solver:
+    """The jobs of one accelerator: one a stream and size, and one of its own for every capture."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[DeviceStream, int, int, int], Job] = {}
+
+    def job(self, on: DeviceStream, experts: int, slots: int, ranks: int) -> Job:
+        """Memory that nothing but this stream's earlier solvings uses."""
+        if npu_runtime.npu().is_current_stream_capturing():
+            return _job(on, experts, slots, ranks)
+        key = (on, experts, slots, ranks)
+        if key not in self._jobs:
+            self._jobs[key] = _job(*key)
+        return self._jobs[key]
+
+
+def _job(on: DeviceStream, experts: int, slots: int, ranks: int) -> Job:
+    given = torch.empty(2 * experts + 1 + slots, dtype=torch.int64, pin_memory=True)
+    return Job(on, experts, ranks, given, torch.empty(slots, dtype=torch.int32, pin_memory=True))
+
+
+_subscribed: set[tuple[int, int]] = set()
+_lock = threading.Lock()
+
+
+def _launch(stream: Any, job: Job) -> None:
+    """Put the call into the stream, which must have a thread that runs its callbacks."""
+    with _lock:
+        name = (int(stream.device_index), int(stream.stream_id))
+        if name not in _subscribed:
+            private_api.subscribe(stream)
+            _subscribed.add(name)
+    private_api.launch_host_function(stream, Job.solve, job)
+
+
+def _captured(job: Job) -> Any:
+    """A graph that calls the solver and does nothing else; None while nothing can be captured."""
+    with try_turn() as mine:
+        if not mine or npu_runtime.RUNTIME.uncapturable():
+            return None
+        at = job.on.device.kept_stream(USE)
+        with npu_runtime.RUNTIME.current(at):
+            graph = npu_runtime.RUNTIME.begin_capture()
+            try:
+                _launch(at, job)
+            except BaseException:
+                # An open capture outlives this call: the driver would refuse pageable copies and
+                # every other capture of the process (107030, 107027).
+                with suppress(RuntimeError):
+                    npu_runtime.RUNTIME.end_capture(graph)
+                raise
+            npu_runtime.RUNTIME.end_capture(graph)
+        return graph

@@ -1,0 +1,1 @@
+"""What several backends need: the control plane over torch's TCP store, and waits that end."""

@@ -1,0 +1,172 @@
+"""Handles of gloo operations.
+
+Measured of gloo (torch 2.13): a point-to-point work is never complete until somebody waits for it,
+and waiting with a time-out shorter than the group's poisons the whole group. So nobody here waits
+with a short time-out: a soft wait watches a thread that waits to the end.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from equipoise.backends.cpu.stream import Latch
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.native_call_guard import ABROAD
+
+SLACK = 5.0
+"""Seconds beyond the deadline that gloo may take to report it."""
+LEAST = 0.001
+"""Seconds that an operation gets which is first waited for behind its deadline: if it has ended by
+then, it ended well."""
+
+
+class GlooWork:
+    """One operation, or a bundle that ends together; owns its tensors until the end.
+
+    Args:
+        finish: blocks until the operation ended, or raises after so many seconds.
+        buffers: tensors that the operation reads or writes.
+        what: the operation in words, for errors.
+        deadline: seconds from now until the operation fails its communicator.
+        failed: called once with the failure, so that the communicator learns of it.
+        ended: called once with the work behind the end, well or not.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[float], None],
+        buffers: Sequence[Tensor],
+        what: str,
+        deadline: float,
+        failed: Callable[[CommunicatorFailed], None],
+        ended: Callable[["GlooWork"], None],
+    ) -> None:
+        self.buffers = tuple(buffers)
+        self._finish = finish
+        self._what = what
+        self._expiry = time.monotonic() + deadline
+        self._failed = failed
+        self._told = ended
+        self._failure: CommunicatorFailed | None = None
+        self._ended = Latch()
+        self._settling = threading.Lock()
+        self._finishing = threading.Lock()
+        self._finished = False
+        self._watched = False
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        if not self._ended.is_set():
+            self.watch()
+        return self._ended.is_set()
+
+    def wait(self, stream: Stream) -> None:
+        """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
+        if self._ended.is_set():
+            self._raise_failure()
+        stream.launch(lambda: self.result(self._remaining() + SLACK))
+
+    def result(self, timeout: float) -> None:
+        """Block until the end; raises `ResultPending` after `timeout` seconds."""
+        if not self._ended.is_set():
+            self._await(timeout)
+        self._raise_failure()
+
+    def cancel(self) -> None:
+        """End it for its issuer; a watcher keeps the buffers until gloo lets go of them (E4).
+
+        Fails the communicator even after the end: whether that came first is a matter of luck.
+        """
+        self.watch()
+        failure = CommunicatorFailed(f"{self._what} was cancelled")
+        self._failed(failure)
+        self._settle(failure)
+
+    def watch(self, by: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """Have somebody wait to the end, unless one does: `by`, or else a thread of its own."""
+        with self._finishing_or_skip() as mine:
+            if mine and not self._watched and not self._ended.is_set():
+                self._watched = True
+                (by or self._by_a_thread)(self._end)
+
+    def poll(self, completed: Callable[[], bool]) -> bool:
+        """Whether it ended, for operations that gloo can poll; never blocks."""
+        if not self._ended.is_set() and completed():
+            self._end()
+        return self._ended.is_set()
+
+    def _await(self, timeout: float) -> None:
+        if timeout >= self._remaining():
+            self._end()
+            return
+        self.watch()
+        if not self._ended.wait(timeout):
+            raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
+
+    def _end(self) -> None:
+        with self._finishing:
+            if self._finished:
+                return
+            failure: CommunicatorFailed | None = None
+            try:
+                self._finish(max(self._remaining(), LEAST))
+            except RuntimeError as error:
+                failure = _explain(self._what, error)
+                failure.__cause__ = error
+                self._failed(failure)
+            self._finish = _nothing
+            self.buffers = ()  # the work itself may be kept for long
+            self._finished = True
+            self._settle(failure)
+        self._told(self)  # not under the lock: the communicator asks its other operations
+
+    def _settle(self, failure: CommunicatorFailed | None) -> None:
+        """Let everybody know of the end, unless a cancel came first."""
+        with self._settling:
+            if not self._ended.is_set():
+                self._failure = failure
+                self._ended.set()
+
+    def _raise_failure(self) -> None:
+        """Afresh: a kept exception grows by the frames of everybody who it is raised to."""
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
+
+    def _by_a_thread(self, wait: Callable[[], None]) -> None:
+        threading.Thread(target=ABROAD(wait), name=self._what, daemon=True).start()
+
+    def _remaining(self) -> float:
+        return self._expiry - time.monotonic()
+
+    def _finishing_or_skip(self) -> "_Attempt":
+        return _Attempt(self._finishing)
+
+
+class _Attempt:
+    """Holds a lock if it is free; enters with whether it is held."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._mine = False
+
+    def __enter__(self) -> bool:
+        self._mine = self._lock.acquire(blocking=False)
+        return self._mine
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            self._lock.release()
+
+
+def _nothing(_: float) -> None:
+    """Stands where `finish` stood, so that what it closed over can go."""
+
+
+def _explain(what: str, error: RuntimeError) -> CommunicatorFailed:
+    text = str(error).splitlines()[0]
+    if "imed out" in text or "timeout" in text.lower():
+        return OperationTimeout(f"{what} passed its deadline")
+    return CommunicatorFailed(f"{what} lost its peer")

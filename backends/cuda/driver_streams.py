@@ -1,0 +1,100 @@
+"""Streams that are in no pool of torch's: as many as are asked for, and no two are one.
+
+Torch hands out 32 streams of a device in turn. Who draws the 33rd gets the first, and waits behind
+whatever hangs there; so what may hang has a stream that the driver made for it alone.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.backends.cuda import cuda_runtime
+from equipoise.backends.devices.runtime import Device
+
+
+@dataclass(frozen=True)
+class OwnStream:
+    """A stream.
+
+    Attributes:
+        stream: as torch knows it.
+        handle: as the driver does.
+    """
+
+    stream: Any
+    handle: int
+
+
+class OwnStreams:
+    """Those of one device: made when none is spare, and kept. For any number of threads.
+
+    Args:
+        make: a new one, which nobody else ever gets.
+    """
+
+    def __init__(self, make: Callable[[], OwnStream]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._spare: list[OwnStream] = []
+
+    def take(self) -> OwnStream:
+        """One that is idle. Raises RuntimeError as the driver does."""
+        with self._lock:
+            for place, spare in enumerate(self._spare):
+                with cuda_runtime.RUNTIME.unrestricted():
+                    idle = spare.stream.query()
+                if idle:
+                    return self._spare.pop(place)
+            return self._make()
+
+    def give(self, own: OwnStream) -> None:
+        """Nothing is launched there any more; what is under way may be."""
+        with self._lock:
+            self._spare.append(own)
+
+
+def bind(device: Device) -> None:
+    """Make the device the calling thread's, for the driver's own functions too: these want its
+    context, which torch gives a thread only when it asks the device for something."""
+    device.settle()
+    cuda_runtime.give_context(device.index)
+
+
+def new_stream(device: Device) -> OwnStream:
+    """From the driver: ahead of others where the device has to choose, and behind none by itself.
+
+    What communicates for others to wait for goes first; and without the flag it would wait for the
+    default stream, and that one for it.
+    """
+    bind(device)
+    driver = cuda_runtime.driver()
+    _, first = cuda_runtime.check(
+        driver.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange"
+    )
+    flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    (made,) = cuda_runtime.check(
+        driver.cuStreamCreateWithPriority(flag, first), "cuStreamCreateWithPriority"
+    )
+    stream = cuda_runtime.cuda().ExternalStream(int(made), device=device.index)
+    return OwnStream(stream, int(made))
+
+
+_kept: dict[int, OwnStreams] = {}
+_bells: dict[int, OwnStream] = {}
+_making = threading.Lock()
+
+
+def own_streams(device: Device) -> OwnStreams:
+    """Those of this process."""
+    with _making:
+        return _kept.setdefault(device.index, OwnStreams(lambda: new_stream(device)))
+
+
+def bell(device: Device) -> OwnStream:
+    """The one of this process on which nothing ever waits."""
+    streams = own_streams(device)
+    with _making:
+        if device.index not in _bells:
+            _bells[device.index] = streams.take()
+        return _bells[device.index]

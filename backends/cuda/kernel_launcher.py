@@ -1,0 +1,255 @@
+"""The small kernels, launched on the streams of the contract."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.devices.memory import HOST, copy, table_rows, used_on
+from equipoise.backends.devices.runtime import Device
+from equipoise.backends.devices.stream import DeviceStream, own_stream
+from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import RowHash, Rule
+from equipoise.hal.stream import Stream
+from equipoise.hal.support.validation import (
+    check_checksum,
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_solve_shares,
+    check_update,
+)
+
+if TYPE_CHECKING:
+    from equipoise.backends.cuda.kernels.workspace import Sizes, Workspace
+
+PACKAGE = "equipoise.backends.cuda.kernels"
+ASIDE = "aside"
+"""The stream that workspaces are made on: never one that is being captured."""
+LEAST = 1 << 17
+"""Elements that a workspace for apportioning takes at least: 16,384 tokens, eight experts each."""
+
+
+@cache
+def programs(module: str) -> Any:
+    """One of the modules with kernels; the first of them imports Triton."""
+    return import_module(f"{PACKAGE}.{module}")
+
+
+class DeviceKernels(Kernels, Protocol):
+    """What the backend asks of its kernels beside the contract."""
+
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
+        program."""
+        ...
+
+
+class Workspaces:
+    """One for each stream and size, and one for each capture: a graph may run beside its stream."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._made: WeakKeyDictionary[object, dict[Sizes, Workspace]] = WeakKeyDictionary()
+
+    def of(self, stream: DeviceStream, sizes: "Sizes") -> "Workspace":
+        """Called by a program of the stream. Nothing of the making is launched there: it would be a
+        part of the graph, or synchronise a stream that is being captured."""
+        made = self._made.setdefault(stream.target, {})
+        if sizes not in made:
+            device = self._device
+            runtime = device.runtime
+            with runtime.unrestricted(), runtime.current(device.kept_stream(ASIDE)):
+                workspace = programs("workspace").Workspace.make(sizes, device.torch)
+            made[sizes] = workspace
+            # Its memory is of the stream aside: whoever forgets it may still run on it.
+            used_on(stream, *workspace.tensors)
+        stream.keep(made[sizes])
+        return made[sizes]
+
+
+class CudaKernels:
+    """Triton's kernels of one device; the contract's values bit for bit.
+
+    A kernel is compiled with its first launch, which takes a second or so; `warm` does that ahead.
+    Raises what Triton raises where one cannot be compiled; the stream has failed then.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._workspaces = Workspaces(device)
+
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Compile every kernel, by launching it on scratch tables, which are awaited."""
+        own = own_stream(stream)
+
+        def program() -> None:
+            space = self._workspaces.of(own, _sizes_of(tables))
+            programs("warming").warm(tables, space)
+            self._workspaces.of(own, _sizes(tables.experts, tables.experts, 1))
+            self._workspaces.of(own, _sizes(1, 1, 1))
+
+        own.launch(program)
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        """Tokens per expert."""
+        check_count(ids, counts)
+        sizes = _sizes(counts.numel(), counts.numel(), 1)
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, counts)
+            programs("counting").count(ids, counts, space)
+
+        self._launch(stream, sizes, program)
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        """Route by the hash of each token's place."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, slots, counts)
+            programs("hashed").route_hashed(ids, tables, salt, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables), program)
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route by integer quotas of this batch."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, cumulative, slots, counts)
+            route = programs("apportioned").route_apportioned
+            route(ids, tables, cumulative, salt, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables, ids.numel()), program)
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route as another engine would."""
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, slots, counts)
+            if isinstance(rule, RowHash):
+                used_on(stream, rule.rows)
+            programs("ruled").route_by_rule(rule, ids, tables, layer, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables), program)
+
+    def solve_shares(
+        self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
+    ) -> None:
+        """Water-filling on one layer's counts, on the device."""
+        check_solve_shares(counts, tables, layer, cumulative)
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, counts, cumulative)
+            programs("solver").solve_shares(counts, tables, layer, cumulative, space)
+
+        self._launch(stream, _sizes_of(tables), program)
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        """Fill the idle set of each changed layer, then advance its generation word.
+
+        The update is taken at the call.
+        """
+        check_update(update, tables)
+        with self._device.runtime.unrestricted():
+            block = table_rows(update)
+
+        def program() -> None:
+            rows = torch.empty(block.shape, dtype=block.dtype, device=tables.start.device)
+            copy(rows, block)
+            with _compiling(stream):
+                programs("committing").commit_tables(rows, tables)
+
+        stream.launch(program)
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of a contiguous tensor's bytes."""
+        check_checksum(data, out)
+        flat = data.detach().reshape(-1).view(torch.uint8)
+
+        def program() -> None:
+            used_on(stream, data, out)
+            self.fingerprint([flat], out, stream)
+
+        stream.launch(program)
+
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
+        program."""
+        space = self._workspaces.of(own_stream(stream), _sizes(1, 1, 1))
+        # A kernel reaches the host's memory too, but the host's allocator knows of copies only.
+        near = [part if part.device.type != HOST else self._near(part) for part in parts]
+        found = out if out.device.type != HOST else torch.empty_like(out, device=space.sums.device)
+        with _compiling(stream):
+            programs("checksums").checksum_parts(near, found, space)
+        if found is not out:
+            copy(out, found)
+
+    def _near(self, data: Tensor) -> Tensor:
+        made = torch.empty(data.shape, dtype=data.dtype, device=self._device.torch)
+        copy(made, data)
+        return made
+
+    def _launch(
+        self, stream: Stream, sizes: "Sizes", program: Callable[["Workspace"], None]
+    ) -> None:
+        own = own_stream(stream)
+
+        def whole() -> None:
+            space = self._workspaces.of(own, sizes)
+            with _compiling(own):
+                program(space)
+
+        own.launch(whole)
+
+
+def make_kernels(device: Device) -> DeviceKernels:
+    """Those of a device."""
+    return CudaKernels(device)
+
+
+def _compiling(stream: Stream) -> Any:
+    """A kernel that was never launched is loaded now, which a capture forbids where it can."""
+    own = own_stream(stream)
+    return own.device.runtime.unrestricted() if own.capturing else nullcontext()
+
+
+def _sizes(experts: int, slots: int, ranks: int, elements: int = 1) -> "Sizes":
+    sizes: Sizes = programs("workspace").Sizes(experts, slots, ranks, elements, buffers=1)
+    return sizes
+
+
+def _sizes_of(tables: Tables, elements: int = 0) -> "Sizes":
+    """For any batch up to a power of two, so that few are made."""
+    room = max(LEAST, 1 << (elements - 1).bit_length()) if elements else LEAST
+    return _sizes(tables.experts, tables.slots, tables.ranks, room)

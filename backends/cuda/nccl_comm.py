@@ -1,0 +1,258 @@
+"""One of NCCL's communicators, and the stream of its own that it runs on."""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.common.bounded_wait import poll
+from equipoise.backends.cuda.driver_streams import OwnStreams
+from equipoise.backends.cuda.nccl_api import TYPES, Api, Comm, NcclError
+from equipoise.backends.devices.runtime import Device
+from equipoise.hal.support.native_call_guard import ABROAD
+
+Messages: TypeAlias = Sequence[tuple[int, Tensor]]
+"""Peers, and what goes to each or comes from it."""
+
+
+class NcclHandle:
+    """One launch.
+
+    Args:
+        group: where.
+        end: an event of the vendor's behind it.
+    """
+
+    def __init__(self, group: "NcclGroup", end: Any) -> None:
+        self._group = group
+        self._end = end
+
+    def hold(self) -> None:
+        """Make the current stream wait for the end."""
+        self._end.wait(self._group.current_stream())
+
+    def ended(self) -> bool:
+        """Whether the device has come behind it. After an error of the network it never may."""
+        if self._group.reached(self._end):
+            return True
+        if why := self._group.fault():
+            raise NcclError(why)
+        return False
+
+    def fault(self) -> str:
+        """What NCCL says of the communicator."""
+        return self._group.fault()
+
+
+class NcclGroup:
+    """A communicator that is made, and that this object owns.
+
+    NCCL ends a small send as soon as it lies in a buffer of the receiver's, whether anybody
+    receives it or not. So a message is answered by a byte, in the same launch: a send ends when its
+    receive was launched, and one that nobody receives never does (clause P3). A round is not: its
+    messages go both ways, and NCCL, which matches by order alone, would take the answer to one for
+    another that never came.
+
+    The communicator is non-blocking: NCCL launches on a thread of its own, where it connects first,
+    which waits for other ranks, whatever was not connected yet. So a launch is waited for, up to
+    the deadline, before an event is put behind it.
+
+    Args:
+        api: NCCL.
+        comm: its communicator.
+        place: this rank, and the size.
+        streams: where its own stream comes from.
+        device: where it runs.
+        deadline: seconds that a launch may take, and that its end may.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        comm: Comm,
+        place: tuple[int, int],
+        streams: OwnStreams,
+        device: Device,
+        deadline: float,
+    ) -> None:
+        self._api = api
+        self._deadline = deadline
+        self._comm: Comm | None = comm
+        self._rank, self._size = place
+        self._device = device
+        self._streams = streams
+        self._own = streams.take()
+        self._guard = threading.Lock()
+        self._closed = False
+        with device.runtime.current(self.lane):
+            self._answer = torch.zeros(1, dtype=torch.int8).to(device.torch)
+        """The byte that answers a message, sent or received."""
+
+    @property
+    def lane(self) -> Any:
+        """Its stream."""
+        return self._own.stream
+
+    def all_reduce(self, tensor: Tensor) -> NcclHandle:
+        """Sum in place."""
+        count, kind = tensor.numel(), TYPES[tensor.dtype]
+        call = self._api.all_reduce
+        return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, comm, to))
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> NcclHandle:
+        """Into one tensor."""
+        ends, count, kind = _ends(out, tensor), tensor.numel(), TYPES[tensor.dtype]
+        return self._fly(lambda comm, to: self._api.all_gather(*ends, count, kind, comm, to))
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> NcclHandle:
+        """From one tensor."""
+        ends, count, kind = _ends(out, tensor), out.numel(), TYPES[out.dtype]
+        return self._fly(lambda comm, to: self._api.reduce_scatter(*ends, count, kind, comm, to))
+
+    def broadcast(self, tensor: Tensor, root: int) -> NcclHandle:
+        """From one rank to all."""
+        count, kind = tensor.numel(), TYPES[tensor.dtype]
+        call = self._api.broadcast
+        return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, root, comm, to))
+
+    def all_to_all(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> NcclHandle:
+        """Messages of all to all, what a rank has for itself included, as one launch."""
+        even = [tensor.numel() // self._size] * self._size
+        arriving = _parts(out, receives or even)
+        leaving = _parts(tensor, sends or even)
+
+        def launch(comm: Comm, to: int) -> None:
+            with self._api.group(comm):
+                self._move(arriving, leaving, comm, to)
+
+        return self._fly(launch)
+
+    def message(self, way: str, blob: Tensor, peer: int) -> NcclHandle:
+        """A message and its answer, as one launch."""
+        there, back = [(peer, blob)], [(peer, self._answer)]
+        received, sent = (there, back) if way == "irecv" else (back, there)
+
+        def launch(comm: Comm, to: int) -> None:
+            with self._api.group(comm):
+                self._move(received, sent, comm, to)
+
+        return self._fly(launch)
+
+    def batch(
+        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+    ) -> NcclHandle:
+        """A round of messages as one launch."""
+        messages = list(zip(peers, blobs, strict=True))
+        leaving = [m for m, way in zip(messages, ways, strict=True) if way == "isend"]
+        arriving = [m for m, way in zip(messages, ways, strict=True) if way == "irecv"]
+
+        def launch(comm: Comm, to: int) -> None:
+            with self._api.group(comm):
+                self._move(arriving, leaving, comm, to)
+
+        return self._fly(launch)
+
+    def abort(self) -> None:
+        """NCCL's abort ends the kernels that run; waits for that on a thread of its own."""
+        self._end(self._api.abort)
+
+    def close(self) -> None:
+        """NCCL waits for its own threads then: on a thread of its own."""
+        self._end(self._finish)
+
+    @property
+    def closed(self) -> bool:
+        """Whether either is over."""
+        return self._closed
+
+    def current_stream(self) -> Any:
+        """Of the calling thread."""
+        return self._device.runtime.current_stream(self._device.index)
+
+    def reached(self, event: Any) -> bool:
+        """Whether the device has come to an event; also while a thread captures."""
+        with self._device.runtime.unrestricted():
+            return bool(event.query())
+
+    def fault(self) -> str:
+        """Any thread may ask, also while another one launches; nobody once it is given back."""
+        with self._guard:
+            return "" if self._comm is None else self._api.async_error(self._comm)
+
+    def _move(self, arriving: Messages, leaving: Messages, comm: Comm, to: int) -> None:
+        for peer, part in arriving:
+            self._api.receive(part.data_ptr(), part.numel(), peer, comm, to)
+        for peer, part in leaving:
+            self._api.send(part.data_ptr(), part.numel(), peer, comm, to)
+
+    def _fly(self, launch: Callable[[Comm, int], None]) -> NcclHandle:
+        """On its own stream, behind the current one."""
+        self._come()
+        with self._guard:
+            launch(self._held(), self._own.handle)
+        if not poll(self._launched, self._deadline):
+            raise NcclError(f"NCCL did not launch within {self._deadline:g} s")
+        end = self._device.runtime.event()
+        end.record(self.lane)
+        return NcclHandle(self, end)
+
+    def _launched(self) -> bool:
+        """Looks one at a time, like `fault`: NCCL cleans up behind a launch in here."""
+        with self._guard:
+            return not self._api.in_progress(self._held())
+
+    def _held(self) -> Comm:
+        if self._comm is None:
+            raise NcclError("the communicator was given back")
+        return self._comm
+
+    def _finish(self, comm: Comm) -> None:
+        """Finalize, wait, destroy; abort if that does not come through."""
+        try:
+            self._api.finalize(comm)
+            if not poll(lambda: not self._api.in_progress(comm), self._deadline):
+                raise NcclError(f"NCCL did not finalize within {self._deadline:g} s")
+        except NcclError:
+            self._api.abort(comm)
+        else:
+            self._api.destroy(comm)
+
+    def _come(self) -> None:
+        """Its own stream comes behind what the current one was given."""
+        ready = self._device.runtime.event()
+        ready.record(self.current_stream())
+        ready.wait(self.lane)
+
+    def _end(self, how: Callable[[Comm], None]) -> None:
+        with self._guard:
+            comm, self._comm = self._comm, None
+        if comm is None:
+            return
+
+        def run() -> None:
+            self._device.settle()
+            try:
+                how(comm)
+            except NcclError:
+                pass  # it was given back as far as that went, and nobody waits for more
+            finally:
+                self._streams.give(self._own)
+                self._closed = True
+
+        threading.Thread(target=ABROAD(run), name="equipoise.nccl.end", daemon=True).start()
+
+
+def _ends(out: Tensor, tensor: Tensor) -> tuple[int, int]:
+    return out.data_ptr(), tensor.data_ptr()
+
+
+def _parts(tensor: Tensor, sizes: Sequence[int]) -> list[tuple[int, Tensor]]:
+    """The part of each rank, where it has one."""
+    starts = accumulate(sizes, initial=0)
+    cuts = zip(range(len(sizes)), starts, sizes, strict=False)
+    return [(rank, tensor[start : start + size]) for rank, start, size in cuts if size]

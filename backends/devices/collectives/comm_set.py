@@ -1,0 +1,182 @@
+"""A communicator between two rebuilds: its channels, and whether it is still sound."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.devices.collectives.ccl import Greet, Library, Membership
+from equipoise.backends.devices.collectives.comm_init import Builder, Plan, greet_all, greet_peer
+from equipoise.backends.devices.collectives.comm_stream import Channel, Launch
+from equipoise.backends.devices.collectives.p2p_link import Link, Way
+from equipoise.backends.devices.collectives.teardown import Partings
+from equipoise.backends.devices.collectives.watchdog import Watchdog
+from equipoise.backends.devices.collectives.work import Bell, DeviceWork
+from equipoise.backends.devices.runtime import Device
+from equipoise.hal.errors import CommunicatorFailed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a communicator works with, all its life.
+
+    Attributes:
+        purpose: what it is for, for errors.
+        rank: this rank's number in the run.
+        deadline: seconds that an operation may take.
+        library: whose channels.
+        device: where.
+        builder: makes channels.
+        watchdog: ends operations at their deadline.
+        partings: give channels back.
+    """
+
+    purpose: str
+    rank: int
+    deadline: float
+    library: Library
+    device: Device
+    builder: Builder
+    watchdog: Watchdog
+    partings: Partings
+
+
+class Incarnation:
+    """The channel of the whole group, and a link for each direction and pair that is in use.
+
+    Not for several threads: whoever issues holds the communicator's lock.
+
+    Args:
+        setting: of the communicator.
+        ranks: members, numbers of the run.
+        name: of this incarnation; no other of the run has it.
+        expiry: when to give up making it, by the monotonic clock.
+
+    Raises:
+        CommunicatorFailed: a member does not come in time.
+    """
+
+    def __init__(self, setting: Setting, ranks: Sequence[int], name: str, expiry: float) -> None:
+        self.ranks = tuple(ranks)
+        self.failure: CommunicatorFailed | None = None
+        self._setting = setting
+        self._name = name
+        self._links: dict[tuple[int, int], Link] = {}
+        self._works: list[DeviceWork] = []
+        self._retired = False
+        members = self._membership(name, self.ranks, link=False)
+        self._channel = self._made(members, greet_all, setting.builder.patience(expiry))
+        library, index = setting.library, setting.device.index
+        self._bell = Bell(setting.device, library.bell(index), lambda: library.promise(index))
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among the members."""
+        return self.ranks.index(self._setting.rank)
+
+    def whole(self, what: str, launch: Launch, buffers: Sequence[Tensor]) -> DeviceWork:
+        """An operation of the whole group. Raises `CommunicatorFailed`."""
+        work = self._work(what)
+        try:
+            flight = self._channel.fly(launch, buffers)
+        except RuntimeError as error:
+            work.fail(f"was not launched: {error}")
+            work.result(0.0)  # raises that
+        except BaseException as error:  # by a signal's handler, in the middle of it
+            work.fail(f"was interrupted by {error!r}")
+            raise
+        else:
+            work.launched(flight, self._channel.lane)
+            self._setting.watchdog.watch(work)
+        return work
+
+    def nothing(self, what: str) -> DeviceWork:
+        """An operation that has nothing to do."""
+        work = self._work(what)
+        work.land()
+        return work
+
+    def message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
+        """One end of a message between two members, given by their places."""
+        work = self._work(what)
+        try:
+            self._link(pair).issue(work, tensor)
+        except BaseException as error:  # by a signal's handler, in the middle of it
+            work.fail(f"was interrupted by {error!r}")
+            raise
+        self._setting.watchdog.watch(work)
+        return work
+
+    def warm(self, pair: tuple[int, int], expiry: float) -> None:
+        """Make a link now, if this rank is an end of it."""
+        if self.rank in pair and pair[0] != pair[1]:
+            self._link(pair).warm(expiry)
+
+    def abort(self) -> None:
+        """End everything in flight with an error, and give every channel back."""
+        self._fail(CommunicatorFailed("it was aborted"))
+        for work in self._works:
+            work.fail("was aborted")
+        self.retire()
+
+    def retire(self) -> None:
+        """Give every channel back, as soon as that can be; nothing is issued any more."""
+        if self._retired:
+            return
+        self._retired = True
+        self._part(self._channel)
+        for link in self._links.values():
+            link.retire(self._part)
+        self._setting.watchdog.part()
+
+    def barrier(self) -> Launch:
+        """A sum of nothing; torch's own barriers make the host wait for the device."""
+        scratch = self._channel.scratch
+        return lambda group: group.all_reduce(scratch)
+
+    @property
+    def scratch(self) -> Tensor:
+        """int8 [1], whose contents nobody wants."""
+        return self._channel.scratch
+
+    def _work(self, what: str) -> DeviceWork:
+        self._channel.reap()
+        for link in self._links.values():
+            link.reap()
+        label = f"{what} of {self._setting.purpose!r}"
+        work = DeviceWork(label, self._setting.deadline, self._fail, self._bell)
+        self._works = [kept for kept in self._works if not kept.over]
+        self._works.append(work)
+        return work
+
+    def _fail(self, failure: CommunicatorFailed) -> None:
+        self.failure = self.failure or failure
+
+    def _part(self, channel: Channel) -> None:
+        """What hangs in a communicator that has failed would hang until the others come."""
+        if self.failure is not None and not channel.reap():
+            channel.abort(self.failure)
+        self._setting.partings.add(channel)
+
+    def _link(self, pair: tuple[int, int]) -> Link:
+        if pair not in self._links:
+            self._links[pair] = self._new_link(pair)
+        return self._links[pair]
+
+    def _new_link(self, pair: tuple[int, int]) -> Link:
+        name = f"{self._name}/{pair[0]}-{pair[1]}"
+        ends = tuple(self.ranks[place] for place in pair)
+        members = self._membership(name, ends, link=True)
+        word = "isend" if pair[0] == self.rank else "irecv"
+        make: Callable[[Patience], Channel] = lambda p: self._made(members, greet_peer, p)  # noqa: E731
+        way = Way(self._setting.library.name, name, word, self._setting.device)
+        return Link(way, make, self._setting.builder.patience)
+
+    def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> Membership:
+        rank = ranks.index(self._setting.rank)
+        return Membership(name, ranks, rank, link, self._setting.deadline)
+
+    def _made(self, members: Membership, greet: Greet, patience: Patience) -> Channel:
+        plan = Plan(members, greet, self._setting.device)
+        return self._setting.builder.build(plan, patience)

@@ -1,0 +1,234 @@
+"""Messages from one rank to another: each direction of a pair has a channel of its own.
+
+All operations of a communicator run on one stream, in the order of their launch, and a send ends
+when its receive does. If messages shared one, two ranks that both send first would wait
+for each other for ever; so would three, whichever way a stream is shared by several pairs. So a
+link is one direction between two ranks, with a communicator and a stream to itself: messages of a
+pair stay in order (P2), those of different pairs never wait for each other (P1).
+
+A link is made when both ends have asked for it, the sender by its first send, the receiver by its
+first receive, or both by `warm`. Until then neither host waits: a thread makes the link, and what
+was issued meanwhile is launched when it is there, behind what its caller's stream had been given.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.devices.collectives.comm_stream import Channel, Launch
+from equipoise.backends.devices.collectives.work import DeviceWork
+from equipoise.backends.devices.runtime import Device
+from equipoise.hal.errors import CommunicatorFailed
+from equipoise.hal.support.native_call_guard import ABROAD
+
+Make = Callable[[Patience], Channel]
+"""Makes a link's channel together with the other end. Raises `CommunicatorFailed`."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a link is, as its end here sees it.
+
+    Attributes:
+        library: by its name.
+        name: of the link, for errors and threads.
+        word: isend or irecv.
+        device: the device.
+    """
+
+    library: str
+    name: str
+    word: str
+    device: Device
+
+    @property
+    def peer(self) -> int:
+        """The other end's place in the link's group."""
+        return 1 if self.word == "isend" else 0
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An operation that was issued before its link was there.
+
+    Attributes:
+        work: its handle.
+        tensor: what is sent or received into.
+        ready: an event of the vendor's: what the caller's stream had been given until then.
+    """
+
+    work: DeviceWork
+    tensor: Tensor
+    ready: Any
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Nobody has asked for the link yet."""
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A thread is making it; what was issued meanwhile, in order."""
+
+    issued: deque[Deferred] = field(default_factory=deque)
+
+
+@dataclass(frozen=True)
+class There:
+    """It can be used."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True)
+class Lost:
+    """It could not be made."""
+
+    why: str
+
+
+State: TypeAlias = Absent | Coming | There | Lost
+
+
+class Link:
+    """One end of a link.
+
+    Args:
+        way: from whom to whom.
+        make: makes its channel.
+        patience: how long until a moment of the monotonic clock, or until the fabric closes.
+    """
+
+    def __init__(self, way: Way, make: Make, patience: Callable[[float], Patience]) -> None:
+        self._way = way
+        self._make = make
+        self._patience = patience
+        self._state: State = Absent()
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._part: Callable[[Channel], None] | None = None
+
+    def issue(self, work: DeviceWork, tensor: Tensor) -> None:
+        """Send or receive, behind the current stream; never waits for the other end."""
+        with self._lock:
+            why = self._take(work, tensor)
+        if why:
+            work.fail(why)
+
+    def warm(self, expiry: float) -> None:
+        """Make it now; the host waits for the other end. Raises `CommunicatorFailed`."""
+        with self._lock:
+            absent = isinstance(self._state, Absent)
+            if absent:
+                self._state = Coming()
+        if absent:
+            self._come(expiry)
+        self._settled.wait(self._patience(expiry).left)
+        with self._lock:
+            if not isinstance(self._state, There):
+                why = self._state.why if isinstance(self._state, Lost) else "did not come in time"
+                raise CommunicatorFailed(f"{self._way.name} {why}")
+
+    def retire(self, part: Callable[[Channel], None]) -> None:
+        """Nothing is issued any more: hand over its channel, if one is there or still comes."""
+        with self._lock:
+            self._part = part
+            channel = self._state.channel if isinstance(self._state, There) else None
+        if channel is not None:
+            part(channel)
+
+    def reap(self) -> None:
+        """Give back what the device has let go of."""
+        with self._lock:
+            if isinstance(self._state, There):
+                self._state.channel.reap()
+
+    def _take(self, work: DeviceWork, tensor: Tensor) -> str:
+        """Launch it, or keep it for later; why neither was possible."""
+        match self._state:
+            case There(channel):
+                return self._launch(channel, work, tensor)
+            case Lost(why):
+                return why
+            case Coming(issued):
+                issued.append(self._deferred(work, tensor))
+            case Absent():
+                self._state = Coming(deque([self._deferred(work, tensor)]))
+                self._begin(work.expiry)
+        return ""
+
+    def _begin(self, expiry: float) -> None:
+        name = f"equipoise.{self._way.library}.{self._way.name}"
+        come = ABROAD(self._come)
+        threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
+
+    def _come(self, expiry: float) -> None:
+        """Make the channel, then launch what waits for it; a failure is told to whoever waits."""
+        failed: list[tuple[DeviceWork, str]] = []
+        try:
+            channel = self._make(self._patience(expiry))
+            self._way.device.settle()
+        except Exception as error:  # unheard, it would leave works that only their deadline ends
+            failed = self._lose(f"found no link: {error}")
+        else:
+            failed = self._arrive(channel)
+        finally:
+            self._settled.set()
+        for work, why in failed:
+            work.fail(why)
+
+    def _arrive(self, channel: Channel) -> list[tuple[DeviceWork, str]]:
+        """What was issued meanwhile goes first; what could not be launched, and why."""
+        failed = []
+        with self._lock:
+            waiting = self._state.issued if isinstance(self._state, Coming) else deque()
+            self._state = There(channel)
+            for deferred in waiting:
+                if why := self._launch_late(channel, deferred):
+                    failed.append((deferred.work, why))
+            part = self._part
+        if part is not None:
+            part(channel)
+        return failed
+
+    def _lose(self, why: str) -> list[tuple[DeviceWork, str]]:
+        with self._lock:
+            waiting = self._state.issued if isinstance(self._state, Coming) else deque()
+            self._state = Lost(why)
+        return [(deferred.work, why) for deferred in waiting]
+
+    def _launch(self, channel: Channel, work: DeviceWork, tensor: Tensor) -> str:
+        """Why it could not be."""
+        try:
+            flight = channel.fly(self._call(channel, tensor), (tensor,))
+        except RuntimeError as error:
+            return f"was not launched: {error}"
+        work.launched(flight, channel.lane)
+        return ""
+
+    def _launch_late(self, channel: Channel, deferred: Deferred) -> str:
+        """On the link's own stream, which waits for what the caller's stream had been given."""
+        with self._way.device.runtime.current(channel.lane):
+            try:
+                deferred.ready.wait(channel.lane)
+            except RuntimeError as error:
+                return f"was not launched: {error}"
+            return self._launch(channel, deferred.work, deferred.tensor)
+
+    def _call(self, channel: Channel, tensor: Tensor) -> Launch:
+        """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
+        whether its other end comes or not."""
+        moved = tensor if tensor.numel() else channel.scratch
+        return lambda group: group.message(self._way.word, moved, self._way.peer)
+
+    def _deferred(self, work: DeviceWork, tensor: Tensor) -> Deferred:
+        device = self._way.device
+        ready = device.runtime.event()
+        ready.record(device.runtime.current_stream(device.index))
+        return Deferred(work, tensor, ready)

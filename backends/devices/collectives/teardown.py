@@ -1,0 +1,184 @@
+"""Communicators that nobody wants any more, and that cannot be given back.
+
+Some libraries can end no operation, and torch_npu ends a process that gives back a communicator in
+use. So what still has something under way when its fabric closes is kept, and given back when a
+later look finds it idle, or never. Where the library can abort, it is aborted, and kept until that
+has an effect.
+
+The end of a channel: its members give it back together, or not at all.
+
+A communicator must not be given back while a member still uses it: what runs there would end with
+an error, on every member. So a member whose part has ended says so, and gives the channel back when
+all have said it. Nobody waits for that: closing only starts it. Where the library can abort, a
+member may leave alone: it says that, and the others abort their parts too, for nobody would come to
+a common end.
+"""
+
+import atexit
+import faulthandler
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.devices.collectives.comm_stream import Channel
+from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
+
+GUARD = 5.0
+"""Seconds that the vendor gets to end the process while something hangs on the device."""
+
+
+class Stranded:
+    """The channels of this process that are kept. For any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Channel] = []
+        self._guarded = False
+
+    def keep(self, channel: Channel) -> None:
+        """Nobody but this list uses it from now on."""
+        channel.abort(CommunicatorFailed(f"{channel.membership.name} was given up"))
+        with self._lock:
+            self._kept.append(channel)
+            if not self._guarded:
+                self._guarded = True
+                atexit.register(self._guard)
+
+    def sweep(self) -> None:
+        """Give back what has become idle by now."""
+        with self._lock:
+            self._kept = [channel for channel in self._kept if not _over(channel)]
+
+    def names(self) -> tuple[str, ...]:
+        """What is kept."""
+        with self._lock:
+            return tuple(channel.membership.name for channel in self._kept)
+
+    def _guard(self) -> None:
+        """Vendors wait for the whole device when the interpreter ends; that may be for ever."""
+        self.sweep()
+        if self.names():
+            faulthandler.dump_traceback_later(GUARD, exit=True)
+
+
+def _over(channel: Channel) -> bool:
+    """Whether it was idle, and was given back."""
+    if channel.reap():
+        channel.close()
+    return channel.gone()
+
+
+STRANDED = Stranded()
+"""Of this process."""
+
+
+PAUSE = 0.005
+"""Seconds between two looks of `finish`."""
+ENDING = 2.0
+"""Seconds that what was aborted may take to end when a fabric closes."""
+ABORTED = b"aborted"
+"""The farewell of a member that did not wait for the others."""
+
+
+@dataclass
+class Parting:
+    """A channel that nobody here issues on any more.
+
+    Attributes:
+        channel: the channel.
+        told: whether the other members know.
+        read: whether this member needs the farewells of the others no more.
+    """
+
+    channel: Channel
+    told: bool = False
+    read: bool = False
+
+
+class Partings:
+    """The channels of one fabric that are being given back. For any number of threads.
+
+    Args:
+        library: by its name.
+        control: carries the farewells.
+    """
+
+    def __init__(self, library: str, control: StoreControlPlane) -> None:
+        self._library = library
+        self._control = control
+        self._lock = threading.Lock()
+        self._open: list[Parting] = []
+
+    def add(self, channel: Channel) -> None:
+        """Give it back when that can be."""
+        with self._lock:
+            self._open.append(Parting(channel))
+
+    def tick(self) -> bool:
+        """Go as far as possible without waiting; whether something is left."""
+        with self._lock:
+            self._open = [parting for parting in self._open if not self._part(parting)]
+            return bool(self._open)
+
+    def finish(self, timeout: Callable[[], float]) -> None:
+        """Go on for so many seconds, asked each time; then abort what is left, or strand it."""
+        self._go_on(timeout)
+        if self._abort():
+            self._go_on(lambda: ENDING)
+        with self._lock:
+            left, self._open = self._open, []
+        for parting in left:
+            STRANDED.keep(parting.channel)
+
+    def _go_on(self, timeout: Callable[[], float]) -> None:
+        start = time.monotonic()
+        while self.tick() and time.monotonic() - start < timeout():
+            time.sleep(PAUSE)
+
+    def _abort(self) -> bool:
+        """Whether something could be."""
+        with self._lock:
+            channels = [parting.channel for parting in self._open]
+        for channel in channels:
+            channel.abort(CommunicatorFailed(f"{channel.membership.name}: its fabric was closed"))
+        return any(channel.aborted for channel in channels)
+
+    def _part(self, parting: Parting) -> bool:
+        """Whether it is over and done with."""
+        channel = parting.channel
+        idle = channel.reap()
+        if not idle and not channel.aborted:
+            return False
+        try:
+            self._farewell(parting)
+        except BallotIncomplete:
+            if channel.aborts and self._bereft(channel):
+                channel.abort(CommunicatorFailed(f"{channel.membership.name}: a member was lost"))
+            return channel.gone()
+        except ControlError:
+            STRANDED.keep(channel)
+            return True
+        return channel.gone()
+
+    def _farewell(self, parting: Parting) -> None:
+        """Begin its end, if that can be now. Raises `BallotIncomplete` and `ControlError`."""
+        channel, membership = parting.channel, parting.channel.membership
+        question = f"{self._library}/{membership.name}/farewell"
+        if not parting.told:
+            self._control.cast(question, ABORTED if channel.aborted else b"")
+            parting.told = True
+        if parting.read:
+            return  # the last member may be deleting the farewells
+        if not channel.aborted:
+            if ABORTED in self._control.collect(question, 0.0, membership.ranks):
+                channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
+            channel.close()
+        parting.read = True
+        self._control.forget_together(question, membership.ranks)
+
+    def _bereft(self, channel: Channel) -> bool:
+        """Whether a member was lost, and will never say farewell."""
+        loss = self._control.lost(0.0)
+        return loss is not None and loss.rank in channel.membership.ranks

@@ -1,0 +1,96 @@
+"""A lock around everything that is issued: re-entrant, and first come, first served.
+
+What is issued to a stream, in a form in which a graph can issue it again.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from equipoise.hal.stream import Stream
+
+
+class Gate:
+    """Held while something is issued, so that what belongs together is issued whole.
+
+    A program runs while the gate is held: a commit of another thread then comes before all of it or
+    after all of it (clause V4). A model's thread launches one program after the other, so the gate
+    goes to whoever has waited longest; an ordinary lock would go back to the thread that has just
+    given it up, and a mover would starve.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._depth = 0
+        self._queue: deque[tuple[int, threading.Lock]] = deque()
+
+    def __enter__(self) -> bool:
+        mine = threading.get_ident()
+        with self._lock:
+            if self._owner in (0, mine):
+                self._owner = mine
+                self._depth += 1
+                return True
+            turn = threading.Lock()
+            turn.acquire()
+            self._queue.append((mine, turn))
+        self._await((mine, turn))
+        return True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._pass_on()
+
+    def _await(self, ticket: tuple[int, threading.Lock]) -> None:
+        """Until the gate is handed over; an interrupt leaves no ticket behind."""
+        try:
+            ticket[1].acquire()
+        except BaseException:
+            with self._lock:
+                if ticket in self._queue:
+                    self._queue.remove(ticket)
+                else:
+                    self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        self._owner, self._depth = 0, 0
+        if self._queue:
+            self._owner, turn = self._queue.popleft()
+            self._depth = 1
+            turn.release()
+
+
+def _nothing(_: Stream) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Work for the device, and what the host does around it each time it is issued.
+
+    A vendor graph keeps the work and nothing else: waits for events from outside, and recordings
+    that somebody outside waits for, have no place in it. They belong to `around`, which a replay
+    enters anew.
+
+    Attributes:
+        program: enqueues the work on the vendor's stream that it is given, which is current.
+        guard: entered before any verb that is issued with it; raises what forbids the verb.
+        around: entered around the work, on the stream that it is issued to.
+    """
+
+    program: Callable[[Any], object]
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    around: Callable[[Stream], AbstractContextManager[None]] = _nothing

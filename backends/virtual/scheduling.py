@@ -1,0 +1,166 @@
+"""The native queues under the streams: first in, first out, one micro-step at a time.
+
+Who moves next: bytes that somebody else drew.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.stream import VirtualStream
+
+
+def always() -> bool:
+    """Nothing has to happen first."""
+    return True
+
+
+def _never_mind(_: BaseException) -> None:
+    """Nobody waits for the task to pass."""
+
+
+def _no_deadline() -> bool:
+    """Time changes nothing for the task."""
+    return False
+
+
+class Task:
+    """Something launched on a stream.
+
+    Args:
+        owner: the stream it was launched on.
+        steps: does one micro-step each time it is advanced; the last one ends it.
+        gate: whether the first step may happen; has no side effect.
+        skip: called with the stream's failure, or its end, if the task will never run.
+        strike: called when time passes while the task waits at the head of its queue; says whether
+            that changed anything.
+    """
+
+    __slots__ = ("gate", "owner", "skip", "steps", "strike")
+
+    def __init__(
+        self,
+        owner: "VirtualStream",
+        steps: Iterator[None],
+        gate: Callable[[], bool] = always,
+        skip: Callable[[BaseException], None] = _never_mind,
+        strike: Callable[[], bool] = _no_deadline,
+    ) -> None:
+        self.owner = owner
+        self.steps = steps
+        self.gate = gate
+        self.skip = skip
+        self.strike = strike
+
+    def move(self) -> bool:
+        """One micro-step; whether it was the last. Raises what the program raises."""
+        for _ in self.steps:
+            return False
+        return True
+
+
+def in_turn(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
+    """One micro-step each."""
+    first = True
+    for step in steps:
+        if not first:
+            yield
+        first = False
+        step()
+
+
+class Queue:
+    """What one or, on a pool that aliases, several streams have launched.
+
+    Args:
+        rank: whose device it belongs to.
+    """
+
+    __slots__ = ("_tasks", "ranks", "running")
+
+    def __init__(self, rank: int) -> None:
+        self.ranks: tuple[int, ...] = (rank,)
+        self.running: VirtualStream | None = None
+        self._tasks: deque[Task] = deque()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def push(self, task: Task) -> None:
+        """Behind everything."""
+        self._tasks.append(task)
+
+    def expire(self) -> bool:
+        """Time passes; whether that changes anything for the task that waits."""
+        waits = bool(self._tasks) and not self.ready()
+        return waits and self._tasks[0].strike()
+
+    def ready(self) -> bool:
+        """Whether a micro-step can happen."""
+        return bool(self._tasks) and self.running is None and self._tasks[0].gate()
+
+    def step(self) -> None:
+        """Let the task at the head do its next micro-step."""
+        task = self._tasks[0]
+        self.running = task.owner
+        try:
+            ended = task.owner.run(task)
+        finally:
+            self.running = None
+        # A step that failed its stream has emptied the queue of it already.
+        if ended and self._tasks and self._tasks[0] is task:
+            self._tasks.popleft()
+            task.owner.passed += 1
+
+    def purge(self, owner: "VirtualStream", failure: BaseException) -> None:
+        """Skip everything that `owner` has launched."""
+        mine = [task for task in self._tasks if task.owner is owner]
+        self._tasks = deque(task for task in self._tasks if task.owner is not owner)
+        owner.passed += len(mine)
+        for task in mine:
+            task.skip(failure)
+
+
+class Reports:
+    """News on its way from a device to its host, delivered one micro-step each."""
+
+    __slots__ = ("_news", "ranks")
+
+    def __init__(self, rank: int) -> None:
+        self.ranks: tuple[int, ...] = (rank,)
+        self._news: deque[Callable[[], None]] = deque()
+
+    def post(self, news: Callable[[], None]) -> None:
+        """Something happened on the device."""
+        self._news.append(news)
+
+    def ready(self) -> bool:
+        """Whether there is news."""
+        return bool(self._news)
+
+    def step(self) -> None:
+        """Deliver the oldest."""
+        self._news.popleft()()
+
+    def flush(self) -> None:
+        """Deliver all of it: the host has synchronised."""
+        while self._news:
+            self.step()
+
+
+class Schedule:
+    """Choices taken from bytes, one each; when they are used up, always the first."""
+
+    __slots__ = ("_choices", "_taken")
+
+    def __init__(self, choices: bytes) -> None:
+        self._choices = choices
+        self._taken = 0
+
+    def choose(self, count: int) -> int:
+        """In [0, count). A choice among one costs no byte, so that none is wasted."""
+        if count < 2 or self._taken >= len(self._choices):
+            return 0
+        self._taken += 1
+        return self._choices[self._taken - 1] % count

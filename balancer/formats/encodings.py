@@ -1,0 +1,276 @@
+"""Arrays of numpy's own files, decoded with the size checked before anything is allocated.
+
+Never with pickle: an array of objects is refused.
+
+Arrays of safetensors files, and of torch's own files without running what they carry.
+
+JSON documents, read strictly: a repeated key, a NaN or a too deep nesting is an error.
+
+The YAML that configurations are written in, read strictly: mappings, lists, plain scalars.
+
+Anchors are refused: they are how a small file becomes a vast one. So are repeated keys, which the
+loader would drop silently. Only decimal whole numbers are numbers.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+from safetensors.numpy import load, save
+
+from equipoise.balancer.formats.files import LARGEST, read_text
+from equipoise.balancer.formats.numbers import short
+from equipoise.hal.errors import FormatError
+
+Array = npt.NDArray[np.generic]
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
+    """One array of numbers. Raises `FormatError`: truncated, longer than it says, objects."""
+    stream = BytesIO(data)
+    try:
+        shape, column_major, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)
+    except Exception as error:  # whatever the parser says, the file is at fault
+        what = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"{name}: not an npy header: {what}") from None
+    if dtype.kind not in "iuf":
+        raise FormatError(str(path), f"{name} holds {dtype}, not numbers")
+    begin = stream.tell()
+    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != len(data) - begin:
+        raise FormatError(
+            str(path), f"{name}: {len(data) - begin} bytes do not fill {dtype} {shape}"
+        )
+    flat: Array = np.frombuffer(data, dtype, offset=begin) if prod(shape) else np.zeros(0, dtype)
+    # As rows, whatever the order in the file: the native core takes no other.
+    return np.ascontiguousarray(flat.reshape(shape, order="F" if column_major else "C"))
+
+
+def encode_npy(array: Array) -> bytes:
+    """The bytes of an .npy file."""
+    stream = BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def decode_npz(path: Path, data: bytes) -> dict[str, Array]:
+    """Arrays by name. Raises `FormatError`."""
+    members = unzip(path, data)
+    return {
+        name.removesuffix(".npy"): decode_npy(path, inner, name) for name, inner in members.items()
+    }
+
+
+def encode_npz(arrays: dict[str, Array]) -> bytes:
+    """The bytes of an .npz file, the same for the same arrays."""
+    stream = BytesIO()
+    with ZipFile(stream, "w", ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            # Members are of 1980: the bytes do not tell when they were written.
+            archive.writestr(ZipInfo(f"{name}.npy"), encode_npy(array), ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def unzip(path: Path, data: bytes) -> dict[str, bytes]:
+    """Members of a zip archive by name, their sums checked. Raises `FormatError`."""
+    try:
+        with ZipFile(BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > LARGEST:
+                raise FormatError(str(path), f"unpacks to more than {LARGEST} bytes")
+            return {member.filename: archive.read(member) for member in archive.infolist()}
+    except FormatError:
+        raise
+    except Exception as error:  # zip, zlib, and the many ways in which both can be damaged
+        what = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"is not a whole zip archive: {what}") from None
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ZIP = b"PK\x03\x04"
+
+
+def decode_safetensors(path: Path, data: bytes) -> dict[str, Array]:
+    """Arrays by name. Raises `FormatError`."""
+    try:
+        return dict(load(data))
+    except Exception as error:  # its own class, and numpy's for types that it lacks
+        what = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"is not a whole safetensors file: {what}") from None
+
+
+def encode_safetensors(arrays: Mapping[str, Array]) -> bytes:
+    """The bytes of a safetensors file."""
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def decode_torch(path: Path, data: bytes) -> dict[str, object]:
+    """The dictionary that `torch.save` wrote: tensors as arrays, plain values as they are.
+
+    Only tensors and plain values are read, by `weights_only`: a file that needs anything else
+    could run code as it is read, so it is refused. Raises `FormatError`.
+    """
+    import torch  # only for this one suffix
+
+    if data.startswith(ZIP):
+        unzip(path, data)  # torch would believe the sizes that the archive declares
+    try:
+        loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        what = "is damaged, or holds more than tensors and plain values, which is not read since"
+        raise FormatError(str(path), f"{what} it could run code ({type(error).__name__})") from None
+    if not isinstance(loaded, dict):
+        raise FormatError(str(path), f"holds {type(loaded).__name__}, not a dictionary")
+    return {
+        str(key): _array(path, str(key), value) if isinstance(value, torch.Tensor) else value
+        for key, value in loaded.items()
+    }
+
+
+def _array(path: Path, name: str, tensor: "Tensor") -> Array:
+    # A damaged or sly file may describe a few bytes as a vast tensor of repeated ones.
+    if tensor.numel() * 8 > LARGEST:
+        raise FormatError(str(path), f"{name} has {tensor.numel()} entries")
+    try:
+        plain = tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
+        array: Array = plain.contiguous().numpy()
+    except Exception as error:  # quantised, sparse, on no device
+        what = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"{name} is no plain tensor: {what}") from None
+    return array
+
+
+def decode_json(path: Path, data: bytes) -> dict[str, object]:
+    """The object that the file holds. Raises `FormatError` that names line and column."""
+    text = read_text(path, data)
+    try:
+        loaded: object = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise FormatError(str(path), f"is not JSON: {error.msg} at {where}") from None
+    except RecursionError:
+        raise FormatError(str(path), "is not read: nested too deep") from None
+    except ValueError as error:
+        raise FormatError(str(path), f"is not JSON: {str(error)[:100]}") from None
+    if not isinstance(loaded, dict):
+        raise FormatError(str(path), f"holds {short(loaded)}, not an object")
+    return loaded
+
+
+def encode_json(fields: Mapping[str, object]) -> bytes:
+    """One key a line, and of a list of rows one row a line."""
+    lines = [f"  {json.dumps(key)}: {_json_value(value)}" for key, value in fields.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _json_value(value: object) -> str:
+    if not isinstance(value, list) or not value or not isinstance(value[0], list | dict):
+        return json.dumps(value)
+    return "[\n    " + ",\n    ".join(json.dumps(row) for row in value) + "\n  ]"
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The parser itself would silently keep the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {short(twice)} is given twice")
+    return found
+
+
+def _constant(name: str) -> object:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+MAX_YAML_BYTES = 64 << 20
+"""Bytes at most: a thousand layers of ten thousand slots."""
+DEEPEST = 8
+# The one in C is ten times faster, where PyYAML was built with it.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+
+
+def decode_yaml(path: Path, data: bytes) -> dict[str, object]:
+    """The mapping that the file holds; keys as they are spelt. Raises `FormatError`."""
+    if len(data) > MAX_YAML_BYTES:
+        raise FormatError(str(path), f"is larger than {MAX_YAML_BYTES} bytes")
+    text = read_text(path, data)
+    try:
+        _check_events(path, text)
+        node = yaml.compose(text, Loader=LOADER)
+    except yaml.YAMLError as error:
+        raise FormatError(str(path), f"is not YAML: {_problem(error)}") from None
+    loaded = _yaml_value(path, node)
+    if not isinstance(loaded, dict):
+        raise FormatError(str(path), f"holds {short(loaded)}, not a mapping")
+    return loaded
+
+
+def encode_yaml(fields: Mapping[str, object]) -> bytes:
+    """Keys sorted, lists on one line each however long, as the engines' own tools write them."""
+    text = ""
+    for key, value in sorted(fields.items()):
+        if isinstance(value, Mapping):
+            rows = "".join(f"  {inner}: {row}\n" for inner, row in value.items())
+            text += f"{key}:\n{rows}"
+        else:
+            text += f"{key}: {value}\n"
+    return text.encode()
+
+
+def _check_events(path: Path, text: str) -> None:
+    """Depth and anchors, before the parser that calls itself for each level sees the text."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise FormatError(
+                str(path), f"refers to the anchor {short(event.anchor)}: spell it out"
+            )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            raise FormatError(str(path), f"is not read: nested deeper than {DEEPEST} levels")
+
+
+def _yaml_value(path: Path, node: yaml.Node | None) -> object:
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(path, node)
+    if isinstance(node, yaml.SequenceNode):
+        return [_yaml_value(path, inner) for inner in node.value]
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    if not node.style and WHOLE.fullmatch(node.value):
+        return int(node.value)
+    return None if node.value in ("", "~", "null") else node.value
+
+
+def _mapping(path: Path, node: yaml.MappingNode) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in node.value:
+        name = str(key.value)
+        if name in found:
+            raise FormatError(str(path), f"key {short(name)} is given twice")
+        found[name] = _yaml_value(path, value)
+    return found
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
+    return str(error).partition("\n")[0]

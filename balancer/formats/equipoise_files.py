@@ -1,0 +1,114 @@
+"""Our own files: `equipoise-placement` as JSON, statistics as npz."""
+
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.formats.decoded_file import ARRAY, Bundle
+from equipoise.balancer.formats.encodings import encode_json
+from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.statistics import AXES, RANK_AXES, Statistics
+
+FORMAT = "format"
+"""The field by which a placement is recognised."""
+COUNT = "counts"
+"""And statistics."""
+NAME = "equipoise-placement"
+VERSION = 1
+GRID = "layer", "slot"
+
+
+def unpack_placement(bundle: Bundle, ranks: int) -> Arrangement:
+    """The arrangement. Raises `FormatError`, also where a digest is not that of the rest."""
+    if bundle.fields.get(FORMAT) != NAME:
+        raise bundle.error(f"{FORMAT} is {short(bundle.fields.get(FORMAT))}, not {NAME!r}")
+    if bundle.whole("version") != VERSION:
+        raise bundle.error(f"is of version {bundle.whole('version')}, not {VERSION}")
+    found = Arrangement(
+        bundle.narrow("placement", GRID), bundle.narrow("shares", GRID), ranks, bundle.layers()
+    )
+    sizes = {"slots": found.slots, "experts": found.experts}
+    for name, size in sizes.items():
+        if bundle.whole(name) != size:
+            raise bundle.error(f"says {bundle.whole(name)} {name}, and has {size}")
+    for name, digest in (("digest", found.digest), ("seal", seal(found))):
+        if bundle.fields.get(name) != digest:
+            said = short(bundle.fields.get(name))
+            raise bundle.error(f"{name} is {said}, and of what is in it {digest}")
+    return found
+
+
+def pack_placement(arrangement: Arrangement) -> bytes:
+    """The bytes of the file."""
+    return encode_json(
+        {
+            FORMAT: NAME,
+            "version": VERSION,
+            "ranks": arrangement.ranks,
+            "slots": arrangement.slots,
+            "experts": arrangement.experts,
+            "layers": list(arrangement.layers),
+            "digest": arrangement.digest,
+            "seal": seal(arrangement),
+            "placement": arrangement.placement.tolist(),
+            "shares": arrangement.shares.tolist(),
+        }
+    )
+
+
+def seal(arrangement: Arrangement) -> str:
+    """Digest of what the plan's own leaves out: ranks and numbers of layers."""
+    rest = [VERSION, arrangement.ranks, *arrangement.layers]
+    state = blake2b(arrangement.digest.encode(), digest_size=16)
+    state.update(np.array(rest, dtype="<i8").tobytes())
+    return state.hexdigest()
+
+
+def unpack_statistics(bundle: Bundle) -> Statistics:
+    """Statistics out of npz, or fields of the same names elsewhere. Raises `FormatError`."""
+    return Statistics(
+        bundle.integers(COUNT, AXES),
+        bundle.layers(),
+        bundle.integers("by_rank", RANK_AXES) if "by_rank" in bundle.fields else None,
+        bundle.optional("iterations"),
+        bundle.optional("top_k"),
+    )
+
+
+def pack_statistics(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]]:
+    """Fields of an npz file."""
+    fields: dict[str, npt.NDArray[np.generic]] = {
+        COUNT: statistics.counts,
+        "layers": np.array(statistics.layers, dtype=np.int64),
+    }
+    if statistics.by_rank is not None:
+        fields["by_rank"] = statistics.by_rank
+    for name, value in (("iterations", statistics.iterations), ("top_k", statistics.top_k)):
+        if value is not None:
+            fields[name] = np.array(value, dtype=np.int64)
+    return fields
+
+
+def unpack_array(bundle: Bundle) -> Statistics:
+    """One array without a name: (layers, experts) or (windows, layers, experts)."""
+    return Statistics(counts_of(bundle, ARRAY))
+
+
+def counts_of(bundle: Bundle, name: str) -> npt.NDArray[np.int64]:
+    """A field of counts with or without windows, as (windows, layers, experts)."""
+    if depth(bundle.fields[name]) == len(AXES):
+        return bundle.integers(name, AXES)
+    return bundle.integers(name, AXES[1:])[None]
+
+
+def depth(value: object) -> int:
+    """Axes of an array, or how deep the first entry of nested lists lies."""
+    if isinstance(value, np.ndarray):
+        return value.ndim
+    levels = 0
+    while isinstance(value, list) and levels < len(AXES):
+        value = value[0] if value else None
+        levels += 1
+    return levels

@@ -1,0 +1,131 @@
+"""The folder of statistics that TensorRT-LLM records by `EXPERT_STATISTIC_PATH`.
+
+`meta_info.json` says `num_experts` (slots, where it balanced as it recorded) and
+`num_experts_per_token`; `rank0.safetensors` and on hold int64 (num_experts,) by `iteration_layer`:
+the rows of that rank. Iterations are contiguous, and every layer has every iteration.
+"""
+
+import re
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.formats.decoded_file import Bundle, open_bundle
+from equipoise.balancer.formats.encodings import encode_json, encode_safetensors
+from equipoise.balancer.formats.files import names_in, write_folder
+from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.formats.statistics import Counts, Statistics
+from equipoise.hal.errors import FormatError
+
+META = "meta_info.json"
+EXPERTS = "num_experts"
+TOP_K = "num_experts_per_token"
+RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,5})\.safetensors")
+KEY = re.compile(r"(0|[1-9][0-9]{0,11})_(0|[1-9][0-9]{0,4})")
+Grid = tuple[list[int], list[int]]
+"""Iterations and layers."""
+
+
+def read(folder: Path) -> Statistics:
+    """Counts by rank and their sum. Raises `FormatError` that names the file in the folder."""
+    if META not in names_in(folder):
+        raise FormatError(
+            str(folder), f"is a folder without {META}: a folder has to be TensorRT-LLM's"
+        )
+    meta = open_bundle(folder / META)
+    experts = meta.whole(EXPERTS)
+    bundles = [open_bundle(folder / name) for name in _rank_files(folder)]
+    first: Grid | None = None
+    tables = []
+    for bundle in bundles:
+        grid = _grid(bundle)
+        if first is not None and grid != first:
+            raise bundle.error("has other iterations or layers than rank0.safetensors")
+        first = grid
+        tables.append(_table(bundle, grid, experts))
+    iterations, layers = first or ([], [])
+    by_rank = np.stack(tables)
+    return Statistics(
+        by_rank.sum(axis=0), tuple(layers), by_rank, iterations[0], meta.optional(TOP_K)
+    )
+
+
+def write(folder: Path, statistics: Statistics) -> None:
+    """All files or none. Where the ranks are unknown there is one, which has all rows."""
+    by_rank = statistics.by_rank if statistics.by_rank is not None else statistics.counts[None]
+    files = {META: encode_meta(statistics.experts, statistics.top_k)}
+    for rank, windows in enumerate(by_rank):
+        files[rank_file(rank)] = encode_rank(windows, statistics.layers, statistics.iterations or 0)
+    write_folder(folder, files)
+
+
+def rank_file(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank{rank}.safetensors"
+
+
+def encode_meta(experts: int, top_k: int | None) -> bytes:
+    """`meta_info.json`."""
+    return encode_json({EXPERTS: experts, TOP_K: top_k})
+
+
+def encode_rank(counts: Counts, layers: tuple[int, ...], first: int) -> bytes:
+    """A rank's file of (iterations, layers, experts), the first of which is iteration `first`."""
+    return encode_safetensors(
+        {
+            f"{iteration}_{layer}": row
+            for iteration, rows in enumerate(counts, first)
+            for layer, row in zip(layers, rows, strict=True)
+        }
+    )
+
+
+def _rank_files(folder: Path) -> list[str]:
+    """In order of ranks; what else is in the folder (raw ids, say) is not for us."""
+    ranks = sorted(
+        int(match[1]) for name in names_in(folder) if (match := RANK_FILE.fullmatch(name))
+    )
+    if not ranks:
+        raise FormatError(str(folder), "has no rank0.safetensors")
+    missing = sorted(set(range(len(ranks))) - set(ranks))
+    if missing:
+        raise FormatError(str(folder), f"has no rank{missing[0]}.safetensors, but rank{ranks[-1]}")
+    return [rank_file(rank) for rank in ranks]
+
+
+def _grid(bundle: Bundle) -> Grid:
+    """Which iterations and layers a file has: a full grid of them. Raises `FormatError`."""
+    keys = {_key(bundle, name) for name in bundle.fields}
+    iterations, layers = (sorted({key[axis] for key in keys}) for axis in (0, 1))
+    if not keys:
+        raise bundle.error("has no counts")
+    for before, after in pairwise(iterations):
+        if after != before + 1:
+            raise bundle.error(f"has iterations {before} and {after}, and none between")
+    for iteration, layer in product(iterations, layers):
+        if (iteration, layer) not in keys:
+            raise bundle.error(f"layer {layer} has no counts of iteration {iteration}")
+    return iterations, layers
+
+
+def _key(bundle: Bundle, name: str) -> tuple[int, int]:
+    match = KEY.fullmatch(name)
+    if match is None:
+        raise bundle.error(f"field {short(name)} is not ITERATION_LAYER")
+    return int(match[1]), int(match[2])
+
+
+def _table(bundle: Bundle, grid: Grid, experts: int) -> Counts:
+    """(iterations, layers, experts) of a rank."""
+    iterations, layers = grid
+    rows: list[npt.NDArray[np.int64]] = []
+    for iteration in iterations:
+        for layer in layers:
+            row = bundle.integers(f"{iteration}_{layer}", ("expert",))
+            if row.size != experts:
+                what = f"layer {layer} has {row.size} counts in iteration {iteration}"
+                raise bundle.error(f"{what}, {META} says {experts} experts")
+            rows.append(row)
+    return np.array(rows, dtype=np.int64).reshape(len(iterations), len(layers), experts)

@@ -1,0 +1,100 @@
+"""The expert map that vllm-ascend reads and records (`expert_map_path`), a JSON file.
+
+    {"moe_layer_count": 1, "layer_list": [
+        {"layer_id": 0, "device_count": 2, "device_list": [
+            {"device_id": 0, "device_expert": [0, 1]}, {"device_id": 1, "device_expert": [1, 2]}]}]}
+
+Source: vllm_ascend/eplb, `expert_file_to_tensor` and `_export_tensor_to_file`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.formats.decoded_file import Bundle
+from equipoise.balancer.formats.encodings import encode_json
+from equipoise.balancer.formats.numbers import integers, narrow, short, whole
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.hal.errors import PlacementError
+
+COUNT = "moe_layer_count"
+LAYERS = "layer_list"
+GRID = "device", "slot"
+
+
+def unpack(bundle: Bundle, ranks: int | None) -> Arrangement:
+    """The map of every layer; devices are ranks. Raises `FormatError` and `PlacementError`."""
+    entries = _entries(bundle.fields, LAYERS, "the file")
+    if bundle.whole(COUNT) != len(entries):
+        raise bundle.error(f"{COUNT} is {bundle.whole(COUNT)}, and {LAYERS} has {len(entries)}")
+    rows: dict[int, npt.NDArray[np.int32]] = {}
+    for at, entry in enumerate(entries):
+        layer = _number(entry, "layer_id", f"entry {at} of {LAYERS}")
+        if layer in rows:
+            raise bundle.error(f"layer {layer} is given twice")
+        rows[layer] = _devices(entry, f"layer {layer}")
+    # vllm-ascend goes by the place in the list: that and the number have to mean the same.
+    layers = tuple(rows)
+    shape = rows[layers[0]].shape if layers else (0, 0)
+    for layer in layers:
+        if rows[layer].shape != shape:
+            raise bundle.error(
+                f"layer {layer} has devices x slots {rows[layer].shape}, layer {layers[0]} {shape}"
+            )
+    if ranks not in (None, shape[0]):
+        raise bundle.error(f"has {shape[0]} devices, not {ranks}")
+    placement = np.array([rows[layer].ravel() for layer in layers], dtype=np.int32)
+    return Arrangement.even(placement.reshape(len(layers), -1), shape[0], layers)
+
+
+def pack(arrangement: Arrangement) -> bytes:
+    """The bytes of the file."""
+    shape = len(arrangement.layers), arrangement.ranks, -1
+    return encode_json(
+        {
+            COUNT: len(arrangement.layers),
+            LAYERS: [
+                {
+                    "layer_id": layer,
+                    "device_count": len(devices),
+                    "device_list": [
+                        {"device_id": device, "device_expert": experts}
+                        for device, experts in enumerate(devices)
+                    ],
+                }
+                for layer, devices in zip(
+                    arrangement.layers,
+                    arrangement.placement.reshape(shape).tolist(),
+                    strict=True,
+                )
+            ],
+        }
+    )
+
+
+def _devices(entry: dict[str, object], where: str) -> npt.NDArray[np.int32]:
+    """(devices, slots) of a layer, by device_id."""
+    listed = _entries(entry, "device_list", where)
+    if _number(entry, "device_count", where) != len(listed):
+        said = short(entry["device_count"])
+        raise PlacementError(f"{where}: device_count is {said}, and there are {len(listed)}")
+    experts: dict[int, object] = {}
+    for device in listed:
+        experts[_number(device, "device_id", where)] = device.get("device_expert")
+    if sorted(experts) != list(range(len(listed))):
+        raise PlacementError(f"{where}: device_id is not 0 to {len(listed) - 1}, once each")
+    table = [experts[device] for device in range(len(listed))]
+    return narrow(where, integers(where, table, GRID), GRID)
+
+
+def _entries(entry: object, key: str, where: str) -> list[dict[str, object]]:
+    found = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(found, list) or not found:
+        raise PlacementError(f"{where}: {key} is {short(found)}, not a list of objects")
+    for inner in found:
+        if not isinstance(inner, dict):
+            raise PlacementError(f"{where}: {key} holds {short(inner)}, not objects")
+    return found
+
+
+def _number(entry: dict[str, object], key: str, where: str) -> int:
+    return whole(f"{where}: {key}", entry.get(key))

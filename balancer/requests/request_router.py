@@ -1,0 +1,195 @@
+"""The native policies, behind the protocol."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf
+
+from equipoise import _native
+from equipoise.balancer.requests.policy import (
+    Assignment,
+    Capacity,
+    Decision,
+    Request,
+    RequestId,
+    WorkerChange,
+    WorkerReport,
+    WorkerState,
+)
+from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.hal.errors import PolicyError, RequestError, WorkerError
+
+UNLIMITED = 1 << 59
+"""A capacity that nothing reaches."""
+
+
+class Router:
+    """One front end: its workers, its requests, and the policy that decides; keeps `Policy`.
+
+    Args:
+        settings: of the policy.
+        workers: what each takes; they serve.
+
+    Raises PolicyError for settings of which there is no policy.
+    """
+
+    def __init__(self, settings: PolicySettings, workers: Sequence[Capacity]) -> None:
+        self._settings = settings
+        self._native = _made(settings, len(workers))
+        self._states = [WorkerState.SERVING] * len(workers)
+        self._handles: dict[RequestId, int] = {}
+        self._names: dict[int, RequestId] = {}
+        for worker, capacity in enumerate(workers):
+            self._native.set_capacity(worker, *_amounts(capacity))
+
+    @property
+    def settings(self) -> PolicySettings:
+        """Of the policy."""
+        return self._settings
+
+    @property
+    def states(self) -> tuple[WorkerState, ...]:
+        """Of the workers."""
+        return tuple(self._states)
+
+    @property
+    def loads(self) -> list[int]:
+        """KV tokens by worker: of bound requests and, as far as known, of other front ends'."""
+        return self._native.loads()
+
+    @property
+    def counts(self) -> list[int]:
+        """Requests by worker, as `loads`."""
+        return self._native.counts()
+
+    @property
+    def pooled(self) -> int:
+        """Requests that no worker has."""
+        return self._native.pooled()
+
+    def on_arrival(self, request: Request) -> Decision:
+        """See `Policy`."""
+        if request.id in self._handles:
+            raise RequestError(f"request {request.id!r} has arrived already")
+        worker = -1 if request.worker is None else request.worker
+        if request.worker is not None and not 0 <= worker < len(self._states):
+            raise WorkerError(f"there is no worker {worker}: there are {len(self._states)}")
+        expected = -1 if request.expected is None else request.expected
+        hits = [] if request.hits is None else list(request.hits)
+        with _refused():
+            handle = self._native.arrive(request.size, worker, hits, expected)
+        self._handles[request.id] = handle
+        self._names[handle] = request.id
+        return self._decide()
+
+    def on_tokens(
+        self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
+    ) -> Decision:
+        """See `Policy`."""
+        ended = list(dict.fromkeys(finished))
+        handles = [self._handle(name) for name in counts]
+        gone = [self._handle(name) for name in ended]
+        with _refused():
+            self._native.advance(handles, list(counts.values()), gone)
+        for name in ended:
+            self._forget(name)
+        return self._decide()
+
+    def on_finish(self, request: RequestId) -> Decision:
+        """See `Policy`."""
+        return self.on_tokens({}, (request,))
+
+    def on_abort(self, request: RequestId) -> Decision:
+        """See `Policy`."""
+        self._native.abort(self._handle(request))
+        self._forget(request)
+        return self._decide()
+
+    def on_worker_change(self, change: WorkerChange) -> Decision:
+        """See `Policy`."""
+        amounts = None if change.capacity is None else _amounts(change.capacity)
+        if change.report is not None:
+            _check(change.report)
+        self._know(change)
+        lost: tuple[RequestId, ...] = ()
+        if amounts is not None:
+            self._native.set_capacity(change.worker, *amounts)
+        if change.state is not None:
+            lost = self._set_state(change.worker, change.state)
+        if change.report is not None:
+            report = change.report
+            self._native.report(
+                change.worker, report.waiting, report.running, report.tokens, report.kv_usage
+            )
+        return Decision(self._decide().assignments, lost)
+
+    def _know(self, change: WorkerChange) -> None:
+        """Raises WorkerError where the worker, or its change of state, cannot be."""
+        known = len(self._states)
+        if change.worker == known:
+            self._native.add_worker(UNLIMITED, UNLIMITED)
+            self._states.append(WorkerState.SERVING)
+        if not 0 <= change.worker < len(self._states):
+            raise WorkerError(f"there is no worker {change.worker}: there are {known}")
+        lost = self._states[change.worker] is WorkerState.LOST
+        if lost and change.state is WorkerState.DRAINING:
+            raise WorkerError(f"worker {change.worker} is lost: it has nothing to drain")
+
+    def _set_state(self, worker: int, state: WorkerState) -> tuple[RequestId, ...]:
+        self._states[worker] = state
+        if state is not WorkerState.LOST:
+            self._native.set_state(worker, state.value)
+            return ()
+        lost = tuple(self._names[handle] for handle in self._native.lose(worker))
+        for name in lost:
+            self._forget(name)
+        return lost
+
+    def _decide(self) -> Decision:
+        pairs = self._native.dispatch()
+        if not pairs:
+            return _NOTHING
+        return Decision(tuple(Assignment(self._names[handle], w) for handle, w in pairs))
+
+    def _handle(self, name: RequestId) -> int:
+        handle = self._handles.get(name)
+        if handle is None:
+            raise RequestError(f"request {name!r} is not known, or gone")
+        return handle
+
+    def _forget(self, name: RequestId) -> None:
+        del self._names[self._handles.pop(name)]
+
+
+_NOTHING = Decision()
+
+
+def _made(settings: PolicySettings, workers: int) -> _native.Router:
+    native = settings.native()
+    try:
+        return _native.Router(native, workers, UNLIMITED, UNLIMITED)
+    except ValueError as error:
+        raise PolicyError(str(error)) from error
+
+
+def _amounts(capacity: Capacity) -> tuple[int, int]:
+    slots = UNLIMITED if capacity.slots is None else capacity.slots
+    room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
+    if slots < 0 or room < 0:
+        raise WorkerError(f"a capacity is at least 0, got {capacity}")
+    return min(slots, UNLIMITED), min(room, UNLIMITED)
+
+
+def _check(report: WorkerReport) -> None:
+    counts = (report.waiting, report.running, report.tokens)
+    if any(not 0 <= count <= UNLIMITED for count in counts) or not 0 <= report.kv_usage < inf:
+        raise WorkerError(f"a report counts from 0 on, got {report}")
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except _native.WorkerRefused as error:
+        raise WorkerError(str(error)) from error
+    except (_native.RequestRefused, TypeError) as error:
+        raise RequestError(str(error)) from error

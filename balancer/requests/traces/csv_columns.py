@@ -1,0 +1,252 @@
+"""A column of a block of CSV: where its fields are in the bytes, and the numbers that they say.
+
+All rows are read at once by numpy: a trace of twenty million rows would take minutes, and hundreds
+of bytes for each row, if every field became an object.
+
+Times of the calendar in a column: 2023-11-16 18:15:46.6805900, 2024-05-10 00:00:00+00:00.
+
+CSV with a header, in blocks of columns; fields are not quoted in any of the traces.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.requests.traces.trace_file import Block, Source
+from equipoise.balancer.requests.workload import TOKENS_MOST, Counts
+from equipoise.hal.errors import FormatError
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+DIGITS_MOST = 18
+"""Digits of a number that fit into 64 bits, whichever they are."""
+SECOND = 10**9
+"""Nanoseconds of one."""
+SECONDS_MOST = 9 * SECOND
+"""285 years, which nanoseconds of 64 bits can say."""
+NANO_DIGITS = 9
+INTEGER = re.compile(r"-?[0-9]+")
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """n fields of one name.
+
+    Attributes:
+        path: the file.
+        name: what the header calls it.
+        data: uint8, the bytes of the block.
+        begins: int64 [n], where the fields begin in them.
+        ends: int64 [n], where they end.
+        lines: int64 [n], the lines that they are in.
+    """
+
+    path: Path
+    name: str
+    data: Bytes
+    begins: Counts
+    ends: Counts
+    lines: Counts
+
+    def text(self, row: int) -> str:
+        """One field."""
+        return self.data[self.begins[row] : self.ends[row]].tobytes().decode(errors="replace")
+
+    def require(self, good: Flags, expected: str) -> None:
+        """Raise `FormatError` for the first row that is not good (bool [n])."""
+        if not good.all():
+            row = int(np.argmin(good))
+            what = f"{self.name} is {short(self.text(row))}, expected {expected}"
+            raise FormatError(str(self.path), f"line {self.lines[row]}: {what}")
+
+    def counts(self, least: int) -> Counts:
+        """Whole numbers, int64 [n]. Raises `FormatError` for what is none, or is out of range."""
+        values, good = digits(self.data, self.begins, self.ends)
+        good &= (values >= least) & (values <= TOKENS_MOST)
+        if not good.all():
+            # A number out of range is told from what is no number.
+            integer = INTEGER.fullmatch(self.text(int(np.argmin(good))))
+            kind = f"{least} to {TOKENS_MOST}" if integer else "a whole number"
+            self.require(good, kind)
+        return values
+
+    def nanoseconds(self) -> Counts:
+        """Of decimal numbers of seconds, int64 [n]. Raises `FormatError`: not 0 to `SECONDS_MOST`.
+
+        Digits of less than a nanosecond are cut off.
+        """
+        points = np.flatnonzero(self.data == ord("."))
+        found = np.append(points, self.data.size)[np.searchsorted(points, self.begins)]
+        splits = np.minimum(found, self.ends)
+        whole, good = digits(self.data, self.begins, splits)
+        parts, fine = fractions(self.data, splits, self.ends)
+        self.require(good & fine & (whole <= SECONDS_MOST), f"seconds, 0 to {SECONDS_MOST}")
+        return whole * SECOND + parts
+
+
+def digits(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
+    """What stands in data[begins : ends], int64 [n]; and where it is 1 to `DIGITS_MOST` digits.
+
+    Elsewhere the value means nothing.
+    """
+    widths = ends - begins
+    good = (widths > 0) & (widths <= DIGITS_MOST)
+    values = np.zeros(widths.size, dtype=np.int64)
+    for back in range(int(widths[good].max(initial=0))):
+        inside = good & (back < widths)
+        # What is below "0" wraps around, and is above 9 as well.
+        digit = data[np.where(inside, ends - 1 - back, 0)] - np.uint8(ord("0"))
+        good &= ~inside | (digit <= 9)
+        values += np.where(inside & good, digit, 0) * np.int64(10**back)
+    return values, good
+
+
+def fractions(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
+    """Nanoseconds of `.123`, and 0 of nothing, int64 [n]; and where it is one of both."""
+    values, fine = digits(data, begins + 1, ends)
+    widths = ends - begins - 1
+    # A point cannot be looked for behind the data: there the field is empty.
+    fine &= data[np.minimum(begins, data.size - 1)] == ord(".")
+    up, down = (
+        10 ** np.clip(by, 0, NANO_DIGITS) for by in (NANO_DIGITS - widths, widths - NANO_DIGITS)
+    )
+    return np.where(fine, values * up // down, 0), fine | (ends == begins)
+
+
+EXPECTED = "a time such as 2024-05-10 00:00:00.009930+00:00"
+SHORTEST = len("2024-05-10 00:00:00")
+PARTS = (0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2)
+"""Where year, month, day, hour, minute and second begin, and how long they are."""
+SEPARATORS = (4, b"-"), (7, b"-"), (10, b" T"), (13, b":"), (16, b":")
+ZONE = len("+00:00")
+YEARS = 1970, 2200
+"""Nanoseconds of these fit into 64 bits."""
+
+
+def nanoseconds(column: Column) -> Counts:
+    """Since 1970, int64 [n]; where no zone is said it is UTC. Raises `FormatError`.
+
+    The fraction may be of up to 18 digits, or be left out where it is zero, as Python writes it.
+    """
+    column.require(column.ends - column.begins >= SHORTEST, EXPECTED)
+    zones, behind, zoned = _zones(column)
+    parts, fine = fractions(column.data, column.begins + SHORTEST, behind)
+    seconds, real = _seconds(column)
+    column.require(zoned & fine & real, EXPECTED)
+    return (seconds - zones) * SECOND + parts
+
+
+def _seconds(column: Column) -> tuple[Counts, Flags]:
+    """Without fraction and zone; and which are times that exist."""
+    data, begins = column.data, column.begins
+    found = [digits(data, begins + at, begins + at + size) for at, size in PARTS]
+    good = np.logical_and.reduce([fine for _, fine in found])
+    for at, allowed in SEPARATORS:
+        good &= np.isin(data[begins + at], np.frombuffer(allowed, dtype=np.uint8))
+    year, month, day, hour, minute, second = (values for values, _ in found)
+    good &= (year >= YEARS[0]) & (year < YEARS[1]) & (month >= 1) & (month <= 12)
+    good &= (hour < 24) & (minute < 60) & (second < 60)
+    first, after = (_days(year, month + later) for later in (0, 1))
+    good &= (day >= 1) & (day <= after - first)
+    return ((first + day - 1) * 24 + hour) * 3600 + minute * 60 + second, good
+
+
+def _days(year: Counts, month: Counts) -> Counts:
+    """From 1970 to the first of the month."""
+    months = ((year - YEARS[0]) * 12 + month - 1).astype("datetime64[M]")
+    return months.astype("datetime64[D]").astype(np.int64)
+
+
+def _zones(column: Column) -> tuple[Counts, Counts, Flags]:
+    """Seconds east of Greenwich, where the time ends that stands before it, and which are good."""
+    data, ends = column.data, column.ends
+    # A time is longer than a zone, so this is inside the field; a date's "-" is further ahead.
+    sign, last = data[ends - ZONE], data[ends - 1]
+    said = ((sign == ord("+")) | (sign == ord("-"))) & (ends - ZONE >= column.begins + SHORTEST)
+    hours, whole = digits(data, ends - 5, ends - 3)
+    minutes, fine = digits(data, ends - 2, ends)
+    good = ~said | (whole & fine & (hours < 24) & (minutes < 60) & (data[ends - 3] == ord(":")))
+    east = np.where(said, np.where(sign == ord("-"), -1, 1) * (hours * 3600 + minutes * 60), 0)
+    behind = np.where(said, ends - ZONE, np.where(last == ord("Z"), ends - 1, ends))
+    return east, behind, good
+
+
+NEWLINE, RETURN, COMMA = b"\n\r,"
+
+
+def header(head: bytes) -> list[str]:
+    """Names in the first line of a file that begins so."""
+    line = head.partition(b"\n")[0][:1000]
+    return [name.strip() for name in line.decode(errors="replace").split(",")]
+
+
+def read_columns(
+    source: Source, names: Sequence[str], most: int | None
+) -> Iterator[tuple[Column, ...]]:
+    """The columns `names`, block by block, of the first `most` rows; None: of all.
+
+    Other columns may stand between them, in any order: releases of one trace differ in those. Empty
+    lines are no rows. Raises `FormatError`: a name is missing, a row has more or fewer columns.
+    """
+    found = header(source.head)
+    missing = [name for name in names if found.count(name) != 1]
+    if missing:
+        begins = short(",".join(found))
+        raise source.error(f"begins with {begins}, expected columns {', '.join(names)}", 1)
+    left = most
+    for block in source.blocks():
+        table = _Table(source, block, left)
+        if table.rows:
+            yield tuple(table.column(name, found.index(name), len(found)) for name in names)
+        left = None if left is None else left - table.rows
+        if left == 0:
+            return
+
+
+class _Table:
+    """The lines of a block without the header and the empty ones; `most` of them."""
+
+    def __init__(self, source: Source, block: Block, most: int | None) -> None:
+        self._source = source
+        self._data: Bytes = np.frombuffer(block.data, dtype=np.uint8)
+        ends = np.append(np.flatnonzero(self._data == NEWLINE), self._data.size)
+        begins = np.append(0, ends[:-1] + 1)
+        if self._data.size:
+            ends = ends - ((ends > begins) & (self._data[ends - 1] == RETURN))
+        lines = block.first + np.arange(ends.size)
+        kept = np.flatnonzero((ends > begins) & (lines > 1))[:most]
+        self._begins, self._ends = begins[kept], ends[kept]
+        self._lines = lines[kept]
+        self._commas: Counts | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self._begins.size
+
+    def column(self, name: str, at: int, width: int) -> Column:
+        """Column `at` of `width`."""
+        commas = self._split(width)
+        begins = self._begins if at == 0 else commas[:, at - 1] + 1
+        ends = self._ends if at == width - 1 else commas[:, at]
+        return Column(self._source.path, name, self._data, begins, ends, self._lines)
+
+    def _split(self, width: int) -> Counts:
+        """int64 [rows, width - 1]: where the commas are."""
+        if self._commas is None:
+            commas = np.flatnonzero(self._data == COMMA)
+            first, last = (np.searchsorted(commas, at) for at in (self._begins, self._ends))
+            wrong = np.flatnonzero(last - first != width - 1)
+            if wrong.size:
+                columns = last[wrong[0]] - first[wrong[0]] + 1
+                raise self._source.error(
+                    f"has {columns} columns, expected {width}", int(self._lines[wrong[0]])
+                )
+            self._commas = commas[first[:, None] + np.arange(width - 1)]
+        return self._commas

@@ -1,0 +1,164 @@
+"""JSON objects with the fields that are expected of them.
+
+The objects of a JSON list, one after the other: a list of gigabytes is never in memory.
+"""
+
+import codecs
+from collections.abc import Iterator
+from json import JSONDecodeError, JSONDecoder
+
+from equipoise.balancer.formats.numbers import WORD, short
+from equipoise.balancer.requests.traces.trace_file import Source
+
+
+def _constant(name: str) -> object:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+DECODER = JSONDecoder(parse_constant=_constant)
+
+
+def decode(text: str, begin: int = 0) -> tuple[object, int]:
+    """The value that begins there, and where it ends.
+
+    Raises: JSONDecodeError where the text is no JSON, or ends too early; ValueError where it is
+    nested too deep, or a number is too long.
+    """
+    try:
+        return DECODER.raw_decode(text, begin)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def reason(error: ValueError) -> str:
+    """Why a text is not JSON, in a few words."""
+    return error.msg.removesuffix(" at") if isinstance(error, JSONDecodeError) else str(error)[:80]
+
+
+def field(value: object, name: str) -> object:
+    """A field of what should be an object. Raises `ValueError`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"is {short(value)}, expected an object")
+    if name not in value:
+        raise ValueError(f"has no {name}")
+    found: object = value[name]
+    return found
+
+
+def whole(value: object, name: str, least: int, most: int = WORD - 1) -> int:
+    """A field that is an integer. Raises `ValueError`."""
+    found = field(value, name)
+    if type(found) is not int:
+        raise ValueError(f"{name} is {short(found)}, expected a whole number")
+    if not least <= found <= most:
+        raise ValueError(f"{name} is {short(found)}, expected {least} to {most}")
+    return found
+
+
+def text(value: object, name: str) -> str:
+    """A field that is a string. Raises `ValueError`."""
+    found = field(value, name)
+    if not isinstance(found, str):
+        raise ValueError(f"{name} is {short(found)}, expected a string")
+    return found
+
+
+def entries(value: object, name: str) -> list[object]:
+    """A field that is a list. Raises `ValueError`."""
+    found = field(value, name)
+    if not isinstance(found, list):
+        raise ValueError(f"{name} is {short(found)}, expected a list")
+    return found
+
+
+OBJECT_MOST = 1 << 26
+"""Characters of one object at most."""
+
+
+class Conversations:
+    """Iterates over (line, value) of a list's objects.
+
+    Raises `FormatError` that names the line: not JSON, not a list, cut off.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._pieces = source.pieces()
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._text = ""
+        self._at = 0
+        self._line = 1
+
+    def __iter__(self) -> Iterator[tuple[int, object]]:
+        self._expect("[")
+        if self._next() == "]":
+            self._advance(1)
+        else:
+            yield self._line, self._object()
+            while self._expect(",]") == ",":
+                self._next()
+                yield self._line, self._object()
+        if self._next():
+            raise self._source.error(
+                f"{short(self._rest())} behind the end of the list", self._line
+            )
+
+    def _expect(self, allowed: str) -> str:
+        found = self._next()
+        if not found or found not in allowed:
+            what = short(self._rest()) if found else "the end of the file"
+            expected = " or ".join(map(repr, allowed))
+            raise self._source.error(f"is not JSON: {what}, expected {expected}", self._line)
+        self._advance(1)
+        return found
+
+    def _object(self) -> object:
+        while True:
+            try:
+                value, end = decode(self._text, self._at)
+            except JSONDecodeError as error:
+                # Perhaps only cut off. The text doubles each time: all tries cost as much as two.
+                if len(self._text) - self._at <= OBJECT_MOST and self._more():
+                    continue
+                line = self._line + self._text.count("\n", self._at, error.pos)
+                raise self._source.error(f"is not JSON: {reason(error)}", line) from None
+            except ValueError as error:
+                raise self._source.error(f"is not JSON: {reason(error)}", self._line) from None
+            self._advance(end - self._at)
+            return value
+
+    def _next(self) -> str:
+        """The next character that is no space, which is not passed; nothing at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._advance(1)
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _advance(self, count: int) -> None:
+        self._line += self._text.count("\n", self._at, self._at + count)
+        self._at += count
+
+    def _more(self) -> bool:
+        """As much again as there is, and a piece at least; whether there was any."""
+        parts = [self._text[self._at :]]
+        wanted = len(parts[0])
+        self._at = 0
+        while (piece := next(self._pieces, None)) is not None:
+            parts.append(self._decoded(piece))
+            wanted -= len(piece)
+            if wanted <= 0:
+                break
+        self._text = "".join(parts)
+        return len(parts) > 1
+
+    def _decoded(self, piece: bytes) -> str:
+        try:
+            return self._decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise self._source.error("is not UTF-8 behind this line", self._line) from None
+
+    def _rest(self) -> str:
+        return self._text[self._at : self._at + 100]

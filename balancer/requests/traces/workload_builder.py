@@ -1,0 +1,83 @@
+"""Requests that come in blocks, put together to a workload."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.balancer.requests.traces.csv_columns import SECOND
+from equipoise.balancer.requests.traces.trace_file import Source
+from equipoise.balancer.requests.workload import BLOCK, Counts, Hashes, Workload, chosen
+
+SUFFIXES = ".gz", ".csv", ".jsonl", ".json"
+
+
+class Gathering:
+    """What was read of a trace so far.
+
+    Requests without output are left out, and counted in a note: those are of requests that failed.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._rows = self._failed = 0
+        self._times: list[Counts] = []
+        self._prompts: list[Counts] = []
+        self._outputs: list[Counts] = []
+        self._hashes: list[Hashes] = []
+
+    def add(
+        self, times: Counts | None, prompts: Counts, outputs: Counts, hashes: Hashes | None = None
+    ) -> None:
+        """The next ones, [k] each; times in nanoseconds. All have times or none, and so hashes."""
+        rows = np.flatnonzero(outputs)
+        self._rows += outputs.size
+        self._failed += outputs.size - rows.size
+        self._prompts.append(prompts[rows])
+        self._outputs.append(outputs[rows])
+        if times is not None:
+            self._times.append(times[rows])
+        if hashes is not None:
+            self._hashes.append(chosen(hashes, rows))
+
+    def workload(self, notes: Sequence[str] = ()) -> Workload:
+        """All of them in order of time. Raises `FormatError` where there is none.
+
+        Rows that are earlier than the one before them are sorted in, and a note counts them: logs
+        of several machines are often merged so, and a row says when its request arrived wherever it
+        stands. Rows of the same time stay in the file's order.
+        """
+        if self._rows == self._failed:
+            failed = f": none of {self._failed} has output" if self._failed else ""
+            raise self._source.error(f"has no requests{failed}")
+        prompts, outputs = np.concatenate(self._prompts), np.concatenate(self._outputs)
+        hashes = _joined(self._hashes) if self._hashes else None
+        times = np.concatenate(self._times) if self._times else None
+        said = [*notes, *self._said(times)]
+        if times is not None and (times[1:] < times[:-1]).any():
+            order = np.argsort(times, kind="stable")
+            times, prompts, outputs = times[order], prompts[order], outputs[order]
+            hashes = None if hashes is None else chosen(hashes, order)
+        # The difference first: nanoseconds since 1970 have more digits than a float64.
+        arrivals = None if times is None else (times - times[0]) / SECOND
+        return Workload(self._name(), arrivals, prompts, outputs, hashes, BLOCK, tuple(said))
+
+    def _said(self, times: Counts | None) -> list[str]:
+        notes = []
+        if self._failed:
+            notes.append(f"{self._failed} of {self._rows} requests had no output: dropped")
+        early = 0 if times is None else int((times[1:] < times[:-1]).sum())
+        if early:
+            notes.append(f"{early} requests were earlier than the one before them: sorted by time")
+        return notes
+
+    def _name(self) -> str:
+        name = self._source.path.name
+        for suffix in SUFFIXES:
+            name = name.removesuffix(suffix)
+        return name
+
+
+def _joined(parts: Sequence[Hashes]) -> Hashes:
+    lengths = [np.diff(offsets) for _, offsets in parts]
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    return np.concatenate([ids for ids, _ in parts]), offsets

@@ -1,0 +1,380 @@
+"""What a rank issued, in a form that can be compared with what its peers did.
+
+A send and its receive, compared through the control plane.
+
+Checked mode: ranks compare what they issue before anything starts.
+"""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+
+from torch import Tensor
+
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.control_plane import ControlPlane
+from equipoise.hal.errors import BallotIncomplete, OrderMismatch
+from equipoise.hal.stream import Stream
+from equipoise.hal.work import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """One operation of one rank.
+
+    Attributes:
+        epoch: as the rank's owner counts them.
+        kind: the operation, with a root where it has one.
+        elements: of the part that is equal on all ranks.
+        dtype: of the elements.
+        sends: rows or bytes to each rank of the group; empty for operations that divide evenly.
+        receives: the same from each rank.
+    """
+
+    epoch: int
+    kind: str
+    elements: int
+    dtype: str
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """As a ballot."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, ballot: bytes) -> "Issued":
+        """From a ballot."""
+        fields = json.loads(ballot)
+        sends, receives = tuple(fields.pop("sends")), tuple(fields.pop("receives"))
+        return cls(**fields, sends=sends, receives=receives)
+
+    @property
+    def common(self) -> tuple[int, str, int, str]:
+        """What must be the same on every rank."""
+        return self.epoch, self.kind, self.elements, self.dtype
+
+    def __str__(self) -> str:
+        text = f"{self.kind} of {self.elements} x {self.dtype} in epoch {self.epoch}"
+        if self.sends or self.receives:
+            text += f" (sends {list(self.sends)}, receives {list(self.receives)})"
+        return text
+
+
+def issued(epoch: int, kind: str, tensor: Tensor) -> Issued:
+    """An operation on a tensor that is equally large on every rank."""
+    return Issued(epoch=epoch, kind=kind, elements=tensor.numel(), dtype=str(tensor.dtype))
+
+
+def agree(operations: Sequence[Issued]) -> bool:
+    """Whether all ranks issued one operation, and each expects what its peers send."""
+    if len({operation.common for operation in operations}) > 1:
+        return False
+    sent = [list(operation.sends) for operation in operations]
+    expected = [list(operation.receives) for operation in operations]
+    return sent == [list(column) for column in zip(*expected, strict=False)] or not any(
+        (*sent, *expected)
+    )
+
+
+def describe(operations: Sequence[Issued], ranks: Sequence[int]) -> str:
+    """Who issued what; `ranks` are numbers of the run."""
+    said = (f"rank {rank} issued {o}" for rank, o in zip(ranks, operations, strict=True))
+    return "; ".join(said)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The n-th message from one rank to another.
+
+    Attributes:
+        control: carries both ends' ballots.
+        question: that both ends answer.
+        ranks: sender and receiver, numbers of the run.
+    """
+
+    control: ControlPlane
+    question: str
+    ranks: tuple[int, int]
+
+    def cast(self, operation: Issued) -> None:
+        """Say what this end issues."""
+        self.control.cast(self.question, operation.to_bytes())
+
+    def mismatch(self, timeout: float) -> OrderMismatch | None:
+        """What is wrong between the two ends; None when nothing is.
+
+        Raises `BallotIncomplete` when the peer has not issued its end within `timeout` seconds.
+        """
+        ballots = self.control.collect(self.question, timeout, self.ranks)
+        ends = [Issued.from_bytes(ballot) for ballot in ballots]
+        if ends[0].common == ends[1].common:
+            return None
+        return OrderMismatch(f"{self.question}: {describe(ends, self.ranks)}")
+
+
+class CheckedWork:
+    """A point-to-point operation whose other end is compared when somebody asks for the result.
+
+    A mismatch cancels the operation, which fails its communicator: nothing that follows on this
+    pair would match (P2).
+
+    Args:
+        inner: the operation itself.
+        pairing: where both ends stand; this one has been cast.
+        deadline: seconds from now until the operation fails by itself.
+    """
+
+    def __init__(self, inner: Work, pairing: Pairing, deadline: float) -> None:
+        self._inner = inner
+        self._pairing: Pairing | None = pairing
+        self._expiry = time.monotonic() + deadline
+        self._mismatch: OrderMismatch | None = None
+
+    def done(self) -> bool:
+        """Whether it ended; the ends are compared by then."""
+        if not self._inner.done():
+            return self._mismatch is not None
+        self._compare(0.0)
+        return True
+
+    def wait(self, stream: Stream) -> None:
+        """Order `stream` behind the operation; a mismatch shows when the host asks."""
+        self._inner.wait(stream)
+
+    def result(self, timeout: float) -> None:
+        """Block until the end. Raises `OrderMismatch` besides what any operation raises."""
+        expiry = time.monotonic() + timeout
+        # An operation that fails by itself does so at its deadline: no ballot is awaited longer.
+        self._compare(max(min(timeout, self._expiry - time.monotonic()), 0.0))
+        if self._mismatch is not None:
+            raise self._mismatch
+        self._inner.result(max(expiry - time.monotonic(), 0.0))
+
+    def cancel(self) -> None:
+        """Stop waiting."""
+        self._inner.cancel()
+
+    def _compare(self, timeout: float) -> None:
+        pairing = self._pairing
+        if pairing is None:
+            return
+        try:
+            self._mismatch = pairing.mismatch(timeout)
+        except BallotIncomplete:
+            return  # the operation itself says what became of it
+        self._pairing = None
+        if self._mismatch is not None:
+            self._inner.cancel()
+
+
+GO = b"go"
+GIVEN_UP = b"given up"
+
+
+class CheckedCommunicator:
+    """A communicator that raises where another would hang (clause C7).
+
+    Collectives and exchange rounds first put what they are on a ballot, under a running number;
+    where the ranks differ, every rank raises `OrderMismatch`, which names what each issued, and
+    nothing starts. A rank that does not come within the deadline is named by `BallotIncomplete`,
+    and the operation then starts nowhere, not even on a rank that comes later.
+
+    Sends and receives do not wait for each other at the call (P1): they are compared there if the
+    peer was first, else when the result is asked for.
+
+    Meant for finding faults: an operation costs some round trips to the store, which keeps every
+    ballot.
+
+    Args:
+        communicator: does the work.
+        control: carries the ballots.
+        epoch: part of every ballot; may be set at any time.
+        deadline: seconds to wait for the peers, and after which operations fail by themselves.
+        ranks: members of the communicator, numbers of the run; all ranks by default.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        control: ControlPlane,
+        epoch: int,
+        deadline: float,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self._inner = communicator
+        self._control = control
+        self._deadline = deadline
+        self._incarnation = 0
+        self._collective = threading.Lock()
+        self._pairwise = threading.Lock()
+        self._join(range(control.size) if ranks is None else ranks)
+
+    @property
+    def purpose(self) -> str:
+        """What the communicator is for."""
+        return self._inner.purpose
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return self._inner.size
+
+    @property
+    def capabilities(self) -> CommunicatorCapabilities:
+        """What it can do."""
+        return self._inner.capabilities
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Sum over ranks, in place."""
+        mine = issued(self.epoch, "all_reduce", tensor)
+        return self._agreed(mine, lambda: self._inner.all_reduce(tensor))
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> Work:
+        """Every rank's tensor."""
+        mine = issued(self.epoch, "all_gather", tensor)
+        return self._agreed(mine, lambda: self._inner.all_gather(out, tensor))
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Work:
+        """This rank's part of the sum."""
+        mine = issued(self.epoch, "reduce_scatter", out)
+        return self._agreed(mine, lambda: self._inner.reduce_scatter(out, tensor))
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        """One rank's tensor replaces everybody's."""
+        mine = issued(self.epoch, f"broadcast from {source}", tensor)
+        return self._agreed(mine, lambda: self._inner.broadcast(tensor, source))
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> Work:
+        """Even blocks."""
+        mine = issued(self.epoch, "all_to_all", tensor)
+        return self._agreed(mine, lambda: self._inner.all_to_all(out, tensor))
+
+    def all_to_all_uneven(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> Work:
+        """Blocks of given row counts; what one rank sends, its peer must expect."""
+        mine = Issued(
+            epoch=self.epoch,
+            kind="all_to_all_uneven",
+            elements=prod(tensor.shape[1:]),
+            dtype=str(tensor.dtype),
+            sends=tuple(sends),
+            receives=tuple(receives),
+        )
+        return self._agreed(
+            mine, lambda: self._inner.all_to_all_uneven(out, tensor, receives, sends)
+        )
+
+    def barrier(self) -> Work:
+        """Ends after every rank has issued it."""
+        mine = Issued(epoch=self.epoch, kind="barrier", elements=0, dtype="nothing")
+        return self._agreed(mine, self._inner.barrier)
+
+    def exchange(self, round: Exchange) -> Work:
+        """One round of blobs; every rank takes part in every round, be it with none."""
+        mine = Issued(
+            epoch=self.epoch,
+            kind="exchange",
+            elements=1,
+            dtype="torch.uint8",
+            sends=self._by_rank(round.sends),
+            receives=self._by_rank(round.receives),
+        )
+        return self._agreed(mine, lambda: self._inner.exchange(round))
+
+    def isend(self, tensor: Tensor, destination: int) -> Work:
+        """Send to one rank."""
+        pair = (self.rank, destination)
+        return self._paired(pair, tensor, lambda: self._inner.isend(tensor, destination))
+
+    def irecv(self, tensor: Tensor, source: int) -> Work:
+        """Receive from one rank."""
+        pair = (source, self.rank)
+        return self._paired(pair, tensor, lambda: self._inner.irecv(tensor, source))
+
+    def warm(self, links: Sequence[tuple[int, int]]) -> None:
+        """Build links."""
+        self._inner.warm(links)
+
+    def abort(self) -> None:
+        """End what is in flight."""
+        self._inner.abort()
+
+    def rebuild(self, ranks: Sequence[int]) -> None:
+        """Go on among `ranks`; numbering begins anew."""
+        with self._collective, self._pairwise:
+            self._inner.rebuild(ranks)
+            self._incarnation += 1
+            self._join(ranks)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._inner.close()
+
+    def _join(self, ranks: Sequence[int]) -> None:
+        self._ranks = tuple(ranks)
+        members = "-".join(map(str, self._ranks))
+        self._label = f"checked/{self.purpose}/{members}/{self._incarnation}"
+        self._sequence = 0
+        self._messages: Counter[tuple[int, int]] = Counter()
+
+    def _by_rank(self, parcels: Sequence[Parcel]) -> tuple[int, ...]:
+        sizes = {parcel.peer: parcel.blob.numel() for parcel in parcels}
+        return tuple(sizes.get(rank, 0) for rank in range(self.size))
+
+    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+        """Start once all ranks have issued the same; threads come one after the other (P6)."""
+        with self._collective:
+            self._sequence += 1
+            question = f"{self._label}/{self._sequence}"
+            self._control.cast(question, mine.to_bytes())
+            ballots = self._collected(question)
+            operations = [Issued.from_bytes(ballot) for ballot in ballots]
+            if not agree(operations):
+                raise OrderMismatch(f"{question}: {describe(operations, self._ranks)}")
+            return start()
+
+    def _collected(self, question: str) -> tuple[bytes, ...]:
+        """All ballots; either every rank gets them or none, which a decision settles."""
+        try:
+            ballots = self._control.collect(question, self._deadline, self._ranks)
+        except BallotIncomplete:
+            if self._control.decide(question, GIVEN_UP) == GIVEN_UP:
+                raise
+            return self._control.collect(question, self._deadline, self._ranks)
+        if self._control.decide(question, GO) != GO:
+            raise OrderMismatch(f"{question}: given up by a rank whose deadline passed before")
+        return ballots
+
+    def _paired(self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]) -> Work:
+        ends = self._ranks[pair[0]], self._ranks[pair[1]]
+        mine = issued(self.epoch, f"a message from rank {ends[0]} to rank {ends[1]}", tensor)
+        with self._pairwise:
+            self._messages[pair] += 1
+            question = f"{self._label}/{pair[0]}-{pair[1]}/{self._messages[pair]}"
+            pairing = Pairing(self._control, question, ends)
+            pairing.cast(mine)
+            _refuse_mismatch(pairing)
+            return CheckedWork(start(), pairing, self._deadline)
+
+
+def _refuse_mismatch(pairing: Pairing) -> None:
+    """Raise if the peer came first, and with something else."""
+    try:
+        mismatch = pairing.mismatch(0.0)
+    except BallotIncomplete:
+        return
+    if mismatch is not None:
+        raise mismatch

@@ -1,0 +1,1 @@
+"""Executors: play the cases of properties on a schedule, on a device, on rank processes."""

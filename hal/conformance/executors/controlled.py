@@ -1,0 +1,315 @@
+"""Worlds whose every interleaving somebody else decides: the contract of the virtual executor.
+
+Plays hosts on a controlled world: one thread, every choice taken from the schedule.
+
+The executor for controlled worlds: all ranks in one thread, every interleaving chosen.
+"""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator, Backend
+from equipoise.hal.capabilities import CommunicatorCapabilities, SlotFormat
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.conformance.context import GONE, NEXT, Bench, End, Play, Until, demand
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.errors import Violation
+from equipoise.hal.slots import Segment
+from equipoise.hal.stream import Stream
+
+
+class ControlledWorld(Protocol):
+    """Some ranks, their devices and the network between them, all in one thread, with no clock.
+
+    Nothing moves unless `advance` is called, by the driver or by a blocking call of a host: such a
+    call advances the world until its condition holds or nothing can move; then it has timed out.
+    """
+
+    def accelerator(self, rank: int) -> Accelerator:
+        """The device of `rank`: always the same one."""
+        ...
+
+    def fabric(self, rank: int) -> Fabric:
+        """The fabric of `rank`: always the same one."""
+        ...
+
+    def empty(self, rank: int, nbytes: int) -> Tensor:
+        """uint8 [nbytes] of the rank's memory; what is dropped is scribbled and reused at once."""
+        ...
+
+    def movable(self) -> int:
+        """How many micro-steps could happen now, over all streams and links."""
+        ...
+
+    def advance(self, choice: int) -> None:
+        """Let micro-step number `choice`, below `movable()`, happen."""
+        ...
+
+    def choose(self, count: int) -> int:
+        """The schedule's next choice, in [0, count); 0 when the schedule is used up."""
+        ...
+
+    def expire(self) -> bool:
+        """Time passes: every deadline of what is pending strikes. False when nothing changed."""
+        ...
+
+    def step_in(self, rank: int, host: int) -> None:
+        """Host `host` of `rank` is the one that calls from now on (threads have an identity)."""
+        ...
+
+    def hold(self, rank: int, stream: Stream) -> None:
+        """Nothing that is launched on `stream` from now on runs, until `let_go`."""
+        ...
+
+    def let_go(self, rank: int, stream: Stream) -> None:
+        """End of `hold`."""
+        ...
+
+    def kill(self, rank: int) -> None:
+        """The rank is gone, as after SIGKILL; the launcher has told the store."""
+        ...
+
+    def stop(self, rank: int) -> None:
+        """Nothing of the rank moves any more, as after SIGSTOP; its heartbeat is silent."""
+        ...
+
+    def lose_store(self) -> None:
+        """The launcher is gone, and with it the store of the control plane."""
+        ...
+
+    def leftovers(self) -> dict[str, int]:
+        """What is not given back yet, by name; all zero at rest after everything was closed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+@runtime_checkable
+class ControlledBackend(Backend, Protocol):
+    """A backend that can be run on a schedule."""
+
+    @property
+    def groups(self) -> CommunicatorCapabilities:
+        """What the communicators of its worlds declare."""
+        ...
+
+    def world(self, size: int, schedule: bytes) -> ControlledWorld:
+        """A world of so many ranks; byte k of the schedule is its k-th choice."""
+        ...
+
+
+PATIENCE = 100_000
+"""Moves after which a program that should have ended counts as a hang."""
+
+
+@dataclass
+class Actor:
+    """A host that plays: where it stands, and what it returned."""
+
+    rank: int
+    host: int
+    play: Play
+    waits: Until = NEXT
+    ended: bool = False
+    gone: bool = False
+    answer: Any = None
+
+    def proceed(self, world: ControlledWorld) -> None:
+        """Run it to its next yield."""
+        world.step_in(self.rank, self.host)
+        try:
+            self.waits = next(self.play)
+            if self.waits is GONE:
+                self.gone = True
+                self.play.close()  # what the host held goes with its rank
+        except StopIteration as end:
+            self.answer, self.ended = end.value, True
+
+
+def drive(world: ControlledWorld, actors: Sequence[Actor]) -> list[Any]:
+    """Let all play to their ends; their answers, in order.
+
+    Raises:
+        Violation: of C8, when some host waits for something that can never come, even after all
+            deadlines have struck; or what a host itself raises.
+    """
+    for _ in range(PATIENCE):
+        alive = [actor for actor in actors if not (actor.ended or actor.gone)]
+        if not alive:
+            return [actor.answer for actor in actors]
+        _move(world, alive)
+    raise Violation("C8", f"no end after {PATIENCE} moves")
+
+
+def settle(world: ControlledWorld) -> None:
+    """Let the device run until nothing can move."""
+    while count := world.movable():
+        world.advance(world.choose(count))
+
+
+def _move(world: ControlledWorld, alive: Sequence[Actor]) -> None:
+    """One move: a micro-step of the world, or a host that need not wait; else time passes."""
+    count = world.movable()
+    ready = [actor for actor in alive if actor.waits.ready()]
+    if count + len(ready) == 0:
+        if not world.expire():
+            raise _hang(alive)
+        return
+    choice = world.choose(count + len(ready))
+    if choice < count:
+        world.advance(choice)
+    else:
+        ready[choice - count].proceed(world)
+
+
+def _hang(alive: Sequence[Actor]) -> Violation:
+    stuck = "; ".join(f"rank {a.rank} host {a.host} waits for {a.waits.what}" for a in alive)
+    return Violation("C8", f"a hang that no deadline ends: {stuck}")
+
+
+DEADLINE = 1.0
+"""Nominal seconds of an operation; there is no clock, it strikes when nothing can move."""
+SIZES = (1, 2, 3, 4, 5, 8)
+
+
+@dataclass
+class ControlledSurroundings:
+    """What a controlled world does for one rank's bench."""
+
+    world: ControlledWorld
+    rank: int
+
+    def empty(self, nbytes: int) -> Tensor:
+        """Memory that is scribbled and reused as soon as it is dropped."""
+        return self.world.empty(self.rank, nbytes)
+
+    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+        """Memory whose storage goes on behind the elements."""
+        nbytes = elements * dtype.itemsize
+        return self.empty(nbytes + padding)[:nbytes].view(dtype)
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """The whole storage."""
+        return Segment("", tensor, SlotFormat.PRIVATE).bytes
+
+    def churn(self) -> None:
+        """Nothing to do: dropped memory is scribbled at once."""
+
+    def hold(self, stream: Stream) -> Callable[[], None]:
+        """The world holds the stream."""
+        self.world.hold(self.rank, stream)
+        return lambda: self.world.let_go(self.rank, stream)
+
+    def disturb(self, stream: Stream) -> None:
+        """Nothing to do: the schedule disturbs enough."""
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        """The world is fresh in every case, and so is every purpose."""
+        return self.world.fabric(self.rank).open(purpose, ranks)
+
+    def end(self, how: End) -> None:
+        """By the world."""
+        if how is End.KILL:
+            self.world.kill(self.rank)
+        else:
+            self.world.stop(self.rank)
+
+    def lose_store(self, how: End) -> None:
+        """By the world, which has no clock: to be gone and to be silent is one and the same."""
+        self.world.lose_store()
+
+    def pause(self, seconds: float) -> None:
+        """Nothing to do: others may overtake wherever a host yields."""
+
+    def leftovers(self) -> Mapping[str, int]:
+        """As the world counts them, over all ranks."""
+        return self.world.leftovers()
+
+
+class ControlledSubject:
+    """A controlled backend on schedules."""
+
+    def __init__(self, backend: ControlledBackend) -> None:
+        self._backend = backend
+        self._traits = Traits(
+            backend.capabilities, backend.groups, SIZES, controlled=True, expendable=True
+        )
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def traits(self) -> Traits:
+        """As declared; any number of ranks."""
+        return self._traits
+
+    def play(self, claim: Property, case: Case) -> str | None:
+        """On a fresh world."""
+        world = self._backend.world(case.program.size, case.schedule)
+        try:
+            actors = [
+                actor
+                for rank in range(case.program.size)
+                for actor in _actors(self._backend, world, claim, case, rank)
+            ]
+            reported = judge(claim, case, drive(world, actors))
+            if claim.loses is not None:
+                _rest(world, case.program.size, claim.loses(case.program))
+            return reported
+        except Exception as error:
+            raise blame(claim, error) from error
+        finally:
+            world.close()
+
+    def close(self) -> None:
+        """Nothing is held between cases."""
+
+
+def _rest(world: ControlledWorld, size: int, lost: frozenset[int]) -> None:
+    """Close everything, as the survivors would. Raises `Violation` of R1 if anything is left."""
+    for rank in range(size):
+        if rank in lost:
+            world.kill(rank)  # a stopped one holds what it has until its launcher ends it
+            continue
+        world.step_in(rank, 0)
+        world.fabric(rank).close()
+        world.accelerator(rank).close()
+    if any(world.leftovers().values()):
+        gc.collect()  # an error and the frames it came through hold each other
+    left = {name: count for name, count in world.leftovers().items() if count}
+    demand("R1", not left, f"after everything was closed there are {left}")
+
+
+def _actors(
+    backend: ControlledBackend, world: ControlledWorld, claim: Property, case: Case, rank: int
+) -> list[Actor]:
+    fabric = world.fabric(rank) if claim.ranks is Ranks.GROUP else None
+    around = ControlledSurroundings(world, rank)
+    shared: dict[str, Any] = {}
+    actors = []
+    for host in range(claim.hosts):
+        bench = Bench(
+            rank=rank,
+            size=case.program.size,
+            host=host,
+            backend=backend,
+            accelerator=world.accelerator(rank),
+            fabric=fabric,
+            deadline=DEADLINE,
+            patience=2 * DEADLINE,
+            surroundings=around,
+            shared=shared,
+        )
+        actors.append(Actor(rank, host, claim.play(bench, case.program)))
+    return actors

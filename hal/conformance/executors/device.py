@@ -1,0 +1,256 @@
+"""Plays the hosts of one rank for real: each in a thread of its own.
+
+The executor for one real device: hardware schedules, delays widen the races.
+"""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator, Backend, open_for
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.conformance.context import Bench, End, Play, settled
+from equipoise.hal.conformance.executors.leak_detector import POLL, halted, usage
+from equipoise.hal.conformance.executors.steering import Steer
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.errors import Unsupported, Violation
+from equipoise.hal.stream import Stream
+
+WATCHDOG = 60.0
+"""Seconds that the hosts of a rank may take for one case."""
+
+
+def play_hosts(claim: Property, case: Case, bench: Bench) -> list[Any]:
+    """What each host returned. Raises what the first of them raised, or `Violation` of C8."""
+    if claim.hosts == 1:
+        return [run(claim.play(bench, case.program))]
+    answers: dict[int, Any] = {}
+    errors: dict[int, BaseException] = {}
+
+    def serve(host: int) -> None:
+        try:
+            seat = dataclasses.replace(bench, host=host)
+            answers[host] = run(claim.play(seat, case.program))
+        except BaseException as error:
+            errors[host] = error
+
+    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(claim.hosts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WATCHDOG)
+    if errors:
+        raise errors[min(errors)]
+    if len(answers) < claim.hosts:
+        raise Violation("C8", f"a host of {claim.name} did not end within {WATCHDOG:g} s")
+    return [answers[host] for host in range(claim.hosts)]
+
+
+def run(play: Play) -> Any:
+    """Play to the end: where it yields, the call that follows blocks by itself."""
+    try:
+        while True:
+            next(play)
+    except StopIteration as end:
+        return end.value
+
+
+PATIENCE = 20.0
+"""Seconds that a wait which must succeed may take."""
+LONGEST = 0.002
+"""Seconds of the longest delay on the host's processors."""
+SIDE = 64
+"""Rows and columns of the matrices that delay a device: small, since a simulated one multiplies
+them on the host."""
+PRODUCTS = 16
+"""How many of them are multiplied at most."""
+SCRIBBLE = 0xA5
+REMEMBERED = 64
+"""How many sizes of dropped memory `churn` writes over."""
+
+
+@dataclass
+class RealSurroundings:
+    """What a real device does for its bench.
+
+    Attributes:
+        accelerator: the device.
+        schedule: what delays are taken from.
+        fabric: the rank's connection to the others, if there are any.
+        prefix: of the purposes that this case opens communicators for.
+        holder: the process that holds the store, where it may be ended.
+        sizes: of the memory that was handed out.
+        taken: how many delays were taken from the schedule.
+    """
+
+    accelerator: Accelerator
+    schedule: bytes
+    fabric: Fabric | None = None
+    prefix: str = ""
+    holder: int | None = None
+    sizes: list[int] = field(default_factory=list)
+    taken: int = 0
+
+    def empty(self, nbytes: int) -> Tensor:
+        """Memory of the device, scribbled before anybody else can write to it."""
+        self.sizes = [*self.sizes[1 - REMEMBERED :], nbytes]
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
+        return settled(flat.fill_(SCRIBBLE))
+
+    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+        """One row of them; the device decides on the padding."""
+        made = self.accelerator.private((1, elements), dtype)
+        settled(self.accelerator.stored(made).fill_(SCRIBBLE))
+        return made
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """As the device says."""
+        return self.accelerator.stored(tensor)
+
+    def churn(self) -> None:
+        """Take blocks of the sizes used so far, scribble them at once, drop them."""
+        blocks = [
+            torch.full((size,), SCRIBBLE, dtype=torch.uint8, device=self.accelerator.device)
+            for size in self.sizes
+        ]
+        for block in blocks[-1:]:  # they were all filled on one stream
+            settled(block)
+
+    def hold(self, stream: Stream) -> Callable[[], None]:
+        """By a stream lock that nobody has signalled yet."""
+        lock = self.accelerator.stream_lock(PATIENCE)
+        lock.acquire(stream)
+        return lambda: lock.signal(lock.epoch)
+
+    def disturb(self, stream: Stream) -> None:
+        """A delay that the schedule chooses: some work, or none."""
+        if not self.schedule:
+            return
+        part = self.schedule[self.taken % len(self.schedule)] / 255
+        self.taken += 1
+        device = self.accelerator.device
+        if device.type == "cpu":
+            stream.launch(lambda: time.sleep(part * LONGEST))
+        else:
+            stream.launch(lambda: _multiply(device, int(part * PRODUCTS)))
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        """A communicator under a name of this case."""
+        if self.fabric is None:
+            raise Unsupported("a device by itself has no communicator")
+        return self.fabric.open(f"{self.prefix}{purpose}", ranks)
+
+    def end(self, how: End) -> None:
+        """By a signal to the whole process."""
+        os.kill(os.getpid(), signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
+
+    def lose_store(self, how: End) -> None:
+        """By a signal to the process that holds it."""
+        if self.holder is None:
+            raise Unsupported("the store of this fabric may not be ended")
+        os.kill(self.holder, signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
+        expiry = time.monotonic() + PATIENCE
+        while not halted(self.holder) and time.monotonic() < expiry:
+            time.sleep(POLL)
+
+    def pause(self, seconds: float) -> None:
+        """Stopped by somebody who then lets it go on."""
+        script = f"kill -STOP {os.getpid()}; sleep {seconds:g}; kill -CONT {os.getpid()}"
+        subprocess.run(["/bin/sh", "-c", script], check=True)
+
+    def leftovers(self) -> Mapping[str, int]:
+        """What of the process is counted."""
+        held = usage()
+        return {"threads": held.threads, "descriptors": held.descriptors}
+
+
+def _multiply(device: torch.device, count: int) -> None:
+    """Keep the current stream busy; what it needs is made on that stream, and dies with it."""
+    square = torch.ones(SIDE, SIDE, device=device)
+    for _ in range(count):
+        square = square @ square
+
+
+class SteeredSurroundings(RealSurroundings):
+    """Those of a device whose schedule was chosen before the case began."""
+
+    def disturb(self, stream: Stream) -> None:
+        """Nothing to do: the schedule disturbs enough."""
+
+
+class DeviceSubject:
+    """One device of a backend, freshly opened for every case.
+
+    Args:
+        backend: of the device.
+        steer: given the schedule of each case before it is played, where the device has one that
+            can be chosen; else the schedule is what delays are taken from.
+    """
+
+    def __init__(self, backend: Backend, steer: Steer | None = None) -> None:
+        self._backend = backend
+        self._steer = steer
+        self._traits = Traits(
+            backend.capabilities, None, (1,), controlled=False, steered=steer is not None
+        )
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def traits(self) -> Traits:
+        """As declared; one rank."""
+        return self._traits
+
+    def play(self, claim: Property, case: Case) -> str | None:
+        """On the device, as it schedules itself or as the case says.
+
+        Raises `UsageError` where the device cannot be steered; that breaks no clause.
+        """
+        if self._steer is not None:
+            self._steer(case.schedule)
+        try:
+            with closing(open_for(self._backend, 0)) as accelerator:
+                return judge(claim, case, self._answers(claim, case, accelerator))
+        except Exception as error:
+            raise blame(claim, error) from error
+
+    def _answers(self, claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
+        kind = RealSurroundings if self._steer is None else SteeredSurroundings
+        around = kind(accelerator, case.schedule)
+        return play_alone(claim, case, self._backend, around)
+
+    def close(self) -> None:
+        """Nothing is held between cases."""
+
+
+def play_alone(
+    claim: Property, case: Case, backend: Backend, around: RealSurroundings
+) -> list[object]:
+    """The answers of the hosts of a rank that needs no fabric."""
+    bench = Bench(
+        rank=0,
+        size=1,
+        host=0,
+        backend=backend,
+        accelerator=around.accelerator,
+        fabric=None,
+        deadline=PATIENCE,
+        patience=PATIENCE,
+        surroundings=around,
+    )
+    return play_hosts(claim, case, bench)

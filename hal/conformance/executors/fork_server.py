@@ -1,0 +1,90 @@
+"""The process that rank processes are copies of: imports their module, and forks on request.
+
+A request is a verb and a process id over the socket that is its standard input, with the three
+standard descriptors of the copy where one is to be made. It imports no backend: what those start
+or open when they are imported might not survive a fork. Copies share what an interpreter draws
+once, such as the seed of its hashes.
+"""
+
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NoReturn, TypeAlias
+
+from equipoise.hal.conformance.executors.worker_process import die_with_parent
+
+Verb: TypeAlias = bytes
+FORK: Verb = b"f"
+"""Make a copy; the answer is its process id."""
+WAIT: Verb = b"w"
+"""How has that copy ended? The answer is its exit status, or `RUNNING`."""
+REQUEST = struct.Struct("!ci")
+PID = struct.Struct("!i")
+RUNNING = 1 << 20
+"""No exit status."""
+TASKS = "/proc/self/task"
+
+
+def main() -> None:
+    """Serve until the driver closes the socket. The command line: a module, its arguments."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and decides
+    import_module(sys.argv[1])
+    # What is there by now stays: collections in copies look at what is new, and copy no pages.
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=os.dup(0)) as driver:
+        while True:
+            line, descriptors, _, _ = socket.recv_fds(driver, REQUEST.size, 3)
+            if not line:
+                return
+            verb, pid = REQUEST.unpack(line)
+            answer = _ended(pid) if verb == WAIT else _copy(driver, descriptors)
+            driver.sendall(PID.pack(answer))
+
+
+def _ended(pid: int) -> int:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else RUNNING
+
+
+def _copy(driver: socket.socket, descriptors: Sequence[int]) -> int:
+    """Fork, or start an interpreter afresh where an import has started threads: none survives."""
+    become = _run if len(os.listdir(TASKS)) == 1 else _start
+    pid = os.fork()
+    if pid == 0:
+        driver.close()
+        _become(become, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return pid
+
+
+def _become(become: Callable[[Sequence[str]], None], descriptors: Sequence[int]) -> NoReturn:
+    try:
+        for standard, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, standard)
+            os.close(descriptor)
+        become(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _run(command: Sequence[str]) -> None:
+    sys.argv[:] = command
+    import_module(command[0]).main()
+
+
+def _start(command: Sequence[str]) -> None:
+    os.execv(sys.executable, [sys.executable, "-P", "-m", *command])
+
+
+if __name__ == "__main__":
+    main()

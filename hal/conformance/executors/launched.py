@@ -1,0 +1,168 @@
+"""The executor for ranks that the communicator's own launcher started: this process is one of them.
+
+Rank 0 owns hypothesis and is a rank itself. It broadcasts each order through the control plane of
+a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the answers before
+the next order. Only ballots are used for that, so nothing that is under test has to work for it.
+"""
+
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Mapping, Set
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from equipoise.hal import registry
+from equipoise.hal.communicator import Rendezvous, RendezvousHost
+from equipoise.hal.conformance.executors.multi_rank import (
+    DEADLINES,
+    Call,
+    ExpendableStore,
+    RankedSubject,
+)
+from equipoise.hal.conformance.executors.processes import traits
+from equipoise.hal.conformance.executors.rank_worker import Answer, Blame, Order, Seat
+from equipoise.hal.conformance.property import Pace
+from equipoise.hal.control_plane import ControlPlane
+from equipoise.hal.errors import BallotIncomplete, ControlLost, Unsupported, Violation
+
+LOOK = 2.0
+"""Seconds of one wait for the next order."""
+SILENT = 15
+"""Waits in a row at which rank 0 must be found lost before its ranks give up."""
+GRACE = 10.0
+"""Seconds beyond the watchdog of an order that its answer may take to arrive."""
+
+
+class LaunchedRankGroup:
+    """All ranks of the launch, as rank 0 sees them.
+
+    Args:
+        backend: the accelerator backend by name, or PACKAGE:OBJECT.
+        communicator: the communicator backend, likewise.
+        where: what `CommunicatorBackend.joined` gave rank 0.
+    """
+
+    def __init__(self, backend: str, communicator: str, where: Rendezvous) -> None:
+        self._communicator = registry.communicator(communicator)
+        self._seat = Seat(registry.accelerator(backend), self._communicator)
+        self._fabric = self._communicator.connect(where)
+        self._count = 0
+
+    def host(self) -> RendezvousHost:
+        """A further store in this process."""
+        return self._communicator.host()
+
+    def expendable_host(self) -> ExpendableStore:
+        """Not possible: there are the processes of the launch, and no other."""
+        raise Unsupported("no process of a launch may be ended")
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        """What the ranks answer; its own answer is made here."""
+        self._broadcast({"orders": dict(orders), "watchdog": call.watchdog})
+        answers: dict[int, Answer] = {}
+        if 0 in orders:
+            answers[0] = attend(self._seat, orders[0], call.watchdog)
+        return answers | self._collect(orders.keys() - {0}, call.watchdog + GRACE)
+
+    def replace(self, ranks: Collection[int]) -> None:
+        """Not possible: the launcher started them, once."""
+        raise Unsupported(f"ranks {sorted(ranks)} were started by the communicator's launcher")
+
+    def close(self) -> None:
+        """Let the others go; the store may end with this rank, so they have to have heard it."""
+        self._broadcast({"orders": {}, "end": True})
+        with suppress(Violation, ControlLost):
+            self._collect(set(range(1, self._fabric.control.size)), GRACE)
+        self._fabric.close()
+
+    def _broadcast(self, order: dict[str, Any]) -> None:
+        self._count += 1
+        self._fabric.control.cast(f"order/{self._count}", json.dumps(order).encode())
+
+    def _collect(self, ranks: Set[int], timeout: float) -> dict[int, Answer]:
+        others = sorted(ranks)
+        if not others:
+            return {}
+        try:
+            told = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
+        except BallotIncomplete as incomplete:
+            missing = ", ".join(map(str, incomplete.missing))
+            raise Violation("C8", f"no answer at all from rank(s) {missing}") from incomplete
+        return dict(zip(others, map(json.loads, told), strict=True))
+
+
+class LaunchedSubject(RankedSubject):
+    """An accelerator and a communicator on the ranks of a launch; for rank 0.
+
+    Args:
+        backend: the accelerator backend by name, or PACKAGE:OBJECT.
+        communicator: the communicator backend, likewise.
+        where: what `CommunicatorBackend.joined` gave rank 0.
+        deadlines: seconds that an operation may last, by pace.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        communicator: str,
+        where: Rendezvous,
+        deadlines: Mapping[Pace, float] = DEADLINES,
+    ) -> None:
+        rank_group = LaunchedRankGroup(backend, communicator, where)
+        declared = replace(traits(backend, communicator, where.size), expendable=False)
+        name = f"{backend} with {communicator} on {where.size} launched ranks"
+        super().__init__(name, declared, rank_group, deadlines)
+
+
+def serve(backend: str, communicator: str, where: Rendezvous) -> None:
+    """Be a rank other than 0, until rank 0 says that this is the end.
+
+    Raises `ControlLost` when rank 0, or the store, is gone before it has said so.
+    """
+    seat = Seat(registry.accelerator(backend), registry.communicator(communicator))
+    fabric = registry.communicator(communicator).connect(where)
+    try:
+        count = 1
+        while "end" not in (line := _await(fabric.control, f"order/{count}")):
+            if str(where.rank) in line["orders"]:
+                answer = attend(seat, line["orders"][str(where.rank)], line["watchdog"])
+                fabric.control.cast(f"answer/{count}", json.dumps(answer).encode())
+            count += 1
+        fabric.control.cast(f"answer/{count}", b"{}")
+    finally:
+        fabric.close()
+
+
+def attend(seat: Seat, order: Order, watchdog: float) -> Answer:
+    """The answer; after `watchdog` seconds a fault that quotes the stack of whoever makes it.
+
+    Nobody can end a rank of a foreign launcher without ending them all. So what hangs is left
+    behind in a thread of its own, and the rank goes on without it.
+    """
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(seat.answer(order)), daemon=True)
+    thread.start()
+    thread.join(watchdog)
+    if answers:
+        return answers[0]
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = "".join(traceback.format_stack(frame)) if frame is not None else "it has died"
+    return {"fault": [Blame.VIOLATION, "C8", f"no answer within {watchdog:g} s:\n{stack}"]}
+
+
+def _await(control: ControlPlane, question: str) -> dict[str, Any]:
+    """The next order, however long it takes, while rank 0 lives."""
+    silent = 0
+    while silent < SILENT:
+        try:
+            (line,) = control.collect(question, LOOK, [0])
+        except BallotIncomplete:
+            loss = control.lost(0.0)
+            silent = silent + 1 if loss is not None and loss.rank == 0 else 0
+            continue
+        found: dict[str, Any] = json.loads(line)
+        return found
+    raise ControlLost("rank 0 is silent, and gives no more orders")

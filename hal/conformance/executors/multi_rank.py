@@ -1,0 +1,344 @@
+"""A subject of several ranks, each in a process of its own: who starts them is another's business.
+
+This side owns hypothesis. Every order goes to the ranks it concerns, and all their answers are
+there before the next one, so that a rank which fails strands nobody.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.conformance.executors.property_reference import refer
+from equipoise.hal.conformance.executors.rank_worker import Answer, Order
+from equipoise.hal.conformance.executors.worker_pool import Mourn
+from equipoise.hal.conformance.program import Case, to_json
+from equipoise.hal.conformance.property import Pace, Property, Traits
+from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.errors import Violation
+
+LOG = logging.getLogger(__name__)
+SIZES = (1, 2, 3, 4, 5, 8)
+DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
+"""Seconds that an operation may last; a brisk one at least."""
+OPENINGS = 10.0
+"""A brisk deadline is so many times what it takes to open a communicator: that has to be possible
+where deadlines strike, and some libraries take seconds for it."""
+STRETCH = 3.0
+"""A brisk case that fails is played once more with a deadline so many times as long."""
+TIMELESS = ("C8", "R1")
+"""Clauses that are not broken for want of time: a rank that does not answer had `WATCHDOG` seconds
+more, and what is left over in the end is counted."""
+LONGEST = 2.0
+"""A fabric serves later cases, too, unless its deadline is so many times longer than they need."""
+WATCHDOG = 25.0
+"""Seconds beyond the deadline that a rank may take to answer."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How to wait for the answers to an order.
+
+    Attributes:
+        watchdog: seconds that a rank may take.
+        lost: ranks whose end is due, and whose answers nobody awaits.
+        mourn: told of every rank that ends.
+    """
+
+    watchdog: float
+    lost: frozenset[int]
+    mourn: Mourn
+
+
+class Store(Protocol):
+    """Where ranks meet; a `RendezvousHost` is one."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port for `Rendezvous`."""
+        ...
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Tell the ranks that `rank` is gone."""
+        ...
+
+    def close(self) -> None:
+        """Give the port back."""
+        ...
+
+
+class ExpendableStore(Store, Protocol):
+    """One that a case may end."""
+
+    @property
+    def holder(self) -> int:
+        """The process that holds it, and nothing else."""
+        ...
+
+
+class RankGroup(Protocol):
+    """Ranks that obey orders."""
+
+    def host(self) -> Store:
+        """A store at which some of them can meet."""
+        ...
+
+    def expendable_host(self) -> ExpendableStore:
+        """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
+        ...
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
+        ...
+
+    def replace(self, ranks: Collection[int]) -> None:
+        """These have played to their end: others take their places."""
+        ...
+
+    def close(self) -> None:
+        """Dismiss everybody; bounded."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A fabric, open on these ranks; `size` were there when it was opened."""
+
+    name: str
+    host: Store
+    size: int
+    ranks: tuple[int, ...]
+    deadline: float
+    holder: int | None
+
+    def call(self, lost: Collection[int] = ()) -> Call:
+        return Call(self.deadline + WATCHDOG, frozenset(lost), self.host.report_loss)
+
+    def without(self, lost: Collection[int]) -> "_Stage":
+        return replace(self, ranks=tuple(rank for rank in self.ranks if rank not in lost))
+
+    def opening(self, rank: int) -> Order:
+        name, port = self.host.address
+        where = Rendezvous(rank=rank, size=self.size, host=name, port=port, deadline=self.deadline)
+        place = {"where": asdict(where), "holder": self.holder}
+        return {"do": "open", "fabric": self.name, **place}
+
+
+class RankedSubject:
+    """Plays cases on the first ranks of a rank_group.
+
+    A fabric is kept over the cases of one size and one pace, and replaced after a violation. The
+    cases of a property that breaks things have fabrics of their own, and no other is open beside
+    them: so that what the survivors still hold afterwards can be measured (clause R1).
+
+    Args:
+        name: of the subject.
+        traits: as declared; sizes up to the number of ranks.
+        rank_group: the ranks; closed with the subject.
+        deadlines: seconds that an operation may last, by pace.
+    """
+
+    def __init__(
+        self, name: str, traits: Traits, rank_group: RankGroup, deadlines: Mapping[Pace, float]
+    ) -> None:
+        self._name = name
+        self._traits = traits
+        self._rank_group = rank_group
+        self._deadlines = deadlines
+        self._stages: dict[tuple[int, Pace], _Stage] = {}
+        self._gauge: tuple[str, float] = ("", 0.0)
+        self._stretched: set[str] = set()
+        self._failed: set[str] = set()
+        self._gauge_count = 0
+        self._opened = 0
+        self._played = 0
+
+    @property
+    def name(self) -> str:
+        """What is under test, and how."""
+        return self._name
+
+    @property
+    def traits(self) -> Traits:
+        """What properties may ask of it."""
+        return self._traits
+
+    def play(self, claim: Property, case: Case) -> str | None:
+        """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
+        reference = refer(claim)
+        while True:
+            try:
+                return judge(claim, case, self._perform(claim, case, reference))
+            except Exception as error:
+                self._clear()
+                if not self._stretch(claim, error):
+                    raise blame(claim, error) from error
+
+    def close(self) -> None:
+        """End every rank, and every store."""
+        self._clear()
+        self._rank_group.close()
+
+    def _perform(self, claim: Property, case: Case, reference: str) -> list[Any]:
+        """What all hosts observed; None for those of ranks that were lost."""
+        if claim.loses is None:
+            stage = self._stage(claim, case)
+            return self._ask(claim, stage, self._order(case, stage, reference), frozenset())
+        self._deadline(claim)  # while others may still be open
+        self._strike_all()
+        stage, lost = self._stage(claim, case), claim.loses(case.program)
+        told = self._ask(claim, stage, self._order(case, stage, reference), lost)
+        self._strike((stage.size, claim.pace))
+        survivors = stage.without(lost)
+        orders: dict[int, Order] = {rank: {"do": "rest"} for rank in survivors.ranks}
+        observed("R1", self._tell(orders, survivors.call()))
+        return told
+
+    def _order(self, case: Case, stage: _Stage, reference: str) -> Order:
+        self._played += 1
+        return {
+            "do": "play",
+            "fabric": stage.name,
+            "property": reference,
+            "case": to_json(case),
+            "number": self._played,
+        }
+
+    def _ask(self, claim: Property, stage: _Stage, order: Order, lost: frozenset[int]) -> list[Any]:
+        """What all hosts observed; None for those of ranks that were lost."""
+        replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call(lost))
+        if lost:
+            self._rank_group.replace(lost)
+            self._stages[stage.size, claim.pace] = stage.without(lost)
+        told, absent = observed(claim.clauses[0], replies), [None] * claim.hosts
+        return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
+
+    def _stage(self, claim: Property, case: Case) -> _Stage:
+        """The fabric for so many ranks and that pace; opened if there is none."""
+        key = case.program.size, claim.pace
+        deadline = self._deadline(claim)
+        if key in self._stages and not deadline <= self._stages[key].deadline <= LONGEST * deadline:
+            self._strike(key)
+        if key not in self._stages:
+            host, holder = self._host(claim)
+            self._begin(claim, key, deadline, host, holder)
+        return self._stages[key]
+
+    def _begin(
+        self,
+        claim: Property,
+        key: tuple[int, Pace],
+        deadline: float,
+        host: Store,
+        holder: int | None,
+    ) -> _Stage:
+        """Open a fabric on the first ranks."""
+        size, _ = key
+        self._opened += 1
+        stage = _Stage(f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder)
+        self._stages[key] = stage
+        replies = self._tell({rank: stage.opening(rank) for rank in stage.ranks}, stage.call())
+        observed(claim.clauses[0], replies)
+        return stage
+
+    def _deadline(self, claim: Property) -> float:
+        """Of a fabric for that property, in seconds."""
+        deadline = self._deadlines[claim.pace]
+        if claim.pace is not Pace.BRISK:
+            return deadline
+        stretch = STRETCH if claim.name in self._stretched - self._failed else 1.0
+        return stretch * max(deadline, OPENINGS * self._opening(claim))
+
+    def _stretch(self, claim: Property, error: Exception) -> bool:
+        """Whether a case that failed is to be played again, with a longer deadline.
+
+        On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
+        property: what goes wrong for another reason fails again, in this case or in a later one.
+        """
+        if claim.pace is not Pace.BRISK or claim.name in self._failed:
+            return False
+        if isinstance(error, Violation) and error.clause in TIMELESS:
+            return False
+        if claim.name in self._stretched:
+            # Shrinking plays many that fail, and need not wait so long.
+            self._failed.add(claim.name)
+            return False
+        self._stretched.add(claim.name)
+        self._gauge = ("", 0.0)
+        LOG.warning(
+            "%s: a case failed under a brisk deadline and is played again with one %g times as "
+            "long, in case the machine was only too busy: %s",
+            claim.name,
+            STRETCH,
+            " ".join(str(error).split()),
+        )
+        return True
+
+    def _opening(self, claim: Property) -> float:
+        """Seconds that the slowest of all ranks needs to open a communicator.
+
+        Gauged anew for each property: a machine may be busier than it was before.
+        """
+        if self._gauge[0] != claim.name:
+            key = max(self._traits.sizes), Pace.CALM
+            stage, fresh = self._stages.get(key), key not in self._stages
+            if stage is None:
+                deadline = self._deadlines[Pace.CALM]
+                stage = self._begin(claim, key, deadline, self._rank_group.host(), None)
+            self._gauge_count += 1
+            order = {"do": "gauge", "fabric": stage.name, "number": self._gauge_count}
+            replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
+            told = observed(claim.clauses[0], replies)
+            if fresh:
+                self._strike(key)
+            self._gauge = claim.name, max(float(seconds) for (seconds,) in told.values())
+        return self._gauge[1]
+
+    def _host(self, claim: Property) -> tuple[Store, int | None]:
+        """Where the ranks can meet, and the process that holds it if it may be ended."""
+        if not claim.takes_store:
+            return self._rank_group.host(), None
+        expendable = self._rank_group.expendable_host()
+        return expendable, expendable.holder
+
+    def _clear(self) -> None:
+        """Close all fabrics; what goes wrong now follows from what is being reported."""
+        while self._stages:
+            with suppress(Violation):
+                self._strike(next(iter(self._stages)))
+
+    def _strike_all(self) -> None:
+        for key in list(self._stages):
+            self._strike(key)
+
+    def _strike(self, key: tuple[int, Pace]) -> None:
+        """Close a fabric on every rank that still has it."""
+        stage = self._stages.pop(key)
+        try:
+            order = {"do": "close", "fabric": stage.name}
+            observed("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
+        finally:
+            stage.host.close()
+
+    def _tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        try:
+            return self._rank_group.tell(orders, call)
+        except Violation:  # the ranks are gone, and their fabrics with them
+            while self._stages:
+                self._stages.popitem()[1].host.close()
+            raise
+
+
+def observed(clause: str, replies: Mapping[int, Answer]) -> dict[int, list[Any]]:
+    """What each rank observed. Raises the worst fault, of `clause` where it names none."""
+    faults = sorted(
+        (rating, rank, named or clause, text)
+        for rank, reply in replies.items()
+        if "fault" in reply
+        for rating, named, text in [reply["fault"]]
+    )
+    for _, rank, broken, text in faults:
+        raise Violation(broken, f"rank {rank}: {text}")
+    return {rank: reply["answers"] for rank, reply in replies.items()}

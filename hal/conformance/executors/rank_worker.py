@@ -1,0 +1,182 @@
+"""A rank's place: opens fabrics and plays cases, on order.
+
+Orders and answers are JSON. Orders: `{"do": "greet"}`,
+`{"do": "open", "fabric": NAME, "where": RENDEZVOUS, "holder": PID or null}`,
+`{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
+`{"do": "gauge", "fabric": NAME, "number": N}`: how many seconds does opening a communicator take?
+`{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
+`{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
+Answers: `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Backend, open_for
+from equipoise.hal.communicator import (
+    Communicator,
+    CommunicatorBackend,
+    Fabric,
+    Rendezvous,
+    RendezvousHost,
+)
+from equipoise.hal.conformance.context import Bench
+from equipoise.hal.conformance.executors.device import PATIENCE, RealSurroundings, play_hosts
+from equipoise.hal.conformance.executors.leak_detector import Meter
+from equipoise.hal.conformance.executors.property_reference import resolve
+from equipoise.hal.conformance.executors.worker_process import serve
+from equipoise.hal.conformance.program import Case, from_json
+from equipoise.hal.conformance.subject import words
+from equipoise.hal.errors import CommunicatorError, ControlError, Violation
+
+Order = dict[str, Any]
+Answer = dict[str, Any]
+
+
+class Blame(IntEnum):
+    """Which fault of several ranks is reported: the lowest."""
+
+    VIOLATION = 0
+    RAISED = 1
+    FOLLOWED = 2
+    """What a rank raises when another one has left it alone."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A fabric, where it met, and the process that holds its store if that may be ended."""
+
+    fabric: Fabric
+    where: Rendezvous
+    holder: int | None
+
+
+@dataclass
+class _Tracking(RealSurroundings):
+    """Keeps what a case opened, so that it can be closed when no rank needs it any more."""
+
+    opened: list[Communicator] = field(default_factory=list)
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        made = super().open(purpose, ranks)
+        self.opened.append(made)
+        return made
+
+
+class Seat:
+    """One rank of a subject; obeys one order at a time."""
+
+    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
+        self._backend = backend
+        self._communicator = communicator
+        self._fabrics: dict[str, _Place] = {}
+        self._held: list[RendezvousHost] = []
+        self._leftovers: list[Communicator] = []
+        self._meter = Meter()
+
+    def answer(self, order: Order) -> Answer:
+        """Do it; what is raised becomes a part of the answer."""
+        verbs: dict[str, Callable[[Order], list[Any]]] = {
+            "greet": lambda _: [],
+            "hold": self._hold,
+            "open": self._open,
+            "play": self._play,
+            "gauge": self._gauge,
+            "close": self._close,
+            "rest": self._rest,
+        }
+        try:
+            self._tidy()
+            return {"answers": verbs[order["do"]](order)}
+        except Violation as violation:
+            clause = violation.clause
+            text = str(violation).removeprefix(f"{clause}: ")
+            return {"fault": [Blame.VIOLATION, clause, text]}
+        except (CommunicatorError, ControlError) as error:
+            return {"fault": [Blame.FOLLOWED, None, words(error)]}
+        except Exception as error:
+            return {"fault": [Blame.RAISED, None, words(error)]}
+
+    def _open(self, order: Order) -> list[Any]:
+        where = Rendezvous(**order["where"])
+        fabric = self._communicator.connect(where)
+        self._fabrics[order["fabric"]] = _Place(fabric, where, order["holder"])
+        return []
+
+    def _hold(self, _: Order) -> list[Any]:
+        self._held.append(self._communicator.host())
+        return list(self._held[-1].address)
+
+    def _close(self, order: Order) -> list[Any]:
+        self._fabrics.pop(order["fabric"]).fabric.close()
+        return []
+
+    def _rest(self, _: Order) -> list[Any]:
+        self._meter.rest()
+        return []
+
+    def _play(self, order: Order) -> list[Any]:
+        place = self._fabrics[order["fabric"]]
+        accelerator = open_for(self._backend, place.where.rank)
+        try:
+            case = from_json(order["case"])
+            prefix = f"case{order['number']}/"
+            around = _Tracking(accelerator, case.schedule, place.fabric, prefix, place.holder)
+            self._leftovers = around.opened
+            bench = _bench(self._backend, around, place.where, case)
+            found = resolve(order["property"])
+            if found.large:
+                self._meter.expect_growth()
+            return play_hosts(found, case, bench)
+        finally:
+            self._meter.look()
+            accelerator.close()
+
+    def _gauge(self, order: Order) -> list[Any]:
+        """The second one counts: the first one finds libraries asleep."""
+        place = self._fabrics[order["fabric"]]
+        accelerator = open_for(self._backend, place.where.rank)
+        try:
+            for count in (1, 2):
+                began = time.monotonic()
+                made = place.fabric.open(f"gauge{order['number']}/{count}")
+                self._leftovers.append(made)
+                made.barrier().result(PATIENCE)
+            return [time.monotonic() - began]
+        finally:
+            accelerator.close()
+
+    def _tidy(self) -> None:
+        """Close what the last case left open: by now every rank has ended that case."""
+        while self._leftovers:
+            self._leftovers.pop().close()
+
+
+def _bench(backend: Backend, around: RealSurroundings, where: Rendezvous, case: Case) -> Bench:
+    return Bench(
+        rank=where.rank,
+        size=case.program.size,
+        host=0,
+        backend=backend,
+        accelerator=around.accelerator,
+        fabric=around.fabric,
+        deadline=where.deadline,
+        patience=PATIENCE,
+        surroundings=around,
+    )
+
+
+def main() -> None:
+    """Serve as a rank of the accelerator and the communicator that the command line names."""
+    backend, communicator = sys.argv[1:3]
+    seat = Seat(registry.accelerator(backend), registry.communicator(communicator))
+    serve(seat.answer)
+
+
+if __name__ == "__main__":
+    main()

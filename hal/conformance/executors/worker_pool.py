@@ -1,0 +1,336 @@
+"""The process that rank processes are copies of, as their driver sees it.
+
+One rank process as its driver sees it.
+
+Rank processes: copied when first needed, used by every case, replaced when broken.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from equipoise.hal.conformance.executors.fork_server import FORK, PID, REQUEST, RUNNING, WAIT, Verb
+from equipoise.hal.errors import Violation
+
+ANSWER = 60.0
+"""Seconds that the template may take to answer, by default."""
+POLL = 0.005
+"""Seconds between two looks at whether a copy has ended."""
+# torch's store looks up the name of every peer; where a name server drops datagrams now and then,
+# each drop would cost 5 s. Over TCP none is lost. Read at a process's first look-up, so the driver
+# sets it for itself too, where nobody has chosen otherwise.
+os.environ.setdefault("RES_OPTIONS", "use-vc")
+
+
+class Template:
+    """A spawned interpreter that imports a module once, and is then copied for every rank.
+
+    Importing torch takes a second of processor time, a copy some milliseconds. It imports what its
+    driver imports, and nothing that happens to lie in the working directory.
+
+    Args:
+        command: name of the module, whose `main` a copy runs, then its arguments.
+        patience: seconds that it may take to answer; before its first answer it imports the module.
+    """
+
+    def __init__(self, command: Sequence[str], patience: float = ANSWER) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(patience)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "equipoise.hal.conformance.executors.fork_server",
+                    *command,
+                ],
+                stdin=theirs.fileno(),
+                stdout=self._errors,
+                stderr=self._errors,
+                env={
+                    **os.environ,
+                    **threads,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def runs(self) -> bool:
+        """Whether it can be copied."""
+        return self._process.poll() is None
+
+    def copy(self, stdin: int, stdout: int, stderr: int) -> "Copy":
+        """A process that runs the module's `main` with these descriptors.
+
+        Raises `Violation` of E1 when the template has ended.
+        """
+        return Copy(self, self._ask(FORK, 0, [stdin, stdout, stderr]))
+
+    def ended(self, pid: int) -> int | None:
+        """The exit status of a copy, negative for a signal; None while it runs. Told once."""
+        try:
+            status = self._ask(WAIT, pid)
+        except Violation:
+            return -signal.SIGKILL  # copies end with their template
+        return None if status == RUNNING else status
+
+    def close(self) -> None:
+        """End it; copies that still run end with it."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def _ask(self, verb: Verb, pid: int, descriptors: Sequence[int] = ()) -> int:
+        try:
+            socket.send_fds(self._socket, [REQUEST.pack(verb, pid)], descriptors)
+            (answer,) = PID.unpack(self._socket.recv(PID.size))
+        except (OSError, struct.error) as error:
+            self._process.kill()
+            self._process.wait()
+            raise Violation("E1", f"no rank can be started:\n{self._complaints()}") from error
+        return int(answer)
+
+    def _complaints(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+
+class Copy:
+    """One process that was copied; its process id is its own until it was waited for."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self._template = template
+        self._status: int | None = None
+        self.pid = pid
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, unless it was found to have ended."""
+        if self._status is None:
+            with suppress(ProcessLookupError):  # the template has ended, and so has its copy
+                os.kill(self.pid, number)
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, negative for a signal; None when it still runs after so long."""
+        expiry = time.monotonic() + seconds
+        while self._status is None:
+            self._status = self._template.ended(self.pid)
+            if self._status is None and time.monotonic() >= expiry:
+                return None
+            if self._status is None:
+                time.sleep(POLL)
+        return self._status
+
+
+TAIL = 4000
+"""Bytes of a rank's standard error that a failure quotes."""
+CHUNK = 1 << 16
+ENDING = 10.0
+"""Seconds that a process which has closed its pipe, or was killed, may take to end."""
+STACKS = 2.0
+"""Seconds that a process gets to write the stacks of its threads."""
+
+
+class Member:
+    """A copy of a template that runs a module which calls `process.serve`."""
+
+    def __init__(self, template: Template) -> None:
+        self._said = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        theirs, self._orders = os.pipe()
+        self._answers, replies = os.pipe()
+        try:
+            self._process = template.copy(theirs, replies, self._errors.fileno())
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            os.close(theirs)
+            os.close(replies)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def pipe(self) -> int:
+        """What the rank's answers come through."""
+        return self._answers
+
+    def order(self, line: dict[str, Any]) -> None:
+        """Send one line; a rank that is already dead is noticed when its answer is read."""
+        left = json.dumps(line).encode() + b"\n"
+        try:
+            while left:
+                left = left[os.write(self._orders, left) :]
+        except BrokenPipeError:
+            return
+
+    def hear(self) -> dict[str, Any] | None:
+        """Read once; a whole answer, or None. Raises `EOFError` when the rank is gone."""
+        part = os.read(self._answers, CHUNK)
+        if not part:
+            raise EOFError
+        self._said += part
+        line, found, rest = self._said.partition(b"\n")
+        if not found:
+            return None
+        self._said = rest
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def death(self) -> str:
+        """Why it ended, in words; waits for the end, bounded."""
+        code = self._process.wait(ENDING)
+        if code is None:
+            return "has closed its pipe, and does not end"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+    def stack(self) -> None:
+        """End it by a signal at which it writes the stacks of its threads."""
+        self._process.signal(signal.SIGABRT)
+        self._process.signal(signal.SIGCONT)
+        self._process.wait(STACKS)
+
+    def complaints(self) -> str:
+        """The end of its standard error."""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - TAIL))
+        return self._errors.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """Kill it, stopped or not, and give everything back."""
+        self._process.signal(signal.SIGKILL)
+        try:
+            self._process.wait(ENDING)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._orders)
+        os.close(self._answers)
+        self._errors.close()
+
+
+Mourn = Callable[[int, str], None]
+"""Told at once which rank has ended, and how."""
+
+
+class Crew:
+    """Processes by rank. Not for several threads.
+
+    Args:
+        command: what each runs: a module that calls `process.serve`, and its arguments.
+        patience: seconds that importing the module may take.
+    """
+
+    def __init__(self, command: Sequence[str], patience: float = ANSWER) -> None:
+        self._command = tuple(command)
+        self._patience = patience
+        self._template: Template | None = None
+        self.members: dict[int, Member] = {}
+
+    def start(self, ranks: Collection[int]) -> None:
+        """Start those of these ranks that do not run. Raises `Violation` of E1."""
+        for rank in ranks:
+            if rank not in self.members:
+                self.members[rank] = self.hire()
+
+    def hire(self) -> Member:
+        """One more process, which is no rank; whoever asks ends it. Raises `Violation` of E1."""
+        if self._template is None or not self._template.runs():
+            self._dismiss()
+            self._template = Template(self._command, self._patience)
+        return Member(self._template)
+
+    def order(self, orders: Mapping[int, dict[str, Any]]) -> None:
+        """Send each rank its line."""
+        for rank, line in orders.items():
+            self.members[rank].order(line)
+
+    def gather(
+        self, ranks: Collection[int], lost: Collection[int], watchdog: float, mourn: Mourn
+    ) -> dict[int, dict[str, Any]]:
+        """One answer of each of `ranks`; nobody waits for those in `lost`, whose end is due.
+
+        Raises:
+            Violation: of E1, when another rank ends; of C8, when one does not answer within
+                `watchdog` seconds: it quotes the stacks. No process is left then.
+        """
+        expiry = time.monotonic() + watchdog
+        answers: dict[int, dict[str, Any]] = {}
+        waiting = set(ranks) - set(lost)
+        with selectors.DefaultSelector() as selector:
+            for rank in ranks:
+                selector.register(self.members[rank].pipe, selectors.EVENT_READ, rank)
+            while waiting:
+                ready = selector.select(max(0.0, expiry - time.monotonic()))
+                if not ready:
+                    raise self._stuck(waiting, watchdog, answers)
+                for key, _ in ready:
+                    try:
+                        answer = self.members[key.data].hear()
+                    except EOFError:
+                        selector.unregister(key.fd)
+                        self._lose(key.data, lost, mourn)
+                        continue
+                    if answer is not None:
+                        answers[key.data] = answer
+                        waiting.discard(key.data)
+        return answers
+
+    def end(self, ranks: Collection[int]) -> None:
+        """End these; whoever needs as many ranks starts new ones."""
+        for rank in ranks:
+            self.members.pop(rank).end()
+
+    def close(self) -> None:
+        """End every process."""
+        self._end_all()
+        self._dismiss()
+
+    def _end_all(self) -> None:
+        self.end(list(self.members))
+
+    def _dismiss(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+    def _lose(self, rank: int, lost: Collection[int], mourn: Mourn) -> None:
+        how = self.members[rank].death()
+        mourn(rank, how)
+        if rank not in lost:
+            complaints = self.members[rank].complaints()
+            self._end_all()
+            raise Violation("E1", f"rank {rank} {how}\n{complaints}")
+
+    def _stuck(
+        self, waiting: Collection[int], watchdog: float, answers: Mapping[int, dict[str, Any]]
+    ) -> Violation:
+        """Who does not answer, and where it stands; also what went wrong for those who do."""
+        for rank in waiting:
+            self.members[rank].stack()
+        quotes = [f"rank {r}:\n{self.members[r].complaints()}" for r in sorted(waiting)]
+        faults = {rank: told["fault"] for rank, told in answers.items() if "fault" in told}
+        quotes += [f"rank {rank} answered: {fault[-1]}" for rank, fault in sorted(faults.items())]
+        self._end_all()
+        return Violation("C8", f"no answer within {watchdog:g} s from\n" + "\n".join(quotes))

@@ -1,0 +1,1 @@
+"""The properties of the suite, one module a family."""

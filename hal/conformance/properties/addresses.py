@@ -1,0 +1,557 @@
+"""Properties of family *addresses* about what slots hold: every byte, at its own place.
+
+Family *addresses*: slots as long as real experts, stores with hundreds of them.
+
+A copy is made in chunks, a call is packed into a list of so many pairs: each case plays every
+length and every count below.
+
+Property of family *addresses* about bad arguments of the slot verbs.
+
+Family *addresses*: slots stay where they are, hold what they should, and nothing beside them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, equal, told
+from equipoise.hal.conformance.fixtures.collectives import dtype_of
+from equipoise.hal.conformance.fixtures.slot_store import ROLE, ROLES, Part, Room, Shelf, shelf
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties import addresses_in_use
+from equipoise.hal.conformance.properties.kernels_large import random_bytes
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.errors import SlotError, SlotLeased
+from equipoise.hal.slots import SlotLayout, SlotStore
+from equipoise.hal.stream import Stream
+
+FAMILY = "addresses"
+LONGEST = 8
+"""Calls of a program."""
+SLOTS = 2
+STAGING = 2
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("uint8", "int16", *FLOATS)
+OFFSETS = 4
+"""Elements at most by which a segment is off the alignment."""
+PADDINGS = 4
+"""Elements at most that a private segment stores behind those that its tensor shows."""
+SLOT = st.integers(0, SLOTS - 1)
+BUFFER = st.integers(0, STAGING - 1)
+_Sums = tuple[str, Tensor, list[Tensor]]
+"""Of what, its checksums, and the contents whose checksums they are to be."""
+
+
+def _calls() -> st.SearchStrategy[Step]:
+    return st.one_of(
+        st.builds(lambda s: Step("write", (s,)), SLOT),
+        st.builds(lambda b, s: Step("commit", (b, s)), BUFFER, SLOT),
+        st.builds(lambda s: Step("pack", (s,)), SLOT),
+    )
+
+
+def _parts(dtypes: Sequence[str], offsets: int) -> st.SearchStrategy[Step]:
+    return st.builds(
+        lambda dtype, elements, offset: Step(
+            "part", (dtype, elements, offset * dtype_of(dtype).itemsize)
+        ),
+        st.sampled_from(dtypes),
+        st.integers(1, 5),
+        st.integers(0, offsets),
+    )
+
+
+def _with_parts(parts: st.SearchStrategy[Step], most: int) -> st.SearchStrategy[Program]:
+    """The segments of a slot first, then calls."""
+    return st.builds(
+        lambda layout, calls: program([*layout, *calls]),
+        st.lists(parts, min_size=1, max_size=most),
+        st.lists(_calls(), min_size=1, max_size=LONGEST),
+    )
+
+
+def _layout(found: Program) -> list[Part]:
+    rows = [step.args for step in found.steps if step.op == "part"]
+    return [Part(dtype_of(dtype), int(count), int(off)) for dtype, count, off in rows]
+
+
+def _play_calls(room: Room, found: Program) -> Play:
+    """Every call, then a pack of every slot that was changed."""
+    for number, step in enumerate(found.steps, start=1):
+        if step.op != "part":
+            room.do(number, step)
+            yield NEXT
+    for slot in room.slots:
+        room.pack(f"slot {slot} as packed in the end", slot)
+    room.shelf.bench.drain()
+
+
+# ----- A1, A4, A6: a slot is its segments ---------------------------------------------------------
+
+
+def _segments(_: Traits) -> st.SearchStrategy[Program]:
+    return _with_parts(_parts(DTYPES, OFFSETS), 3)
+
+
+def _play_segments(bench: Bench, found: Program) -> Play:
+    room = Room(shelf(bench, SLOTS, STAGING, _layout(found)))
+    before = _addresses(room.shelf.layout)
+    yield from _play_calls(room, found)
+    after = _addresses(room.shelf.store.layout)
+    demand("A1", after == before, f"slots are at {after}, not as they were at {before}")
+    demand("A4", room.shelf.intact(), "a byte beside a segment, or beside a blob, was written")
+    for what, blob, due in room.packed:
+        equal("A6", blob, due, what)
+    for slot, due in room.slots.items():
+        equal("A1", room.shelf.bytes_of(slot), due, f"slot {slot} through the layout's own tensors")
+
+
+def _addresses(layout: SlotLayout) -> list[object]:
+    tensors = [segment.data for slot in layout.slots for segment in slot]
+    return [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
+
+
+# ----- A7, A10: bytes survive ---------------------------------------------------------------------
+
+
+def _floats(_: Traits) -> st.SearchStrategy[Program]:
+    return _with_parts(_parts(FLOATS, 0), 1)
+
+
+def _play_floats(bench: Bench, found: Program) -> Play:
+    parts = _layout(found)
+    room = Room(shelf(bench, SLOTS, STAGING, parts), wild=parts[0].dtype.itemsize)
+    yield from _play_calls(room, found)
+    for what, blob, due in room.packed:
+        equal("A7", blob, due, f"{parts[0].dtype}, {what}")
+    count = room.shelf.store.conversions
+    demand("A7", count == 0, f"{count} conversions between slots of equal strided descriptors")
+
+
+def _private(_: Traits) -> st.SearchStrategy[Program]:
+    """The last number of a part is its padding."""
+    return _with_parts(_parts(FLOATS, PADDINGS), 2)
+
+
+def _declared_private(traits: Traits) -> str | None:
+    declared = SlotFormat.PRIVATE in traits.accelerator.slot_formats
+    return None if declared else "slot_formats"
+
+
+def _play_private(bench: Bench, found: Program) -> Play:
+    """What fills a slot, or is read from it, is its whole storage."""
+    parts = [
+        Part(part.dtype, part.elements, format=SlotFormat.PRIVATE, padding=part.offset)
+        for part in _layout(found)
+    ]
+    room = Room(shelf(bench, SLOTS, STAGING, parts))
+    yield from _play_calls(room, found)
+    sums = _add_up(room)
+    bench.drain()
+    for what, blob, due in room.packed:
+        equal("A10", blob, due, f"in a private format, padding included, {what}")
+    for slot, due in room.slots.items():
+        equal("A10", room.shelf.bytes_of(slot), due, f"slot {slot}, the storage of its segments")
+    _demand_sums("A10", sums)
+
+
+# ----- A5: any mapping of slots to slots ----------------------------------------------------------
+
+MANY = 4
+"""Slots of a mapping."""
+
+
+def _mappings(_: Traits) -> st.SearchStrategy[Program]:
+    digits = st.lists(st.integers(0, MANY - 1), min_size=MANY, max_size=MANY)
+    mapping = digits.map(lambda sources: "".join(map(str, sources)))
+    kinds = st.sampled_from(("each", "shared"))
+    step = st.builds(lambda kind, sources: Step(kind, (sources,)), kinds, mapping)
+    return st.lists(step, min_size=1, max_size=3).map(program)
+
+
+def _play_mappings(bench: Bench, found: Program) -> Play:
+    """Step *each* brings every slot through a staging buffer of its own; in *shared*, slots with
+    one source share a buffer. Digit k of the mapping is the slot whose contents go to slot k."""
+    place = shelf(bench, MANY, MANY, [Part(torch.uint8, 3), Part(torch.int16, 2)])
+    for slot in range(MANY):
+        place.write([slot], slot + 1, ROLE)
+    due = list(range(1, MANY + 1))
+    for step in found.steps:
+        sources = [int(digit) for digit in str(step.args[0])]
+        _remap(place, step.op, sources)
+        due = [due[source] for source in sources]
+        yield NEXT
+    blob = place.pack(range(MANY), ROLE)
+    bench.drain()
+    held = [sorted(set(row)) for row in blob.view(MANY, -1).tolist()]
+    wanted = [[version] for version in due]
+    demand("A5", held == wanted, f"slots hold what came from {held}, not from {wanted}")
+
+
+def _remap(place: Shelf, kind: str, sources: list[int]) -> None:
+    packed = sources if kind == "each" else sorted(set(sources))
+    blob = place.pack(packed, ROLE)
+    place.kept.append(blob)
+    place.store.unpack(blob, range(len(packed)), place.stream(ROLE))
+    buffers = range(MANY) if kind == "each" else [packed.index(source) for source in sources]
+    place.store.commit(list(zip(buffers, range(MANY), strict=True)), place.stream(ROLE))
+
+
+# ----- D4: one checksum everywhere ----------------------------------------------------------------
+
+
+def _sums(_: Traits) -> st.SearchStrategy[Program]:
+    return _with_parts(_parts(("uint8", "float32"), 0), 3)
+
+
+def _play_sums(bench: Bench, found: Program) -> Play:
+    """Behind each call, the checksums of everything that holds something."""
+    room = Room(shelf(bench, SLOTS, STAGING, _layout(found)))
+    seen: list[_Sums] = []
+    for number, step in enumerate(found.steps, start=1):
+        if step.op == "part":
+            continue
+        room.do(number, step)
+        seen += [(f"step {number}: {what}", out, due) for what, out, due in _add_up(room)]
+        yield NEXT
+    bench.drain()
+    _demand_sums("D4", seen)
+
+
+def _add_up(room: Room) -> list[_Sums]:
+    store, found = room.shelf.store, []
+    for what, contents, verb in (
+        ("slots", room.slots, store.checksum_slots),
+        ("staging", room.staging, store.checksum_staging),
+    ):
+        if contents:
+            numbers = sorted(contents)
+            out = room.shelf.bench.empty((len(numbers),), torch.int64)
+            verb(numbers, out, room.shelf.stream(ROLE))
+            found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
+    return found
+
+
+def _demand_sums(clause: str, seen: Sequence[_Sums]) -> None:
+    for what, out, contents in seen:
+        due = [as_int64(checksum(content)) for content in contents]
+        demand(clause, out.tolist() == due, f"checksums of {what} are {out.tolist()}, not {due}")
+
+
+CONTENTS = (
+    Property(
+        name="a-slot-is-its-segments",
+        family=FAMILY,
+        clauses=("A6", "A1", "A4"),
+        claim="Verbs move the bytes of every segment, at any offset, in place, and no others.",
+        programs=_segments,
+        play=_play_segments,
+    ),
+    Property(
+        name="floats-that-arithmetic-would-change-survive",
+        family=FAMILY,
+        clauses=("A7",),
+        claim="Not-a-number, minus zero and denormals are copied as bytes.",
+        programs=_floats,
+        play=_play_floats,
+    ),
+    Property(
+        name="private-formats-travel-whole",
+        family=FAMILY,
+        clauses=("A10",),
+        claim="Segments of a private format are copied, and summed, with all that they store.",
+        programs=_private,
+        play=_play_private,
+        needs=_declared_private,
+    ),
+    Property(
+        name="any-mapping-of-slots-ends-as-proposed",
+        family=FAMILY,
+        clauses=("A5",),
+        claim="Duplicates, self-moves, cycles and one source for many slots end as proposed.",
+        programs=_mappings,
+        play=_play_mappings,
+    ),
+    Property(
+        name="checksums-are-those-of-the-definition",
+        family=FAMILY,
+        clauses=("D4",),
+        claim="Checksums of slots and staging are the defined function of their bytes.",
+        programs=_sums,
+        play=_play_sums,
+    ),
+)
+
+
+LENGTHS = (4097, 65_535, 65_536, (1 << 20) + 1, (4 << 20) - 1, (4 << 20) + 1)
+"""Bytes of a segment: powers of two, a copy's chunk of 4 MiB, and neighbours."""
+BESIDE = 3
+"""Bytes of the segment that stands behind it."""
+COUNTS = ((300, 70),)
+"""Slots and staging buffers of a store."""
+WIDTH = 5
+"""Bytes of each of many slots."""
+
+
+def _long(_: Traits) -> st.SearchStrategy[Program]:
+    """`long(bytes, key)` of every length; `key` draws the contents."""
+    return st.integers(0, 255).map(
+        lambda key: program([Step("long", (length, key)) for length in LENGTHS])
+    )
+
+
+def _play_long(bench: Bench, found: Program) -> Play:
+    """Every verb once, each with contents of its own, then every byte is compared."""
+    for step in found.steps:
+        length, key = (int(number) for number in step.args)
+        place = shelf(bench, 2, 1, [Part(torch.uint8, length), Part(torch.uint8, BESIDE)])
+        written, brought = (random_bytes(length + BESIDE, key + k) for k in (0, 1))
+        sums = bench.empty((2,), torch.int64), bench.empty((1,), torch.int64)
+        stream = place.stream(ROLE)
+        place.store.write([0], [place.source(written)], stream)
+        blob = bench.of(brought)
+        place.kept.append(blob)
+        place.store.unpack(blob, [0], stream)
+        place.store.commit([(0, 1)], stream)
+        packed = place.pack([0, 1], ROLE)
+        place.store.checksum_slots([0, 1], sums[0], stream)
+        place.store.checksum_staging([0], sums[1], stream)
+        yield NEXT
+        bench.drain(stream)
+        for slot, due in ((0, written), (1, brought)):
+            equal("A6", place.bytes_of(slot), due, f"slot {slot} of {length} + {BESIDE} bytes")
+        equal("A6", packed, torch.cat([written, brought]), f"a pack of {length} + {BESIDE} bytes")
+        demand("A4", place.intact(), f"a byte beside a segment of {length} was written")
+        for name, out, parts in (
+            ("slots", sums[0], (written, brought)),
+            ("staging", sums[1], (brought,)),
+        ):
+            wanted = [as_int64(checksum(part)) for part in parts]
+            demand("D4", told(out).tolist() == wanted, f"checksums of {name} of {length} bytes")
+
+
+def _many(_: Traits) -> st.SearchStrategy[Program]:
+    """`many(slots, staging, key)`; `key` draws contents, and which slot takes which buffer."""
+    return st.integers(0, 255).map(
+        lambda key: program([Step("many", (*counts, key)) for counts in COUNTS])
+    )
+
+
+def _play_many(bench: Bench, found: Program) -> Play:
+    """Each verb is one call for all of its slots."""
+    for step in found.steps:
+        slots, staging, key = (int(number) for number in step.args)
+        place = shelf(bench, slots, staging, [Part(torch.uint8, WIDTH)])
+        written = random_bytes(slots * WIDTH, key).view(slots, WIDTH)
+        brought = random_bytes(staging * WIDTH, key + 1).view(staging, WIDTH)
+        drawn = torch.Generator().manual_seed(key)
+        targets = torch.randperm(slots, generator=drawn)[:staging].tolist()
+        stream, store = place.stream(ROLE), place.store
+        store.write(range(slots), [place.source(row) for row in written], stream)
+        blob = bench.of(brought.reshape(-1))
+        place.kept.append(blob)
+        store.unpack(blob, range(staging), stream)
+        store.commit(list(zip(range(staging), targets, strict=True)), stream)
+        due = written.clone()
+        due[targets] = brought
+        packed = place.pack(range(slots), ROLE)
+        sums = bench.empty((slots,), torch.int64)
+        store.checksum_slots(range(slots), sums, stream)
+        yield NEXT
+        bench.drain(stream)
+        _judge_many(place, packed, due)
+        wanted = [as_int64(checksum(row)) for row in due]
+        wrong = [k for k, total in enumerate(told(sums).tolist()) if total != wanted[k]]
+        demand("D4", not wrong, f"checksums of slots {wrong[:5]} of {slots}")
+
+
+def _judge_many(place: Shelf, packed: Tensor, due: Tensor) -> None:
+    for slot, row in enumerate(due):
+        equal("A8", place.bytes_of(slot), row, f"slot {slot} of {len(due)}")
+    equal("A8", packed, due.reshape(-1), f"a pack of {len(due)} slots")
+    demand("A4", place.intact(), "a byte beside a segment was written")
+
+
+LARGE_SLOTS = (
+    Property(
+        name="slots-of-any-length-are-copied-whole",
+        family=FAMILY,
+        clauses=("A6", "A4", "D4"),
+        claim="Verbs move every byte of segments up to megabytes, at chunk borders and beside.",
+        programs=_long,
+        play=_play_long,
+        large=True,
+    ),
+    Property(
+        name="a-verb-takes-hundreds-of-slots",
+        family=FAMILY,
+        clauses=("A8", "A4", "D4"),
+        claim="One call of a verb does for hundreds of slots what it does for one.",
+        programs=_many,
+        play=_play_many,
+        large=True,
+    ),
+)
+
+
+SLOT_COUNT = 2
+"""Slots, and staging buffers."""
+PARTS = [Part(torch.uint8, 4), Part(torch.int16, 2)]
+SIZE = 8
+"""Bytes of a slot."""
+UNTOUCHED_BYTE = 0x77
+"""What outputs hold before, and must hold after."""
+CALL_ROLE = ROLES[1]
+
+
+@dataclass
+class _BadCallRunner:
+    """A store with known contents, and outputs that no bad call may touch."""
+
+    place: Shelf
+    outputs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def store(self) -> SlotStore:
+        return self.place.store
+
+    @property
+    def stream(self) -> Stream:
+        return self.place.stream(CALL_ROLE)
+
+    def out(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        """An output of so many elements."""
+        made = self.place.bench.filled((count * dtype.itemsize,), UNTOUCHED_BYTE)
+        self.outputs.append(made)
+        return made.view(dtype)
+
+    def source(self, *dtypes: torch.dtype, shape: tuple[int, ...] = (4,)) -> list[Tensor]:
+        """Segments of a slot that do not fit, unless the dtypes are those of `PARTS`."""
+        first, *rest = dtypes
+        made = [self.place.bench.filled(shape, 1, first)]
+        return made + [self.place.bench.filled((2,), 1, dtype) for dtype in rest]
+
+    @property
+    def fitting(self) -> list[Tensor]:
+        return self.source(torch.uint8, torch.int16)
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    return tensor[::2]
+
+
+BAD_PACKS: Mapping[str, Callable[[_BadCallRunner], object]] = {
+    "pack_unknown_slot": lambda d: d.store.pack([0, SLOT_COUNT], d.out(2 * SIZE), d.stream),
+    "pack_negative_slot": lambda d: d.store.pack([0, -1], d.out(2 * SIZE), d.stream),
+    "pack_into_too_little": lambda d: d.store.pack([0, 1], d.out(2 * SIZE - 1), d.stream),
+    "pack_into_too_much": lambda d: d.store.pack([0], d.out(2 * SIZE), d.stream),
+    "pack_into_other_type": lambda d: d.store.pack([0], d.out(SIZE, torch.int8), d.stream),
+    "pack_into_strides": lambda d: d.store.pack([0], _strided(d.out(2 * SIZE)), d.stream),
+    "unpack_to_unknown": lambda d: d.store.unpack(d.out(2 * SIZE), [0, SLOT_COUNT], d.stream),
+    "unpack_to_negative": lambda d: d.store.unpack(d.out(2 * SIZE), [0, -1], d.stream),
+    "unpack_too_little": lambda d: d.store.unpack(d.out(2 * SIZE - 1), [0, 1], d.stream),
+    "unpack_too_much": lambda d: d.store.unpack(d.out(2 * SIZE), [0], d.stream),
+}
+BAD_COMMITS: Mapping[str, Callable[[_BadCallRunner], object]] = {
+    "commit_to_unknown": lambda d: d.store.commit([(0, 0), (1, SLOT_COUNT)], d.stream),
+    "commit_to_negative": lambda d: d.store.commit([(0, 0), (1, -1)], d.stream),
+    "commit_of_unknown": lambda d: d.store.commit([(0, 0), (SLOT_COUNT, 1)], d.stream),
+    "commit_of_negative": lambda d: d.store.commit([(0, 0), (-1, 1)], d.stream),
+}
+BAD_WRITES: Mapping[str, Callable[[_BadCallRunner], object]] = {
+    "write_to_unknown": lambda d: d.store.write([0, SLOT_COUNT], [d.fitting, d.fitting], d.stream),
+    "write_to_negative": lambda d: d.store.write([0, -1], [d.fitting, d.fitting], d.stream),
+    "write_of_too_few": lambda d: d.store.write([0, 1], [d.fitting], d.stream),
+    "write_of_other_type": lambda d: d.store.write(
+        [0, 1], [d.fitting, d.source(torch.int8, torch.int16)], d.stream
+    ),
+    "write_of_other_shape": lambda d: d.store.write(
+        [0, 1], [d.fitting, d.source(torch.uint8, torch.int16, shape=(2, 2))], d.stream
+    ),
+    "write_without_segment": lambda d: d.store.write(
+        [0, 1], [d.fitting, d.source(torch.uint8)], d.stream
+    ),
+    "write_of_strides": lambda d: d.store.write(
+        [0, 1],
+        [d.fitting, [_strided(d.place.bench.filled((8,), 1)), d.fitting[1]]],
+        d.stream,
+    ),
+}
+BAD_CHECKSUMS: Mapping[str, Callable[[_BadCallRunner], object]] = {
+    "sum_of_unknown_slot": lambda d: d.store.checksum_slots(
+        [0, SLOT_COUNT], d.out(2, torch.int64), d.stream
+    ),
+    "sum_into_other_type": lambda d: d.store.checksum_slots([0], d.out(1, torch.int32), d.stream),
+    "sum_into_too_much": lambda d: d.store.checksum_slots([0], d.out(2, torch.int64), d.stream),
+    "sum_of_unknown_staging": lambda d: d.store.checksum_staging(
+        [0, SLOT_COUNT], d.out(2, torch.int64), d.stream
+    ),
+    "staging_sum_into_too_much": lambda d: d.store.checksum_staging(
+        [0], d.out(2, torch.int64), d.stream
+    ),
+}
+BAD_LEASES: Mapping[str, Callable[[_BadCallRunner], object]] = {
+    "lease_of_unknown": lambda d: d.store.lease([0, SLOT_COUNT]),
+    "lease_of_negative": lambda d: d.store.lease([0, -1]),
+}
+BAD_CALLS = {**BAD_PACKS, **BAD_COMMITS, **BAD_WRITES, **BAD_CHECKSUMS, **BAD_LEASES}
+"""One bad argument each; where a call takes many, the second is bad."""
+
+
+def _bad_call_programs(_: Traits) -> st.SearchStrategy[Program]:
+    steps = st.sampled_from(sorted(BAD_CALLS)).map(Step)
+    return st.lists(steps, min_size=1, max_size=4).map(program)
+
+
+def _play_bad_calls(bench: Bench, found: Program) -> Play:
+    desk = _BadCallRunner(shelf(bench, SLOT_COUNT, SLOT_COUNT, PARTS))
+    for number in range(SLOT_COUNT):
+        desk.place.write([number], number + 1, CALL_ROLE)
+        desk.place.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
+    for step in found.steps:
+        refusal = attempt(partial(BAD_CALLS[step.op], desk), Exception)
+        named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
+        demand("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
+        yield NEXT
+    held = desk.place.pack(range(SLOT_COUNT), CALL_ROLE)
+    leased = attempt(partial(_commit_all, desk), SlotLeased)
+    demand("A8", not leased, f"a refused lease holds slots: {leased}")
+    staged = desk.place.pack(range(SLOT_COUNT), CALL_ROLE)
+    bench.drain()
+    for what, blob, due in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
+        rows = [sorted(set(row)) for row in blob.view(SLOT_COUNT, SIZE).tolist()]
+        demand("A8", rows == [[v] for v in due], f"a refused call changed {what}: {rows}")
+    touched = any(bool((told(output) != UNTOUCHED_BYTE).any()) for output in desk.outputs)
+    demand("A8", not touched, "a refused call wrote to its output")
+
+
+def _commit_all(desk: _BadCallRunner) -> None:
+    desk.store.commit([(number, number) for number in range(SLOT_COUNT)], desk.stream)
+
+
+BAD_ARGUMENTS = (
+    Property(
+        name="a-bad-argument-changes-nothing",
+        family="addresses",
+        clauses=("A8",),
+        claim="A slot verb with one bad argument raises SlotError, and nothing else happens.",
+        programs=_bad_call_programs,
+        play=_play_bad_calls,
+    ),
+)
+
+
+PROPERTIES: tuple[Property, ...] = (
+    *CONTENTS,
+    *BAD_ARGUMENTS,
+    *addresses_in_use.LEASES,
+    *addresses_in_use.READERS,
+    *addresses_in_use.PAGES,
+    *LARGE_SLOTS,
+)

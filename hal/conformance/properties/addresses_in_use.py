@@ -1,0 +1,337 @@
+"""Property of family *addresses* about readers: streams whose own launches read the slots.
+
+Property of family *addresses* about leases: slots that a peer still reads.
+
+Property of family *addresses* about the host pool: pages under copies in flight.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.accelerator import Graph, HostPool, Page
+from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand
+from equipoise.hal.conformance.fixtures.slot_store import ROLES, Shelf, listed, plain, versions
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.errors import PoolExhausted, SlotError, SlotLeased
+from equipoise.hal.slots import Lease, Reader
+from equipoise.hal.stream import Event, Role
+
+MAX_READER_STEPS = 12
+"""Steps of a program, behind those that attach: only what comes later is ordered."""
+STREAM = st.sampled_from(ROLES[:2])
+
+
+def _reader_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    reads = ("look", "replay") if traits.accelerator.graph_capture else ("look",)
+    changes, by_reader = st.sampled_from(("write", "commit")), st.sampled_from((*reads, "detach"))
+    attach = st.builds(lambda role: Step("attach", (role,)), STREAM)
+    steps = st.one_of(
+        st.builds(lambda op, role: Step(op, (role,)), changes, STREAM),
+        st.builds(lambda op, reader: Step(op, (reader,)), by_reader, st.integers(0, 2)),
+    )
+    return st.builds(
+        lambda first, then: program(_valid_reader_steps([*first, *then])),
+        st.lists(attach, min_size=1, max_size=3),
+        st.lists(steps, min_size=1, max_size=MAX_READER_STEPS),
+    )
+
+
+def _valid_reader_steps(steps: list[Step]) -> list[Step]:
+    """Readers are named by their place among those that are attached, of which there are some."""
+    attached, kept = 0, []
+    for step in steps:
+        if isinstance(step.args[0], int):
+            if not attached:
+                continue
+            step = Step(step.op, (step.args[0] % attached,))
+        attached += {"attach": 1, "detach": -1}.get(step.op, 0)
+        kept.append(step)
+    return kept
+
+
+@dataclass
+class _AttachedReaderRunner:
+    """One slot of one byte, which cannot be torn: what is read wrongly, is read in wrong order.
+
+    A stream may be attached more than once.
+    """
+
+    place: Shelf
+    version: int = 0
+    readers: list[tuple[str, Reader]] = field(default_factory=list)
+    due: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    graphs: list[Graph] = field(default_factory=list)
+
+    def do(self, number: int, step: Step) -> None:
+        """Make one call."""
+        if step.op == "attach":
+            self.attach(str(step.args[0]))
+        elif step.op == "detach":
+            self.detach(number, int(step.args[0]))
+        elif step.op in ("look", "replay"):
+            self.read(number, step.op, self.readers[int(step.args[0])][0])
+        else:
+            self.change(number, step.op, str(step.args[0]))
+
+    def attach(self, role: str) -> None:
+        reader = self.place.store.attach(self.place.bench.accelerator.stream(Role(role)))
+        self.readers.append((role, reader))
+
+    def detach(self, number: int, which: int) -> None:
+        """Right behind a last look, which is still waited for."""
+        role, reader = self.readers.pop(which)
+        self.read(number, "look", role)
+        reader.detach()
+
+    def read(self, number: int, op: str, role: str) -> None:
+        blob = self.place.look([0], role) if op == "look" else self.replay(role)
+        self.due.append((f"step {number}: {role}", blob, self.version))
+
+    def replay(self, role: str) -> Tensor:
+        """What a graph replayed on the stream reads, which was captured at once before."""
+        graph, stream = self.place.bench.accelerator.graph(), self.place.stream(role)
+        (view,), blob = self.place.views(0), self.place.bench.empty((1,))
+        graph.capture(stream, lambda: stream.launch(lambda: blob.copy_(view)))
+        graph.replay(stream)
+        self.graphs.append(graph)
+        return blob
+
+    def change(self, number: int, op: str, role: str) -> None:
+        if op == "write":
+            self.place.write([0], number, role)
+        else:
+            self.place.unpack([number], number, role)
+            self.place.store.commit([(number, 0)], self.place.stream(role))
+        self.version = number
+
+
+def _play_readers(bench: Bench, found: Program) -> Play:
+    desk = _AttachedReaderRunner(plain(bench, 1, len(found.steps) + 1, 1))
+    for number, step in enumerate(found.steps, start=1):
+        desk.do(number, step)
+        yield NEXT
+    bench.drain()
+    for what, blob, version in desk.due:
+        seen = versions(blob)
+        demand("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
+
+
+READERS = (
+    Property(
+        name="attached-readers-and-commits-keep-the-order-of-issue",
+        family="addresses",
+        clauses=("A12",),
+        claim="A commit comes after what readers launched before it, and before what comes later.",
+        programs=_reader_programs,
+        play=_play_readers,
+    ),
+)
+
+
+MAX_LEASE_STEPS = 12
+"""Steps of a program."""
+SLOTS = 2
+SETS = 3
+"""Sets of slots that are not empty."""
+ROLE = ROLES[1]
+
+
+def _lease_programs(_: Traits) -> st.SearchStrategy[Program]:
+    ops = st.sampled_from(("lease", "commit", "write", "release"))
+    steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SETS - 1))
+    return st.lists(steps, min_size=1, max_size=MAX_LEASE_STEPS).map(
+        lambda drawn: program(_valid_lease_steps(drawn))
+    )
+
+
+def _valid_lease_steps(steps: list[Step]) -> list[Step]:
+    """Releases name one of the leases that were taken so far; it may have been released before.
+
+    Everything else names a set of slots: that of the bits of its argument plus one.
+    """
+    taken, kept = 0, []
+    for step in steps:
+        taken += step.op == "lease"
+        if step.op != "release":
+            kept.append(step)
+        elif taken:
+            kept.append(Step("release", (int(step.args[0]) % taken,)))
+    return kept
+
+
+@dataclass
+class _LeaseRunner:
+    """Leases, and verbs that must be refused while one of their slots is leased."""
+
+    place: Shelf
+    due: list[int] = field(default_factory=lambda: [0] * SLOTS)
+    leases: list[Lease] = field(default_factory=list)
+    held: list[set[int]] = field(default_factory=list)
+    packed: list[tuple[int, Tensor, list[int]]] = field(default_factory=list)
+
+    def do(self, number: int, step: Step) -> None:
+        """Make one call; behind it, the slots are packed, which no lease forbids."""
+        given = int(step.args[0])
+        slots = [slot for slot in range(SLOTS) if given + 1 >> slot & 1]
+        if step.op == "release":
+            self.leases[given].release()
+            self.held[given] = set()
+        elif step.op == "lease":
+            self.lease(slots)
+        else:
+            self.change(number, step.op, slots)
+        self.packed.append((number, self.place.pack(range(SLOTS), ROLE), list(self.due)))
+
+    def lease(self, slots: list[int]) -> None:
+        lease = self.place.store.lease(slots)
+        self.leases.append(lease)
+        self.held.append(set(slots))
+        demand("A11", list(lease.slots) == slots, f"a lease of {slots} says {lease.slots}")
+
+    def change(self, number: int, op: str, slots: list[int]) -> None:
+        leased = sorted(set.union(set(), *self.held) & set(slots))
+        verb = self.write if op == "write" else self.commit
+        refusal = attempt(lambda: verb(number, slots), SlotLeased)
+        what = f"step {number}: {op} to slots {slots} while {leased or 'none'} of them are leased"
+        demand("A11", (refusal is not None) == bool(leased), f"{what}: {refusal or 'no error'}")
+        if not leased:
+            self.due = [number if slot in slots else old for slot, old in enumerate(self.due)]
+
+    def write(self, number: int, slots: list[int]) -> None:
+        self.place.write(slots, number, ROLE)
+
+    def commit(self, number: int, slots: list[int]) -> None:
+        self.place.unpack(slots, number, ROLE)
+        self.place.store.commit([(slot, slot) for slot in slots], self.place.stream(ROLE))
+
+
+def _play_leases(bench: Bench, found: Program) -> Play:
+    desk = _LeaseRunner(plain(bench, SLOTS, SLOTS, 1))
+    for number, step in enumerate(found.steps, start=1):
+        desk.do(number, step)
+        yield NEXT
+    for slot in range(SLOTS):
+        desk.change(len(found.steps) + 1, "write", [slot])
+    bench.drain()
+    for number, blob, due in desk.packed:
+        what = f"after step {number} the slots hold versions {blob.tolist()}, not {due}"
+        demand("A11", blob.tolist() == due, what)
+
+
+LEASES = (
+    Property(
+        name="a-leased-slot-is-written-by-nobody",
+        family="addresses",
+        clauses=("A11",),
+        claim="Commits and writes to a leased slot are refused, whole, until its last release.",
+        programs=_lease_programs,
+        play=_play_leases,
+    ),
+)
+
+
+MAX_PAGE_STEPS = 10
+"""Steps of a program: at most as many slots are written."""
+WIDTH = 8
+"""Bytes of a page and of a slot."""
+
+
+def _page_programs(_: Traits) -> st.SearchStrategy[Program]:
+    copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(ROLES))
+    steps = st.one_of(st.just(Step("take")), copy, st.just(Step("give_back")))
+    return st.lists(steps, min_size=1, max_size=MAX_PAGE_STEPS).map(
+        lambda drawn: program(_valid_page_steps(drawn))
+    )
+
+
+def _valid_page_steps(steps: list[Step]) -> list[Step]:
+    """Only a page in hand is copied, or given back."""
+    held, kept = False, []
+    for step in steps:
+        if step.op == "take" or held:
+            held = step.op != "give_back"
+            kept.append(step)
+    return kept
+
+
+@dataclass
+class _PageRunner:
+    """Takes the one page there is, fills it, lets copies read it, gives it back behind the last.
+
+    Attributes:
+        page: the page in hand.
+        version: what it was filled with.
+        last: recorded behind the last copy that reads it.
+        due: the version of each copy.
+    """
+
+    place: Shelf
+    pool: HostPool
+    page: Page | None = None
+    version: int = 0
+    last: Event | None = None
+    due: list[int] = field(default_factory=list)
+
+    def do(self, number: int, step: Step) -> None:
+        """Make one call."""
+        if step.op == "take":
+            self.take(number)
+        elif self.page is not None and step.op == "copy":
+            self.copy(self.page, str(step.args[0]))
+        elif self.page is not None:
+            self.give_back(self.page)
+
+    def take(self, number: int) -> None:
+        """The page is filled at once: if a copy still reads it, that copy shows it."""
+        if self.page is not None:
+            refusal = attempt(lambda: self.pool.take(0.0), PoolExhausted)
+            demand("A13", refusal, f"step {number}: the page in hand was handed out again")
+            return
+        self.page = self.pool.take(self.place.bench.patience)
+        self.page.data.fill_(number)
+        self.version, self.last = number, None
+
+    def copy(self, page: Page, role: str) -> None:
+        """Into a slot of its own, behind the page's earlier copies."""
+        stream = self.place.stream(role)
+        if self.last is not None:
+            stream.wait(self.last)
+        self.place.store.write([len(self.due)], [[page.data]], stream)
+        self.due.append(self.version)
+        self.last = self.place.bench.accelerator.event()
+        stream.record(self.last)
+
+    def give_back(self, page: Page) -> None:
+        """Once."""
+        page.give_back(self.last)
+        self.page = None
+        again = attempt(lambda: page.give_back(None), SlotError)
+        demand("A13", again, f"the page of version {self.version} could be given back twice")
+
+
+def _play_pages(bench: Bench, found: Program) -> Play:
+    place = plain(bench, MAX_PAGE_STEPS, 0, WIDTH)
+    desk = _PageRunner(place, bench.accelerator.host_pool(WIDTH, 1))
+    for number, step in enumerate(found.steps, start=1):
+        desk.do(number, step)
+        yield NEXT
+    bench.drain()
+    for slot, version in enumerate(desk.due):
+        seen = versions(place.bytes_of(slot))
+        what = f"copy {slot} read version {listed(seen)} of its page, not {version}"
+        demand("A13", seen == [version], what)
+
+
+PAGES = (
+    Property(
+        name="a-page-is-not-handed-out-under-a-copy",
+        family="addresses",
+        clauses=("A13",),
+        claim="A page of the host pool comes back only when the copies that read it have ended.",
+        programs=_page_programs,
+        play=_play_pages,
+    ),
+)

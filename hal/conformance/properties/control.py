@@ -1,0 +1,458 @@
+"""Part of family *control*: the store goes away while every rank is still there.
+
+Part of family *control*: what somebody forgets is gone, and nothing else is.
+
+Family *control*: ballots, decisions and losses, as every rank is told of them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Bench,
+    End,
+    Play,
+    Until,
+    attempt,
+    demand,
+    finish,
+    gather,
+    meet,
+    plane,
+)
+from equipoise.hal.conformance.fixtures.collectives import shape_of, text_of
+from equipoise.hal.conformance.fixtures.comm_operations import company
+from equipoise.hal.conformance.fixtures.strategies import by_size, common
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties.control_checked_mode import CHECKED_MODE
+from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.errors import (
+    BallotIncomplete,
+    ControlError,
+    ControlLost,
+    EquipoiseError,
+    RankLost,
+    Violation,
+)
+
+STORE_CALLS: dict[str, Callable[[Bench, str], object]] = {
+    "cast": lambda bench, question: plane(bench).cast(question, b"a"),
+    "look": lambda bench, question: plane(bench).collect(question, 0.0),
+    "wait": lambda bench, question: plane(bench).collect(question, bench.patience),
+    "decide": lambda bench, question: plane(bench).decide(question, b"a"),
+    "forget": lambda bench, question: plane(bench).forget(question),
+}
+"""What nobody can be told any more."""
+OTHERS = ("lost", "leave")
+"""What ends all the same: one has nothing to tell, the other nobody."""
+MOST_STEPS = 6
+
+
+def _lost_store_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        rank, how = st.integers(0, size - 1), st.sampled_from([end.value for end in End])
+        one = st.builds(
+            lambda r, op: Step(op, (), r), rank, st.sampled_from([*STORE_CALLS, *OTHERS])
+        )
+        drawn = st.lists(one, min_size=1, max_size=MOST_STEPS)
+        return st.builds(lambda steps, end: program(steps, size, {"store": end}), drawn, how)
+
+    return by_size(common(traits), sized)
+
+
+def _play_lost_store(bench: Bench, found: Program) -> Play:
+    """Every rank takes the store away, so that none has to be told that another one did."""
+    bench.surroundings.lose_store(End(str(found.setting("store"))))
+    for number, step in enumerate(found.of(bench.rank)):
+        yield NEXT
+        if step.op == "lost":
+            _nobody_is_accused(bench)
+        elif step.op == "leave":
+            plane(bench).leave("without a store")
+        else:
+            _refused(bench, step.op, f"question {number}")
+
+
+def _refused(bench: Bench, op: str, question: str) -> None:
+    told: list[object] = []
+    error = attempt(lambda: told.append(STORE_CALLS[op](bench, question)), ControlError)
+    outcome = repr(error) if error is not None else f"{told}"
+    what = f"rank {bench.rank}: {op} without a store ended with {outcome}, not with ControlLost"
+    demand("C6", isinstance(error, ControlLost), what)
+
+
+def _nobody_is_accused(bench: Bench) -> None:
+    found = []
+    attempt(lambda: found.append(plane(bench).lost(0.0)), ControlLost)
+    demand("C5", found in ([], [None]), f"rank {bench.rank} is told {found}; the store is lost")
+
+
+LOST_STORE = Property(
+    name="a-lost-store-is-said-to-be",
+    family="control",
+    clauses=("C6", "C5", "R1"),
+    claim="Once the store is gone or silent every question ends with ControlLost, in time.",
+    programs=_lost_store_programs,
+    play=_play_lost_store,
+    where=lambda traits: traits.expendable,
+    ranks=Ranks.GROUP,
+    pace=Pace.BRISK,
+    loses=lambda _: frozenset(),
+    takes_store=True,
+)
+
+
+CLAUSE = "C9"
+NAMES = ("q", "q/0", "q/0/1")
+"""Each goes on where the one before ends, as keys are put together in a store."""
+FIRST, ANEW = b"first", b"anew"
+
+
+def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """Who forgets what: several ranks may, and over and over."""
+
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        rank, name = st.integers(0, size - 1), st.sampled_from(NAMES)
+        forget = st.builds(lambda r, q: Step("forget", (q,), r), rank, name)
+        drawn = st.lists(forget, min_size=1, max_size=MOST_STEPS)
+        return drawn.map(lambda steps: program(steps, size))
+
+    return by_size(common(traits), sized)
+
+
+def _play_forgetting(bench: Bench, found: Program) -> Play:
+    """All say something, some forget, all look; then what is gone is asked once more."""
+    control, prefix = plane(bench), (yield from bench.communicator()).purpose
+    gone = {str(step.args[0]) for step in found.steps}
+    for name in NAMES:
+        control.cast(f"{prefix}/{name}", FIRST)
+        control.decide(f"{prefix}/{name}", FIRST)
+    yield from meet(bench, f"{prefix}: all have said")
+    for step in found.of(bench.rank):
+        _forget(bench, f"{prefix}/{step.args[0]}")
+        yield NEXT
+    yield from meet(bench, f"{prefix}: all have forgotten")
+    for name in NAMES:
+        _look(bench, f"{prefix}/{name}", name in gone)
+    yield from meet(bench, f"{prefix}: all have looked")
+    yield from _ask_anew(bench, prefix, gone)
+
+
+def _forget(bench: Bench, question: str) -> None:
+    error = attempt(lambda: plane(bench).forget(question), EquipoiseError, KeyError)
+    demand(CLAUSE, error is None, f"rank {bench.rank} cannot forget {question}: {error!r}")
+
+
+def _look(bench: Bench, question: str, gone: bool) -> None:
+    """No ballot is there, or every one is."""
+    who = f"rank {bench.rank}, {question}, {'forgotten' if gone else 'not forgotten'}"
+    everybody = set(range(bench.size))
+    try:
+        ballots = plane(bench).collect(question, 0.0)
+    except BallotIncomplete as error:
+        missing = set(error.missing)
+        demand(CLAUSE, missing == (everybody if gone else set()), f"{who}: {missing} are missing")
+        return
+    demand(CLAUSE, not gone and set(ballots) == {FIRST}, f"{who}: reads {ballots}")
+
+
+def _ask_anew(bench: Bench, prefix: str, gone: set[str]) -> Play:
+    """Of what is forgotten the name is free; what is not was settled before."""
+    control = plane(bench)
+    for name in NAMES:
+        question, due = f"{prefix}/{name}", ANEW if name in gone else FIRST
+        who = f"rank {bench.rank}, {question}"
+        told = control.decide(question, ANEW)
+        demand(CLAUSE, told == due, f"{who}: is told {told!r} where {due!r} was due")
+        error = attempt(partial(control.cast, question, due), EquipoiseError)
+        demand(CLAUSE, error is None, f"{who}: cannot cast {due!r}: {error!r}")
+        read = yield from gather(bench, question)
+        demand(CLAUSE, set(read) == {due}, f"{who}: reads {read}, {due!r} was cast")
+
+
+FORGETTING = Property(
+    name="what-is-forgotten-was-never-asked",
+    family="control",
+    clauses=(CLAUSE,),
+    claim="Whoever forgets a question, it is gone for all, its name is free, and others stay.",
+    programs=_forget_programs,
+    play=_play_forgetting,
+    ranks=Ranks.GROUP,
+)
+
+
+FAMILY = "control"
+QUESTIONS = 2
+VALUES = ("a", "b", "", "\0c")
+MAX_BALLOT_STEPS = 10
+LATE = "late"
+REASON = "has done its part"
+
+
+def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        rank, question = st.integers(0, size - 1), st.integers(0, QUESTIONS - 1)
+        value = st.sampled_from(VALUES)
+        some = st.lists(rank, min_size=1, max_size=size, unique=True).map(text_of)
+        cast = st.builds(lambda r, q, v: Step("cast", (q, v), r), rank, question, value)
+        look = st.builds(lambda r, q, m: Step("collect", (q, m), r), rank, question, some)
+        drawn = st.lists(cast | look, min_size=1, max_size=MAX_BALLOT_STEPS)
+        return drawn.map(lambda steps: program(_distinct(steps), size))
+
+    return by_size(common(traits), sized)
+
+
+def _distinct(steps: Sequence[Step]) -> list[Step]:
+    """Without ballots that repeat the first one: whether those are errors is left open."""
+    first: dict[tuple[int, object], Step] = {}
+    kept = []
+    for step in steps:
+        if step.op == "cast":
+            before = first.setdefault((step.rank, step.args[0]), step)
+            if before is not step and before.args == step.args:
+                continue
+        kept.append(step)
+    return kept
+
+
+def _first_ballots(found: Program) -> dict[tuple[int, int], str]:
+    """By question and rank: what counts."""
+    first: dict[tuple[int, int], str] = {}
+    for step in found.steps:
+        if step.op == "cast":
+            first.setdefault((int(step.args[0]), step.rank), str(step.args[1]))
+    return first
+
+
+def _play_ballots(bench: Bench, found: Program) -> Play:
+    prefix = (yield from bench.communicator()).purpose
+    first = _first_ballots(found)
+    seen: set[int] = set()
+    for step in found.of(bench.rank):
+        if step.op == "cast":
+            _cast(bench, prefix, int(step.args[0]), str(step.args[1]), seen)
+            yield NEXT
+    yield from meet(bench, f"{prefix}/all have cast")
+    for step in found.of(bench.rank):
+        if step.op == "collect":
+            _collect(bench, prefix, int(step.args[0]), shape_of(step.args[1]), first)
+    for question in range(QUESTIONS):
+        _collect(bench, prefix, question, None, first)
+
+
+def _cast(bench: Bench, prefix: str, question: int, value: str, seen: set[int]) -> None:
+    control, name = plane(bench), f"{prefix}/{question}"
+    if question not in seen:
+        seen.add(question)
+        control.cast(name, value.encode())
+        return
+    error = attempt(lambda: control.cast(name, value.encode()), ControlError)
+    what = f"rank {bench.rank} cast {value!r} on {question} after another ballot"
+    demand("C1", error, f"{what}: no error")
+
+
+def _collect(
+    bench: Bench,
+    prefix: str,
+    question: int,
+    ranks: Sequence[int] | None,
+    first: dict[tuple[int, int], str],
+) -> None:
+    """All these ballots, or exactly those ranks that did not cast any."""
+    asked = range(bench.size) if ranks is None else ranks
+    due = [first.get((question, rank)) for rank in asked]
+    absent = {rank for rank, ballot in zip(asked, due, strict=True) if ballot is None}
+    who = f"rank {bench.rank}, ballots of ranks {list(asked)} on {question}"
+    try:
+        ballots = plane(bench).collect(f"{prefix}/{question}", 0.0, ranks)
+    except BallotIncomplete as error:
+        named = set(error.missing)
+        demand("C4", named == absent, f"{who}: named {named or 'nobody'}, {absent} are missing")
+        return
+    demand("C4", not absent, f"{who}: got {ballots}, though {absent} are missing")
+    seen = [ballot.decode() for ballot in ballots]
+    demand("C1", seen == due, f"{who}: {seen}, first cast were {due}")
+
+
+def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        one = st.builds(
+            lambda r, q, v: Step("decide", (q, v), r),
+            st.integers(0, size - 1),
+            st.integers(0, QUESTIONS - 1),
+            st.sampled_from(VALUES),
+        )
+        drawn = st.lists(one, min_size=1, max_size=MAX_BALLOT_STEPS)
+        return drawn.map(lambda steps: program(steps, size))
+
+    return by_size(common(traits), sized)
+
+
+def _play_decisions(bench: Bench, found: Program) -> Play:
+    """Each rank proposes its own values; then all ask once more, with one nobody proposed."""
+    prefix = (yield from bench.communicator()).purpose
+    control = plane(bench)
+    learned = []
+    for step in found.of(bench.rank):
+        question, value = step.args
+        outcome = control.decide(f"{prefix}/{question}", str(value).encode())
+        learned.append([question, outcome.decode()])
+        yield NEXT
+    yield from meet(bench, f"{prefix}/all have proposed")
+    for question in sorted({int(step.args[0]) for step in found.steps}):
+        outcome = control.decide(f"{prefix}/{question}", LATE.encode())
+        learned.append([question, outcome.decode()])
+    return learned
+
+
+def _judge_decisions(found: Program, answers: Sequence[Any]) -> None:
+    """One outcome a question, and one that was proposed."""
+    for question in range(QUESTIONS):
+        proposed = {str(s.args[1]) for s in found.steps if s.args[0] == question}
+        learned = {
+            outcome: f"rank {rank}"
+            for rank, answer in enumerate(answers)
+            for asked, outcome in answer
+            if asked == question
+        }
+        demand("C2", len(learned) < 2, f"question {question}: outcomes differ, {learned}")
+        demand("C2", learned.keys() <= proposed, f"question {question}: {learned}, not {proposed}")
+
+
+def _traffic(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        rank = st.integers(0, size - 1)
+        enter = st.builds(lambda r: Step("enter", ("a step",), r), rank)
+        ask = st.builds(lambda r: Step("lost", (), r), rank)
+        drawn = st.lists(
+            ask | enter | st.just(Step("barrier")), min_size=1, max_size=MAX_BALLOT_STEPS
+        )
+        return drawn.map(lambda steps: program(steps, size))
+
+    return by_size(common(traits), sized)
+
+
+def _play_traffic(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    control = plane(bench)
+    for step in found.of(bench.rank):
+        yield NEXT
+        if step.op == "barrier":
+            yield from finish(bench, group.barrier(), "a barrier")
+        elif step.op == "enter":
+            control.enter(str(step.args[0]))
+        else:
+            lost = control.lost(0.0)
+            demand("C5", lost is None, f"rank {bench.rank} was told {lost}; all ranks beat")
+
+
+def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
+    """One rank casts and proposes like the others, then leaves, or is killed where one may be."""
+    sizes = [size for size in common(traits) if size > 1]
+    ways = ("leave", "kill") if traits.expendable else ("leave",)
+
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        gone, how = st.integers(0, size - 1), st.sampled_from(ways)
+        return st.builds(lambda rank, op: program([Step(op, (), rank)], size), gone, how)
+
+    return by_size(sizes, sized)
+
+
+def _killed(found: Program) -> frozenset[int]:
+    return frozenset(step.rank for step in found.steps if step.op == "kill")
+
+
+def _play_leaving(bench: Bench, found: Program) -> Play:
+    control, (step,) = plane(bench), found.steps
+    leaver = step.rank
+    control.cast("word", f"of {bench.rank}".encode())
+    control.enter(f"operation {bench.rank}")
+    if bench.rank == leaver:
+        control.decide("outcome", b"the leaver's")
+    yield from meet(bench, "all have cast")
+    others = [rank for rank in range(bench.size) if rank != leaver]
+    if bench.rank == leaver:
+        yield from gather(bench, "all have met", others)
+        if step.op == "kill":
+            yield from bench.end(End.KILL)
+        control.leave(REASON)
+        return
+    control.cast("all have met", b"here")
+    yield Until(lambda: control.lost(0.0) is not None, f"word that rank {leaver} is gone")
+    _told(bench, step, control.lost(bench.patience))
+    _read_back(bench, leaver)
+
+
+def _read_back(bench: Bench, leaver: int) -> None:
+    """Everybody's ballots, and the outcome that the leaver proposed."""
+    control, who = plane(bench), f"rank {bench.rank}, after rank {leaver} is gone"
+    due = tuple(f"of {rank}".encode() for rank in range(bench.size))
+    try:
+        words = control.collect("word", 0.0)
+    except BallotIncomplete as error:
+        raise Violation("C3", f"{who}: {error}") from error
+    demand("C3", words == due, f"{who}: reads {words}")
+    outcome = control.decide("outcome", b"another")
+    demand("C3", outcome == b"the leaver's", f"{who}: is told outcome {outcome!r}")
+
+
+def _told(bench: Bench, step: Step, lost: RankLost | None) -> None:
+    """Which rank, how, and what this one was doing."""
+    who = f"rank {bench.rank}"
+    if lost is None:
+        raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
+    demand("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
+    said = step.op == "kill" or REASON in lost.how
+    demand("C5", said, f"{who} is told that rank {lost.rank} {lost.how!r}, not {REASON!r}")
+    doing = f"operation {bench.rank}"
+    demand("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
+
+
+PROPERTIES = (
+    Property(
+        name="ballots-stay-and-the-missing-are-named",
+        family=FAMILY,
+        clauses=("C1", "C4"),
+        claim="The first ballot counts, another one is an error, and the missing are named.",
+        programs=_ballots,
+        play=_play_ballots,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="one-decision-for-all",
+        family=FAMILY,
+        clauses=("C2",),
+        claim="Whoever asks, whenever, learns one and the same proposed outcome.",
+        programs=_decisions,
+        play=_play_decisions,
+        judge=_judge_decisions,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="nobody-who-beats-is-accused",
+        family=FAMILY,
+        clauses=("C5",),
+        claim="While every rank beats, none is reported lost, whatever it does or waits for.",
+        programs=_traffic,
+        play=_play_traffic,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="what-a-rank-said-outlives-it",
+        family=FAMILY,
+        clauses=("C3", "C5", "R1"),
+        claim="A rank that leaves or dies is named with the operation; what it said stays.",
+        programs=_leaving,
+        play=_play_leaving,
+        needs=company,
+        ranks=Ranks.GROUP,
+        loses=_killed,
+    ),
+    FORGETTING,
+    LOST_STORE,
+    *CHECKED_MODE,
+)

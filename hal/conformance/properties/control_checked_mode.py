@@ -1,0 +1,191 @@
+"""Part of family *control*: ranks that issue different operations are told, and nothing starts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from hypothesis import strategies as st
+
+from equipoise.hal.checked_communicator import CheckedCommunicator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.context import Bench, Play, demand, gather, plane
+from equipoise.hal.conformance.fixtures.collectives import (
+    MOVES,
+    SUMS,
+    Call,
+    Plain,
+    dtype_of,
+    expect,
+    shape_of,
+    start,
+)
+from equipoise.hal.conformance.fixtures.strategies import by_size, calling, common
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.control_plane import ControlPlane
+from equipoise.hal.errors import BallotIncomplete, OrderMismatch, RankLost
+
+CHECKED = CheckedCommunicator
+EPOCH = 7
+MOST_STEPS = 6
+OPS = tuple(op for op in (*MOVES, *SUMS) if op != "shift")
+"""Those that all ranks take part in together."""
+
+
+class Herald:
+    """A control plane that takes ballots and lets nobody wait for the others'.
+
+    A checked operation that is issued on it is announced, and does not start. So a host can yield
+    between its ballot and the outcome, without which one thread could not play several ranks.
+    """
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+        self.question = ""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._control.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return self._control.size
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        """Put the ballot."""
+        self.question = question
+        self._control.cast(question, ballot)
+
+    def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        """Not now."""
+        raise BallotIncomplete(question, ())
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        """Nothing is settled here."""
+        return value
+
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        """Let go of a question."""
+        self._control.forget(question, ranks)
+
+    def enter(self, operation: str) -> None:
+        """Say what this rank is doing."""
+        self._control.enter(operation)
+
+    def leave(self, reason: str) -> None:
+        """Say that this rank ends."""
+        self._control.leave(reason)
+
+    def lost(self, timeout: float) -> RankLost | None:
+        """Which rank was lost."""
+        return self._control.lost(timeout)
+
+    def close(self) -> None:
+        """The plane belongs to the fabric."""
+
+
+def _programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """A call of all ranks; a step of one rank behind it is what that rank issues instead.
+
+    *resize* is the same call with units of another size.
+    """
+
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        shapes = st.sampled_from(("2", "3"))
+        same = calling(traits, shapes, OPS)
+        rank = st.integers(0, size - 1)
+        other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
+        resize = st.builds(lambda shape, r: Step("resize", (shape,), r), shapes, rank)
+        drawn = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
+        return drawn.map(lambda steps: program(_led(steps), size))
+
+    return by_size(common(traits), sized)
+
+
+def _led(steps: list[Step]) -> list[Step]:
+    """Without deviations that no common call comes before."""
+    first = next((k for k, step in enumerate(steps) if step.rank < 0), len(steps))
+    return steps[first:]
+
+
+def rounds(found: Program) -> list[list[Call]]:
+    """What each rank issues, round by round."""
+    table: list[list[Call]] = []
+    for step in found.steps:
+        if step.op == "resize":
+            last = table[-1][step.rank]
+            table[-1][step.rank] = replace(last, shape=shape_of(step.args[0]))
+            continue
+        key = len(table) - (step.rank >= 0)
+        dtype, shape, source = step.args
+        call = _carried(Call(step.op, dtype_of(dtype), shape_of(shape), int(source), key))
+        if step.rank < 0:
+            table.append([call] * found.size)
+        else:
+            table[-1][step.rank] = call
+    return table
+
+
+def _carried(call: Call) -> Call:
+    """The call; a round's blobs are bytes, whatever they were, and so is what ranks compare."""
+    if call.op != "exchange":
+        return call
+    return replace(call, dtype=torch.uint8, shape=(call.nbytes,))
+
+
+def alike(calls: Sequence[Call]) -> bool:
+    """Whether ranks that issue these issue one operation."""
+    return len({(call.op, call.dtype, call.shape, call.source) for call in calls}) == 1
+
+
+def _play(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    control = plane(bench)
+    herald = Herald(control)
+    announced = CHECKED(group, herald, EPOCH, bench.deadline)
+    checked = CHECKED(group, control, EPOCH, bench.deadline)
+    for calls in rounds(found):
+        _announce(bench, announced, calls[bench.rank])
+        yield from gather(bench, herald.question)
+        yield from _round(bench, checked, calls)
+
+
+def _announce(bench: Bench, announced: Communicator, call: Call) -> None:
+    try:
+        start(announced, call, Plain(bench))
+    except BallotIncomplete:
+        return
+
+
+def _round(bench: Bench, checked: Communicator, calls: Sequence[Call]) -> Play:
+    """Equal operations end well; of different ones every rank is told, naming every rank's."""
+    call = calls[bench.rank]
+    said = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
+    try:
+        flight = start(checked, call, Plain(bench))
+    except OrderMismatch as error:
+        demand("C7", not alike(calls), f"rank {bench.rank} raised {error}, though {said}")
+        for rank, one in enumerate(calls):
+            named = f"rank {rank} issued {one.op}" in str(error)
+            demand("C7", named, f"rank {bench.rank} does not name {one.op} of rank {rank}: {error}")
+        return
+    demand("C7", alike(calls), f"rank {bench.rank} raised nothing, though {said}")
+    yield from flight.land(bench)
+    expect("C7", checked, [flight])
+
+
+CHECKED_MODE = (
+    Property(
+        name="checked-ranks-are-told-of-a-mismatch",
+        family="control",
+        clauses=("C7",),
+        claim="Checked ranks that issue different operations all raise, naming every rank's.",
+        programs=_programs,
+        play=_play,
+        ranks=Ranks.GROUP,
+    ),
+)

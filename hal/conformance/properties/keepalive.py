@@ -1,0 +1,477 @@
+"""Family *keepalive*, one device: what a verb of a slot store is given is its own until it ran.
+
+Part of family *keepalive*: what a handle says after the end, however often it is asked.
+
+Family *keepalive*: who owns what is in flight, and what a handle may be asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Bench,
+    Play,
+    Until,
+    attempt,
+    demand,
+    finish,
+    junk_for,
+    untouched,
+)
+from equipoise.hal.conformance.fixtures.comm_operations import (
+    RANKS,
+    SINGLE,
+    Transfer,
+    company,
+    fit,
+    handover,
+    issue,
+    land,
+    lone,
+    lonely,
+    lonely_steps,
+    operations,
+)
+from equipoise.hal.conformance.fixtures.slot_store import (
+    ROLES,
+    Part,
+    Shelf,
+    listed,
+    shelf,
+    versions,
+)
+from equipoise.hal.conformance.fixtures.strategies import a_step, few, programs_of
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.errors import CommunicatorFailed, ResultPending, StreamFailed
+from equipoise.hal.stream import Role
+from equipoise.hal.work import Work
+
+FAMILY = "keepalive"
+MAX_VERBS = 6
+SLOTS = 2
+PARTS = [Part(torch.uint8, 24), Part(torch.uint8, 40)]
+SLOT, STREAM = st.integers(0, SLOTS - 1), st.sampled_from(ROLES)
+
+
+def _verb_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Slot and stream; the version that a step brings is its number, from 1."""
+    kinds = [a_step(op, SLOT, STREAM) for op in ("unpack", "write", "pack")]
+    return programs_of(*kinds, most=MAX_VERBS)
+
+
+@dataclass
+class _VerbRunner:
+    """Makes the calls of a program, each with memory that it drops at once.
+
+    Attributes:
+        place: the store; staging buffer k belongs to slot k.
+        due: the version that each slot will hold.
+        junk: what took the memory that was dropped.
+    """
+
+    place: Shelf
+    due: list[int] = field(default_factory=lambda: [0] * SLOTS)
+    junk: list[Tensor] = field(default_factory=list)
+
+    def do(self, version: int, slot: int, step: Step) -> None:
+        """Make one call, drop what it was given, and let somebody else have that memory."""
+        stream = self.place.stream(str(step.args[1]))
+        sizes = [self.place.slot_bytes]
+        if step.op == "pack":
+            self.place.store.pack([slot], self._blob(0), stream)
+        elif step.op == "unpack":
+            self.place.store.unpack(self._blob(version), [slot], stream)
+            self.due[slot] = version
+        else:
+            made = self.place.source(self._blob(version))
+            self.place.kept.clear()
+            sizes = [segment.nbytes for segment in made]
+            self.place.store.write([slot], [made], stream)
+            del made
+            self.due[slot] = version
+        self.junk += junk_for(self.place.bench, *sizes)
+        if step.op == "unpack":
+            self.place.store.commit([(slot, slot)], stream)
+
+    def _blob(self, version: int) -> Tensor:
+        return self.place.bench.filled((self.place.slot_bytes,), version)
+
+
+def _play_verbs(bench: Bench, found: Program) -> Play:
+    desk = _VerbRunner(shelf(bench, SLOTS, SLOTS, PARTS))
+    for number, step in enumerate(found.steps, 1):
+        desk.do(number, int(step.args[0]), step)
+        yield NEXT
+    bench.drain(*(bench.accelerator.stream(Role(role)) for role in ROLES))
+    for slot, due in enumerate(desk.due):
+        seen = versions(desk.place.bytes_of(slot))
+        demand("K1", seen == [due], f"slot {slot} holds {listed(seen)}, not {due}")
+    untouched("K1", desk.junk)
+
+
+VERBS = (
+    Property(
+        name="memory-dropped-behind-a-verb-still-counts",
+        family=FAMILY,
+        clauses=("K1",),
+        claim="A verb of a store owns what it was given: its caller may drop that at once.",
+        programs=_verb_programs,
+        play=_play_verbs,
+    ),
+)
+
+
+HOSTS = 2
+MAX_WORKS = 3
+LOOKS = ("result", "done", "wait")
+
+
+def _look(which: int, call: str, host: int) -> Step:
+    return Step("look", (which, call), host=host)
+
+
+def _looks(count: int) -> st.SearchStrategy[list[Step]]:
+    """Questions to works by either host."""
+    which, host = st.integers(0, count - 1), st.integers(0, HOSTS - 1)
+    return st.lists(st.builds(_look, which, st.sampled_from(LOOKS), host), max_size=6)
+
+
+def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drawn = st.lists(operations(traits), min_size=1, max_size=MAX_WORKS)
+
+    def made(size: int, steps: list[Step], looks: list[Step]) -> Program:
+        fitted = lone(fit(steps, size))
+        valid = [look for look in looks if int(look.args[0]) < len(fitted)]
+        return program([*fitted, *valid], size)
+
+    return st.builds(made, few(traits), drawn, _looks(MAX_WORKS))
+
+
+def _play_ended(bench: Bench, found: Program) -> Play:
+    """Host 0 issues, host 1 waits for the ends, then both ask."""
+    issued, ended = handover(bench, "issued"), handover(bench, "ended")
+    if bench.host == 0:
+        issued.give((yield from _issue_all(bench, found)))
+    transfers: dict[int, Transfer] = yield from issued.take(bench, "what host 0 issued")
+    if bench.host == 1:
+        yield from land(bench, transfers.values(), "K3")
+        ended.give()
+    yield from ended.take(bench, "the ends that host 1 waits for")
+    stream = bench.accelerator.stream(Role.AUX)
+    for step in found.of(bench.rank, bench.host):
+        if step.op == "look" and step.args[0] in transfers:
+            transfer = transfers[int(step.args[0])]
+            _ask(transfer.work, str(step.args[1]), bench)
+            transfer.check("K3")
+            yield NEXT
+    bench.drain(stream)
+
+
+def _issue_all(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    transfers = {}
+    for number, step in enumerate(found.steps):
+        if step.op != "look" and (made := issue(bench, group, step, number)) is not None:
+            transfers[number] = made
+        yield NEXT
+    return transfers
+
+
+def _ask(work: Work, question: str, bench: Bench) -> None:
+    """Ask a work that has ended well."""
+    if question == "wait":
+        work.wait(bench.accelerator.stream(Role.AUX))
+    elif question == "done":
+        demand("K3", work.done(), "a work that had ended says that it has not")
+    else:
+        work.result(0.0)
+
+
+def _done_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drawn = st.lists(operations(traits, SINGLE), min_size=1, max_size=MAX_WORKS)
+    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+
+
+def _play_done(bench: Bench, found: Program) -> Play:
+    for transfer in (yield from _issue_all(bench, found)).values():
+        raised = yield from after_done(bench, transfer.work, transfer.what)
+        demand("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
+        transfer.check("K5")
+
+
+def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    def made(size: int, alone: Step, looks: list[Step]) -> Program:
+        return program([alone, *looks], size)
+
+    return st.builds(made, few(traits), lonely_steps(), _looks(1))
+
+
+def _play_failed(bench: Bench, found: Program) -> Play:
+    """Host 0 waits for the failure, then both ask."""
+    failed = handover(bench, "failed")
+    if bench.host == 0:
+        group = yield from bench.communicator()
+        op, made = lonely(bench, group, found.steps[0])
+        raised = yield from after_done(bench, made, f"the failure of {op}")
+        what = f"rank {bench.rank}: {op} is done, nobody answered it, and result() gives {raised!r}"
+        demand("K5", _failure(raised), what)
+        failed.give(made)
+    work: Work = yield from failed.take(bench, "what failed")
+    for step in found.of(bench.rank, bench.host):
+        if step.op == "look":
+            _ask_failed(bench, work, str(step.args[1]))
+            yield NEXT
+
+
+def after_done(bench: Bench, work: Work, what: str) -> Play:
+    """What `result` raises, without any time, once `done` is true; to be used with `yield from`."""
+    yield Until(work.done, what)
+    if not work.done():  # on a real device nothing has waited yet
+        attempt(lambda: work.result(bench.patience), CommunicatorFailed)
+    return _asked(work)
+
+
+def _asked(work: Work) -> Exception | None:
+    return attempt(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
+
+
+def _failure(raised: Exception | None) -> bool:
+    return isinstance(raised, CommunicatorFailed)
+
+
+def _ask_failed(bench: Bench, work: Work, question: str) -> None:
+    """Ask a work that has failed; what becomes of a stream that waits is judged by E10."""
+    if question == "wait":
+        stream = bench.accelerator.stream(Role.AUX)
+        attempt(lambda: work.wait(stream), CommunicatorFailed, StreamFailed)
+        attempt(lambda: bench.drain(stream), StreamFailed)
+    elif question == "done":
+        demand("K3", work.done(), "a work that had failed says that it has not ended")
+    else:
+        demand("K3", _failure(_asked(work)), "a work that had failed did not raise again")
+
+
+HANDLES = (
+    Property(
+        name="a-work-may-be-asked-again-by-anyone-after-its-end",
+        family=FAMILY,
+        clauses=("K3",),
+        claim="done, wait and result may be called any number of times from any thread.",
+        programs=_ended_programs,
+        play=_play_ended,
+        needs=company,
+        ranks=Ranks.GROUP,
+        hosts=HOSTS,
+    ),
+    Property(
+        name="done-means-that-the-result-is-there",
+        family=FAMILY,
+        clauses=("K5",),
+        claim="Once done is true result returns at once, and everything has arrived.",
+        programs=_done_programs,
+        play=_play_done,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="a-failed-work-says-so-every-time",
+        family=FAMILY,
+        clauses=("K3", "K5"),
+        claim="After a failure done is true, and result raises it to everyone who asks.",
+        programs=_failed_programs,
+        play=_play_failed,
+        needs=company,
+        ranks=Ranks.GROUP,
+        hosts=HOSTS,
+        pace=Pace.BRISK,
+    ),
+)
+
+
+Gone = Callable[[], bool]
+_reference_to: Any = StorageWeakRef
+"""Whose own module has no types; sees the memory go, where a weak tensor sees only the tensor."""
+MAX_OPERATIONS = 6
+BATCHES = ("exchange", "message", "all_gather")
+"""Operations, many of them several messages."""
+LATER = 12
+"""Later calls by which the memory of dropped works is given back (clause K2)."""
+SPARE = 2
+"""Operations that a backend may hold on to: gloo's two threads each keep their latest one."""
+
+
+def _dropped_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    step = st.one_of(operations(traits), st.just(Step("blindly")))
+
+    def made(size: int, steps: list[Step]) -> Program:
+        return program(lone(fit(steps, size)), size)
+
+    return st.builds(made, few(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS))
+
+
+def _play_dropped(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    bare: list[Transfer] = []
+    junk: list[Tensor] = []
+    blind = False
+    for number, step in enumerate(found.steps):
+        if step.op != "blindly":
+            _issue_bare(bench, group, (step, number, blind), bare, junk)
+            yield NEXT
+        blind = step.op == "blindly"
+    yield from land(bench, bare, "K1")
+    untouched("K1", junk)
+
+
+def _issue_bare(
+    bench: Bench,
+    group: Communicator,
+    order: tuple[Step, int, bool],
+    bare: list[Transfer],
+    junk: list[Tensor],
+) -> None:
+    """Issue a step and drop its buffers, *blindly* those of the result too; keep its work."""
+    step, number, blind = order
+    transfer = issue(bench, group, step, number)
+    if transfer is None:
+        return
+    dropped = [*transfer.operands, *(found for found, _ in transfer.results if blind)]
+    sizes = [buffer.nbytes for buffer in dropped]
+    bare.append(replace(transfer, operands=(), results=() if blind else transfer.results))
+    del transfer, dropped
+    junk += junk_for(bench, *sizes)
+
+
+def _works_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drop = st.builds(lambda rank: Step("drop", (), rank), RANKS)
+    step = st.one_of(operations(traits), drop)
+
+    def made(size: int, steps: list[Step]) -> Program:
+        placed = [replace(s, rank=s.rank % size) if s.op == "drop" else s for s in steps]
+        return program(lone(fit(placed, size)), size)
+
+    return st.builds(made, few(traits), st.lists(step, min_size=2, max_size=MAX_OPERATIONS + 2))
+
+
+def _play_works(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    held: list[Transfer] = []
+    dropped: list[list[Gone]] = []
+    for number, step in enumerate(found.steps):
+        if step.op == "drop":
+            if step.rank == bench.rank:
+                dropped += [_watch(transfer) for transfer in held]
+                held.clear()
+                bench.churn()
+        else:
+            _hold(held, issue(bench, group, step, number))
+        yield NEXT
+    yield from land(bench, held, "K1")
+    yield from _given_back(bench, group, dropped)
+
+
+def _hold(held: list[Transfer], transfer: Transfer | None) -> None:
+    if transfer is not None:
+        held.append(transfer)
+
+
+def _watch(transfer: Transfer) -> list[Gone]:
+    """Whether the memory of each buffer has been given back; does not keep it alive."""
+    buffers = [*transfer.operands, *(found for found, _ in transfer.results)]
+    return [_gone(buffer) for buffer in buffers]
+
+
+def _gone(buffer: Tensor) -> Gone:
+    reference: Any = _reference_to(buffer.untyped_storage())
+    return lambda: bool(reference.expired())
+
+
+def _given_back(bench: Bench, group: Communicator, dropped: list[list[Gone]]) -> Play:
+    """Make later calls, as many on every rank, and count the operations that are still alive."""
+    for _ in range(LATER):
+        yield from finish(bench, group.barrier(), "a later call")
+    alive = sum(not all(gone() for gone in buffers) for buffers in dropped)
+    what = f"{alive} of {len(dropped)} dropped works hold memory {LATER} calls after their end"
+    demand("K2", alive <= SPARE, what)
+
+
+def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    finish_one = st.builds(
+        lambda which: Step("finish", (which,)), st.integers(0, MAX_OPERATIONS - 1)
+    )
+    step = st.one_of(operations(traits, BATCHES), finish_one)
+
+    def made(size: int, steps: list[Step]) -> Program:
+        return program(_finishable(lone(fit(steps, size))), size)
+
+    return st.builds(made, few(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS))
+
+
+def _finishable(steps: list[Step]) -> list[Step]:
+    """Each *finish* names the place, in the program, of an operation before it."""
+    kept: list[Step] = []
+    for step in steps:
+        if step.op == "finish":
+            issued = [place for place, earlier in enumerate(kept) if earlier.op != "finish"]
+            if not issued:
+                continue
+            step = Step("finish", (issued[int(step.args[0]) % len(issued)],))
+        kept.append(step)
+    return kept
+
+
+def _play_order(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    flying: dict[int, Transfer] = {}
+    for number, step in enumerate(found.steps):
+        if step.op == "finish":
+            yield from land(bench, [flying.pop(int(step.args[0]), None)], "K4")
+        elif (transfer := issue(bench, group, step, number)) is not None:
+            flying[number] = transfer
+        yield NEXT
+    yield from land(bench, reversed(flying.values()), "K4")
+
+
+PROPERTIES = (
+    Property(
+        name="buffers-dropped-in-flight-still-travel",
+        family=FAMILY,
+        clauses=("K1",),
+        claim="An operation owns its buffers: its caller may drop them at once.",
+        programs=_dropped_programs,
+        play=_play_dropped,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="dropped-works-neither-cancel-nor-leak",
+        family=FAMILY,
+        clauses=("K2", "K1"),
+        claim="Without its work an operation goes on, and its memory comes back in the end.",
+        programs=_works_programs,
+        play=_play_works,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="works-end-in-any-order",
+        family=FAMILY,
+        clauses=("K4",),
+        claim="A work may be waited for before earlier ones, and ends with all of its batch.",
+        programs=_order_programs,
+        play=_play_order,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    *HANDLES,
+    *VERBS,
+)

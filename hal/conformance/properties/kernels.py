@@ -1,0 +1,407 @@
+"""Family *kernels*: the values of every kernel, compared with the reference.
+
+Family *kernels*: other engines' rules for choosing a replica.
+
+Family *kernels*: routing, its tables, and graphs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, equal, told
+from equipoise.hal.conformance.fixtures import routing_tables
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties.kernels_graphs import ELSEWHERE, FOLLOWING, GRAPHS
+from equipoise.hal.conformance.properties.kernels_large import SIZES
+from equipoise.hal.conformance.properties.kernels_operands import OPERANDS
+from equipoise.hal.conformance.properties.kernels_tables import (
+    COMMITTED,
+    ONE_GENERATION,
+    ONE_GENERATION_BY_RULE,
+    TOGETHER,
+)
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.kernels import Kernels, Salt, Tables
+from equipoise.hal.routing import (
+    RoutingTable,
+    count_experts,
+    route_apportioned,
+    route_hashed,
+    solve_cumulative,
+)
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
+from equipoise.hal.stream import Role, Stream
+
+FAMILY = "kernels"
+LAYERS = 2
+EXPERTS = 3
+SLOTS = 6
+TOKENS = 64
+REPEATS = (1, 40, 150)
+"""How often the ids of a step follow each other: kernels run in blocks."""
+COUNTERS = (0, 1, 2, 2**32 - 1)
+"""Step counters."""
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
+
+
+def _value_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Tables of every layer, then calls of kernels, and further tables."""
+    layers = st.integers(0, LAYERS - 1)
+    first = st.tuples(*(_tables(st.just(layer)) for layer in range(LAYERS)))
+    steps = st.lists(st.one_of(*_kernels(layers), _tables(layers)), min_size=1, max_size=6)
+    ranks = st.sampled_from((1, 2, 3))
+    return st.builds(
+        lambda first, steps, ranks: program([*first, *steps], settings={"ranks": ranks}),
+        first,
+        steps,
+        ranks,
+    )
+
+
+def _tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+    """Every expert has a slot; the others, and the shares, are drawn."""
+    spare = SLOTS - EXPERTS
+    return st.builds(
+        lambda layer, turn, rest, weights: Step("table", (layer, turn, *rest, *weights)),
+        layer,
+        st.integers(0, SLOTS - 1),
+        st.lists(st.integers(0, EXPERTS - 1), min_size=spare, max_size=spare),
+        st.lists(st.integers(0, 4), min_size=SLOTS, max_size=SLOTS),
+    )
+
+
+def _table(step: Step) -> tuple[RoutingTable, RoutingTable]:
+    """What a table step installs, and the same slots with other shares."""
+    turn, *numbers = (int(number) for number in step.args[1:])
+    held = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
+    held, weights = [*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :]
+    return routing_tables.table(held, weights), routing_tables.table(
+        held, [4 - weight for weight in weights]
+    )
+
+
+def _kernels(layer: st.SearchStrategy[int]) -> tuple[st.SearchStrategy[Step], ...]:
+    rank = st.integers(0, 3)
+    counter, repeat = st.sampled_from(COUNTERS), st.sampled_from(REPEATS)
+    expert = st.one_of(st.integers(-1, EXPERTS), st.sampled_from((LOWEST, HIGHEST)))
+    ids = st.lists(expert, max_size=8)
+    counts = st.lists(st.integers(0, 1 << 24), min_size=EXPERTS, max_size=EXPERTS)
+    content = st.lists(st.integers(0, 255), max_size=9)
+
+    def routing(op: str) -> st.SearchStrategy[Step]:
+        return st.builds(
+            lambda layer, rank, counter, repeat, ids: Step(
+                op, (layer, rank, counter, repeat, *ids)
+            ),
+            layer,
+            rank,
+            counter,
+            repeat,
+            ids,
+        )
+
+    return (
+        st.builds(lambda repeat, ids: Step("count", (repeat, *ids)), repeat, ids),
+        st.builds(lambda repeat, data: Step("checksum", (repeat, *data)), repeat, content),
+        st.builds(lambda layer, counts: Step("solve", (layer, *counts)), layer, counts),
+        routing("hashed"),
+        routing("apportioned"),
+    )
+
+
+@dataclass
+class _KernelValueRunner:
+    """Kernels on the device, and the same tables on the host.
+
+    Attributes:
+        known: tables by layer.
+        solved: the same with the shares that an apportioned pass is given.
+    """
+
+    bench: Bench
+    stream: Stream
+    live: Tables
+    known: dict[int, RoutingTable] = field(default_factory=dict)
+    solved: dict[int, RoutingTable] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.bench.accelerator.kernels
+
+    def do(self, step: Step) -> None:
+        """Run one kernel to its end, and compare."""
+        calls: dict[str, Callable[..., None]] = {
+            "count": self.count,
+            "checksum": self.checksum,
+            "solve": self.solve,
+            "hashed": self.hashed,
+            "apportioned": self.apportioned,
+        }
+        if step.op == "table":
+            self.install(int(step.args[0]), *_table(step))
+        else:
+            calls[step.op](*step.args)
+
+    def install(self, layer: int, made: RoutingTable, solved: RoutingTable) -> None:
+        self.known[layer], self.solved[layer] = made, solved
+        self.kernels.commit_tables(routing_tables.update(layer, made), self.live, self.stream)
+        self.bench.drain(self.stream)
+
+    def count(self, repeat: int, *drawn: int) -> None:
+        ids = _ids(repeat, drawn)
+        out = routing_tables.routed(self.bench, 0, EXPERTS)
+        self.kernels.count(self.bench.of(ids), out.counts, self.stream)
+        self.bench.drain(self.stream)
+        self.judge_counts(ids, out.counts, "count")
+
+    def checksum(self, repeat: int, *drawn: int) -> None:
+        data = torch.tensor(drawn * repeat, dtype=torch.uint8)
+        out = self.bench.empty((1,), torch.int64)
+        self.kernels.checksum(self.bench.of(data), out, self.stream)
+        self.bench.drain(self.stream)
+        due = torch.tensor([as_int64(checksum(data))])
+        equal("G4", out, due, f"checksum of {data.numel()} bytes")
+
+    def solve(self, layer: int, *drawn: int) -> None:
+        counts, known = torch.tensor(drawn), self.known[layer]
+        out = self.bench.empty((SLOTS,), torch.int32)
+        self.kernels.solve_shares(self.bench.of(counts), self.live, layer, out, self.stream)
+        self.bench.drain(self.stream)
+        due = solve_cumulative(counts, known, self.live.ranks)
+        equal("G4", out, due, f"shares for {drawn}")
+
+    def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
+        ids, known = _ids(repeat, drawn), self.known[layer]
+        salt = Salt(rank, layer, counter)
+        out = routing_tables.route(self.bench, self.bench.of(ids), self.live, salt, self.stream)
+        self.bench.drain(self.stream)
+        self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
+
+    def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
+        ids, known = _ids(repeat, drawn), self.solved[layer]
+        salt = Salt(rank, layer, counter)
+        out = routing_tables.routed(self.bench, ids.numel(), EXPERTS)
+        shares = self.bench.of(known.cumulative)
+        self.kernels.route_apportioned(
+            self.bench.of(ids), self.live, shares, salt, out.slots, out.counts, self.stream
+        )
+        self.bench.drain(self.stream)
+        self.judge(ids, out, route_apportioned(ids, known, rank, layer)[0], f"apportioned {salt}")
+
+    def judge(self, ids: Tensor, out: routing_tables.Routed, due: Tensor, what: str) -> None:
+        """First the padding, then every bit."""
+        strays = told(out.slots)[(ids < 0) | (ids >= EXPERTS)]
+        demand("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
+        self.judge_counts(ids, out.counts, what)
+        equal("G4", out.slots, due, f"{what}: slots")
+
+    def judge_counts(self, ids: Tensor, counts: Tensor, what: str) -> None:
+        due = count_experts(ids, EXPERTS)
+        extra = int(told(counts).sum()) - int(due.sum())
+        padding = ids.numel() - int(due.sum())
+        demand("G6", not (padding and extra), f"{what}: {extra} of {padding} paddings are counted")
+        equal("G4", counts, due, f"{what}: counts")
+
+
+def _ids(repeat: int, drawn: Sequence[int]) -> Tensor:
+    return torch.tensor([*drawn] * repeat, dtype=torch.int32)
+
+
+def _play_values(bench: Bench, found: Program) -> Play:
+    live = routing_tables.tables(bench, LAYERS, EXPERTS, SLOTS, found.number("ranks"))
+    desk = _KernelValueRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
+    for step in found.steps:
+        desk.do(step)
+        yield NEXT
+
+
+def _salted(_: Traits) -> st.SearchStrategy[Program]:
+    """Routing passes over the same ids, by ranks and layers."""
+    numbers = st.integers(0, 3), st.integers(0, LAYERS - 1)
+    route = st.builds(lambda rank, layer: Step("route", (rank, layer)), *numbers)
+    return st.lists(route, min_size=2, max_size=4, unique=True).map(program)
+
+
+def _play_salted(bench: Bench, found: Program) -> Play:
+    live = routing_tables.tables(bench, LAYERS, 1, 2, 1)
+    stream = bench.accelerator.stream(Role.COMPUTE)
+    for layer in range(LAYERS):
+        made = routing_tables.update(layer, routing_tables.table([0, 0], [1, 1]))
+        bench.accelerator.kernels.commit_tables(made, live, stream)
+    ids = bench.filled((TOKENS,), 0, torch.int32)
+    seen: dict[tuple[int, ...], Step] = {}
+    for step in found.steps:
+        rank, layer = (int(number) for number in step.args)
+        out = routing_tables.route(bench, ids, live, Salt(rank, layer, 0), stream)
+        yield NEXT
+        bench.drain(stream)
+        choices = tuple(out.slots.tolist())
+        twin = seen.setdefault(choices, step)
+        demand("G5", twin is step, f"{step} makes the choices of {twin}, {TOKENS} out of {TOKENS}")
+
+
+VALUES = Property(
+    name="kernels-equal-the-reference",
+    family=FAMILY,
+    clauses=("G4", "G6"),
+    claim="Every kernel returns the reference's values bit for bit, padding included.",
+    programs=_value_programs,
+    play=_play_values,
+)
+SALTED = Property(
+    name="ranks-and-layers-make-choices-of-their-own",
+    family=FAMILY,
+    clauses=("G5",),
+    claim="The same ids on other ranks or layers go to other replicas.",
+    programs=_salted,
+    play=_play_salted,
+)
+
+
+RULE_SLOTS = 7
+HELD = (0, 1, 0, 2, 1, 0, 0)
+"""Runs of four, two and one: of three, blocks of 1024 would make no difference."""
+RULE_REPEATS = (1, 40, 400)
+"""How often the ids of a step follow each other: blocks are 1024 elements long."""
+ROWS = (0, 3, 2**31 - 1)
+"""How many rows are counted."""
+
+
+def _rule_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Tables of every layer, then passes by both rules, and further tables."""
+    layers = st.integers(0, LAYERS - 1)
+    first = st.tuples(*(_rule_tables(st.just(layer)) for layer in range(LAYERS)))
+    steps = st.lists(
+        st.one_of(_row_hash(layers), _block_turns(layers), _rule_tables(layers)), min_size=1
+    )
+    return st.builds(lambda first, steps: program([*first, *steps[:6]]), first, steps)
+
+
+def _rule_tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+    turn = st.integers(0, RULE_SLOTS - 1)
+    return st.builds(lambda layer, turn: Step("table", (layer, turn)), layer, turn)
+
+
+def _rule_table(turn: int) -> RoutingTable:
+    """All shares on one replica, since the rules read none."""
+    held = [*HELD[turn:], *HELD[:turn]]
+    return routing_tables.table(
+        held, [held.index(expert) == slot for slot, expert in enumerate(held)]
+    )
+
+
+def _row_hash(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+    return st.builds(
+        lambda layer, top_k, rows, repeat, ids: Step(
+            "row_hash", (layer, top_k, rows, repeat, *ids)
+        ),
+        layer,
+        st.integers(1, 4),
+        st.sampled_from(ROWS),
+        st.sampled_from(RULE_REPEATS),
+        _drawn_ids(),
+    )
+
+
+def _block_turns(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+    return st.builds(
+        lambda layer, offset, repeat, ids: Step("block_turns", (layer, offset, repeat, *ids)),
+        layer,
+        st.integers(0, 4),
+        st.sampled_from(RULE_REPEATS),
+        _drawn_ids(),
+    )
+
+
+def _drawn_ids() -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(-1, EXPERTS), max_size=8)
+
+
+@dataclass
+class _RuleRunner:
+    """Kernels on the device, and the same tables on the host, by layer."""
+
+    bench: Bench
+    stream: Stream
+    live: Tables
+    known: dict[int, RoutingTable] = field(default_factory=dict)
+
+    def do(self, step: Step) -> None:
+        """Run one kernel to its end, and compare."""
+        calls: dict[str, Callable[..., None]] = {
+            "table": self.install,
+            "row_hash": self.row_hash,
+            "block_turns": self.block_turns,
+        }
+        calls[step.op](*step.args)
+
+    def install(self, layer: int, turn: int) -> None:
+        self.known[layer] = _rule_table(turn)
+        made = routing_tables.update(layer, self.known[layer])
+        self.bench.accelerator.kernels.commit_tables(made, self.live, self.stream)
+        self.bench.drain(self.stream)
+
+    def row_hash(self, layer: int, top_k: int, rows: int, repeat: int, *drawn: int) -> None:
+        counted = torch.tensor([rows], dtype=torch.int32)
+        rule = RowHash(top_k, self.bench.of(counted))
+        self.judge(layer, rule, RowHash(top_k, counted), [*drawn] * repeat)
+
+    def block_turns(self, layer: int, offset: int, repeat: int, *drawn: int) -> None:
+        rule = BlockTurns(offset)
+        self.judge(layer, rule, rule, [*drawn] * repeat)
+
+    def judge(self, layer: int, rule: Rule, reference: Rule, drawn: list[int]) -> None:
+        """First the padding, then every bit; `reference` is the same rule on the host."""
+        ids = torch.tensor(drawn, dtype=torch.int32)
+        out = routing_tables.routed(self.bench, ids.numel(), EXPERTS)
+        self.bench.accelerator.kernels.route_by_rule(
+            rule, self.bench.of(ids), self.live, layer, out.slots, out.counts, self.stream
+        )
+        self.bench.drain(self.stream)
+        slots, counts = route_by_rule(ids, self.known[layer], reference)
+        self.judge_padding(ids, out.slots)
+        equal("G8", out.slots, slots, f"{reference}: slots")
+        equal("G8", out.counts, counts, f"{reference}: counts")
+
+    def judge_padding(self, ids: Tensor, slots: Tensor) -> None:
+        strays = told(slots)[(ids < 0) | (ids >= EXPERTS)]
+        demand("G8", bool((strays == RULE_SLOTS).all()), f"padding goes to {strays.tolist()}")
+
+
+def _play_rules(bench: Bench, found: Program) -> Play:
+    live = routing_tables.tables(bench, LAYERS, EXPERTS, RULE_SLOTS, 1)
+    desk = _RuleRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
+    for step in found.steps:
+        desk.do(step)
+        yield NEXT
+
+
+RULES = Property(
+    name="kernels-keep-the-rules-of-other-engines",
+    family="kernels",
+    clauses=("G8",),
+    claim="Routing by a published rule gives that rule's slots and counts bit for bit.",
+    programs=_rule_programs,
+    play=_play_rules,
+)
+
+
+PROPERTIES = (
+    VALUES,
+    *SIZES,
+    *OPERANDS,
+    RULES,
+    SALTED,
+    COMMITTED,
+    ONE_GENERATION,
+    ONE_GENERATION_BY_RULE,
+    TOGETHER,
+    GRAPHS,
+    ELSEWHERE,
+    FOLLOWING,
+)

@@ -1,0 +1,318 @@
+"""Family *kernels*: what is captured runs at the replays, and only there.
+
+Family *kernels*: kernels are launches like any others, also in a graph.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.accelerator import Graph
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, told
+from equipoise.hal.conformance.fixtures import routing_tables
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import (
+    Property,
+    Traits,
+    a_graph,
+    a_held_stream,
+    all_of,
+    several_streams,
+)
+from equipoise.hal.errors import StreamTimeout
+from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.routing import SHARE_ONE
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.stream import Role, Stream
+
+BASE = 4
+"""Every launch appends a digit of this base to one number: it shows who ran, and when."""
+MOST_CAPTURED = 3
+MAX_GRAPH_STEPS = 6
+ROLES = tuple(role.value for role in Role)[:2]
+
+
+def _graph_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Launches to be captured, then replays and launches of the ordinary kind."""
+    digit = st.integers(1, BASE - 1)
+    captured = digit.map(lambda digit: Step("captured launch", (digit,)))
+    launch = digit.map(lambda digit: Step("launch", (digit,)))
+    inside = st.lists(captured, min_size=1, max_size=MOST_CAPTURED)
+    after = st.lists(st.one_of(st.just(Step("replay")), launch), max_size=MAX_GRAPH_STEPS)
+    return st.builds(lambda inside, after: program([*inside, *after]), inside, after)
+
+
+def _append(number: Tensor, digit: int) -> None:
+    number.mul_(BASE).add_(digit)
+
+
+def _launch(stream: Stream, number: Tensor, steps: tuple[Step, ...]) -> None:
+    for step in steps:
+        stream.launch(partial(_append, number, int(step.args[0])))
+
+
+def _play_graph(bench: Bench, found: Program) -> Play:
+    stream = bench.accelerator.stream(Role.COMPUTE)
+    number = bench.filled((1,), 0, torch.int64)
+    inside = tuple(step for step in found.steps if step.op == "captured launch")
+    graph = bench.accelerator.graph()
+    graph.capture(stream, partial(_launch, stream, number, inside))
+    yield NEXT
+    bench.drain(stream)
+    demand("B7", int(number) == 0, "what was captured ran before any replay")
+    due: list[Step] = []
+    for step in found.steps[len(inside) :]:
+        bench.disturb(stream)
+        if step.op == "replay":
+            graph.replay(stream)
+        else:
+            _launch(stream, number, (step,))
+        due.extend(inside if step.op == "replay" else (step,))
+        yield NEXT
+    bench.drain(stream)
+    wanted = [int(step.args[0]) for step in due]
+    seen = _digits(int(number))
+    demand("B7", seen == wanted, f"ran {seen}, not {wanted}")
+
+
+def _elsewhere(_: Traits) -> st.SearchStrategy[Program]:
+    """`capture(role)`, then launches and replays on another stream, while the first is held."""
+    roles = st.permutations(ROLES).map(lambda drawn: drawn[:2])
+    after = st.lists(st.sampled_from((Step("replay"), Step("launch", (2,)))), max_size=4)
+    return st.builds(
+        lambda pair, steps: program(
+            [Step("capture", (pair[0],)), *steps, Step("replay")], settings={"on": pair[1]}
+        ),
+        roles,
+        after,
+    )
+
+
+def _play_elsewhere(bench: Bench, found: Program) -> Play:
+    """First the stream that was captured is held, then the one that replays are launched on."""
+    captured, *steps = found.steps
+    first, second = (
+        bench.accelerator.stream(Role(str(name)))
+        for name in (captured.args[0], found.setting("on"))
+    )
+    number, graph = bench.filled((1,), 0, torch.int64), bench.accelerator.graph()
+    inside = (Step("launch", (1,)), Step("launch", (3,)))
+    graph.capture(first, partial(_launch, first, number, inside))
+    bench.drain(first)
+    let_go = bench.hold(first)
+    due: list[int] = []
+    for step in steps:
+        if step.op == "replay":
+            graph.replay(second)
+        else:
+            _launch(second, number, (step,))
+        due += [1, 3] if step.op == "replay" else [2]
+        yield NEXT
+    stuck = attempt(partial(bench.drain, second), StreamTimeout)
+    demand("B7", not stuck, f"a replay on {second.role} waits for {first.role}, which is held")
+    seen = _digits(int(told(number)))
+    demand("B7", seen == due, f"on {second.role} ran {seen}, not {due}")
+    let_go()
+    let_go = bench.hold(second)
+    graph.replay(second)
+    bench.drain(first)
+    seen = _digits(int(told(number)))
+    demand("B7", seen == due, f"{seen} ran, though {second.role} is held: not {due}")
+    let_go()
+    bench.drain()
+    seen = _digits(int(told(number)))
+    demand("B7", seen == [*due, 1, 3], f"in the end ran {seen}, not {[*due, 1, 3]}")
+
+
+def _digits(number: int) -> list[int]:
+    """Most significant first."""
+    return [*_digits(number // BASE), number % BASE] if number else []
+
+
+GRAPHS = Property(
+    name="a-graph-runs-at-its-replays-only",
+    family="kernels",
+    clauses=("B7",),
+    claim="Capturing runs nothing; each replay runs all of it, in the order of the stream.",
+    programs=_graph_programs,
+    play=_play_graph,
+    needs=a_graph,
+)
+ELSEWHERE = Property(
+    name="a-graph-replays-on-the-stream-it-is-given",
+    family="kernels",
+    clauses=("B7",),
+    claim="A replay comes after what its stream was given, and waits for no other stream.",
+    programs=_elsewhere,
+    play=_play_elsewhere,
+    needs=all_of(a_graph, a_held_stream, several_streams),
+)
+
+
+KERNELS = ("count", "hashed", "apportioned", "row_hash", "block_turns", "solve", "checksum")
+EXPERTS = 4
+"""Also slots and tokens: every expert has one slot, of its own number."""
+MAX_KERNEL_STEPS = 8
+
+
+def _kernel_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """New ids, kernels and replays of kernels on one stream, which may be held from the start."""
+    kernel = st.sampled_from(KERNELS)
+    steps = [
+        st.integers(0, EXPERTS - 1).map(lambda expert: Step("feed", (expert,))),
+        kernel.map(lambda name: Step("kernel", (name,))),
+    ]
+    if a_graph(traits) is None:
+        steps.append(kernel.map(lambda name: Step("replay", (name,))))
+    holds = [[]] if a_held_stream(traits) else [[], [Step("hold")]]
+    drawn = st.lists(st.one_of(steps), min_size=1, max_size=MAX_KERNEL_STEPS)
+    return st.builds(lambda hold, rest: program([*hold, *rest]), st.sampled_from(holds), drawn)
+
+
+@dataclass
+class _Desk:
+    """Kernels on persistent tensors.
+
+    Attributes:
+        live: tables of one layer.
+        ids: int32 [EXPERTS], all of one expert.
+        load: int64 [EXPERTS], for the shares.
+        slots: int32 [EXPERTS], counts and shares likewise; total is int64 [1]: results.
+        rules: of other engines.
+        rows: a copy of the result of each kernel, int64.
+    """
+
+    bench: Bench
+    stream: Stream
+    live: Tables
+    ids: Tensor
+    load: Tensor
+    slots: Tensor
+    counts: Tensor
+    shares: Tensor
+    total: Tensor
+    rules: dict[str, Rule]
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    rows: list[Tensor] = field(default_factory=list)
+    let_go: Callable[[], None] = lambda: None
+
+    def do(self, op: str, *args: int | str) -> None:
+        calls: dict[str, Callable[..., None]] = {
+            "feed": self.feed,
+            "kernel": self.kernel,
+            "replay": self.replay,
+            "hold": self.hold,
+        }
+        calls[op](*args)
+
+    def hold(self) -> None:
+        self.let_go = self.bench.hold(self.stream)
+
+    def feed(self, expert: int) -> None:
+        self.bench.disturb(self.stream)
+        self.stream.launch(partial(self.ids.fill_, expert))
+
+    def kernel(self, name: str) -> None:
+        self.launch(name)
+        self.keep(name)
+
+    def replay(self, name: str) -> None:
+        if name not in self.graphs:
+            self.graphs[name] = self.bench.accelerator.graph()
+            self.graphs[name].capture(self.stream, partial(self.launch, name))
+        self.graphs[name].replay(self.stream)
+        self.keep(name)
+
+    def launch(self, name: str) -> None:
+        kernels, salt, live = self.bench.accelerator.kernels, Salt(0, 0, 0), self.live
+        ids, slots, counts = self.ids, self.slots, self.counts
+        if name == "count":
+            kernels.count(ids, counts, self.stream)
+        elif name == "hashed":
+            kernels.route_and_count(ids, live, salt, slots, counts, self.stream)
+        elif name == "apportioned":
+            given = live.cumulative[1, 0]
+            kernels.route_apportioned(ids, live, given, salt, slots, counts, self.stream)
+        elif name in ("row_hash", "block_turns"):
+            kernels.route_by_rule(self.rules[name], ids, live, 0, slots, counts, self.stream)
+        elif name == "solve":
+            kernels.solve_shares(self.load, live, 0, self.shares, self.stream)
+        else:
+            kernels.checksum(ids, self.total, self.stream)
+
+    def keep(self, name: str) -> None:
+        """Copy what the kernel has left, behind it on the stream."""
+        results = {"count": self.counts, "solve": self.shares, "checksum": self.total}
+        result = results.get(name, self.slots)
+        row = self.bench.empty(result.shape, result.dtype)
+        self.stream.launch(partial(row.copy_, result))
+        self.rows.append(row)
+
+
+def _desk(bench: Bench) -> _Desk:
+    """With tables in which every expert has one slot, and ids of expert 0."""
+    stream, of = bench.accelerator.stream(Role.COMPUTE), partial(bench.filled, (EXPERTS,))
+    live = routing_tables.tables(bench, 1, EXPERTS, EXPERTS, 1)
+    made = routing_tables.update(0, routing_tables.table(range(EXPERTS), [1] * EXPERTS))
+    # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
+    bench.accelerator.kernels.warm(live, stream)
+    bench.accelerator.kernels.commit_tables(made, live, stream)
+    bench.drain(stream)
+    return _Desk(
+        bench,
+        stream,
+        live,
+        ids=of(0, torch.int32),
+        load=of(1, torch.int64),
+        slots=of(-1, torch.int32),
+        counts=of(-1, torch.int32),
+        shares=of(-1, torch.int32),
+        total=bench.filled((1,), -1, torch.int64),
+        rules={
+            "row_hash": RowHash(1, of(EXPERTS, torch.int32)[:1]),
+            "block_turns": BlockTurns(0),
+        },
+    )
+
+
+def _due(name: str, expert: int) -> list[int]:
+    """What the kernel leaves when all ids are of `expert`."""
+    if name == "count":
+        return [EXPERTS * (number == expert) for number in range(EXPERTS)]
+    if name == "solve":
+        return [SHARE_ONE] * EXPERTS
+    if name == "checksum":
+        return [as_int64(checksum(torch.full((EXPERTS,), expert, dtype=torch.int32)))]
+    return [expert] * EXPERTS
+
+
+def _play_kernels(bench: Bench, found: Program) -> Play:
+    desk, expert, due = _desk(bench), 0, []
+    for step in found.steps:
+        stuck = attempt(partial(desk.do, step.op, *step.args), StreamTimeout)
+        demand("G3", not stuck, f"{step} waits for a stream that is held: {stuck}")
+        if step.op == "feed":
+            expert = int(step.args[0])
+        elif step.op != "hold":
+            due.append((step, _due(str(step.args[0]), expert)))
+        yield NEXT
+    desk.let_go()
+    bench.drain()
+    for (step, wanted), row in zip(due, desk.rows, strict=True):
+        demand("G3", row.tolist() == wanted, f"{step} leaves {row.tolist()}, not {wanted}")
+
+
+FOLLOWING = Property(
+    name="kernels-follow-their-stream",
+    family="kernels",
+    clauses=("G3",),
+    claim="A kernel reads its tensors when the stream comes to it, replayed or not, and the host "
+    "never waits.",
+    programs=_kernel_programs,
+    play=_play_kernels,
+)

@@ -1,0 +1,263 @@
+"""Family *kernels*: tables and batches as large as those of real models.
+
+A kernel that is right for three experts may be wrong for 257: it works in blocks, and searches in
+powers of two. Each case plays every size below; what is drawn is what stands in the tables.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, equal, told
+from equipoise.hal.conformance.fixtures import routing_tables
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.routing import (
+    SHARE_ONE,
+    RoutingTable,
+    build_table,
+    count_experts,
+    route_apportioned,
+    route_hashed,
+    solve_cumulative,
+)
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
+from equipoise.hal.stream import Role, Stream
+
+FAMILY = "kernels"
+MODELS = (
+    # experts, slots, ranks, layers, tokens
+    (257, 297, 33, 3, 4097),
+    (384, 512, 2, 2, 16385),
+    (8, 66, 3, 61, 1025),
+    (128, 130, 65, 1, 2047),
+)
+"""Experts beyond a block of 256, tens of ranks, slots and layers; batches beyond a block."""
+TOP_K = 8
+SHARED = 3
+"""Experts of the longest runs: spare slots go to the first ones, so that some runs are long."""
+LENGTHS = (1023, 4096, 65_537, (1 << 20) + 1, (4 << 20) - 1)
+"""Bytes that are summed: powers of two, a copy's chunk, and neighbours."""
+
+
+def _programs(_: Traits) -> st.SearchStrategy[Program]:
+    """`model(experts, slots, ranks, layers, tokens, key)` of every kind; `key` draws the rest."""
+    return st.integers(0, 255).map(
+        lambda key: program([Step("model", (*shape, key)) for shape in MODELS])
+    )
+
+
+def _drawn(key: int, *more: int) -> torch.Generator:
+    """Random numbers of a step: the same ones on every machine."""
+    seed = 0
+    for number in (key, *more):
+        seed = seed * 1009 + number + 1
+    return torch.Generator().manual_seed(seed)
+
+
+@lru_cache(maxsize=256)
+def _table(experts: int, slots: int, key: int, layer: int) -> RoutingTable:
+    """Every expert has a slot, some have many; shares as drawn, of which some are 0."""
+    drawn = _drawn(key, experts, layer)
+    spare = torch.randint(0, SHARED, (slots - experts,), generator=drawn)
+    held = torch.cat([torch.arange(experts), spare])[torch.randperm(slots, generator=drawn)]
+    weights = torch.randint(0, 4, (slots,), generator=drawn)
+    shares = torch.zeros(slots, dtype=torch.int64)
+    for expert in range(experts):
+        run = (held == expert).nonzero()[:, 0]
+        parts = weights[run] if int(weights[run].sum()) else torch.ones_like(run)
+        ends = SHARE_ONE * parts.cumsum(0) // parts.sum()
+        shares[run] = ends.diff(prepend=ends.new_zeros(1))
+    return build_table(held.int(), shares.int(), experts)
+
+
+def update(layers: Sequence[int], made: Sequence[RoutingTable]) -> TableUpdate:
+    """What installs these tables as those of these layers, in one commit."""
+    return TableUpdate(
+        tuple(layers),
+        torch.stack([table.start for table in made]),
+        torch.stack([table.replicas for table in made]),
+        torch.stack([table.cumulative for table in made]),
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Tables of one size on the device, and the same ones on the host, by layer."""
+
+    bench: Bench
+    stream: Stream
+    live: Tables
+    known: dict[int, RoutingTable]
+    key: int
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.bench.accelerator.kernels
+
+    def install(self, layers: Sequence[int], key: int) -> None:
+        """New tables of these layers, in one commit."""
+        slots, experts = self.live.slots, self.live.experts
+        self.known.update({layer: _table(experts, slots, key, layer) for layer in layers})
+        made = update(layers, [self.known[layer] for layer in layers])
+        self.kernels.commit_tables(made, self.live, self.stream)
+        self.bench.drain(self.stream)
+
+    def installed(self) -> None:
+        """Every layer's live set holds its own tables, and its word has gone on."""
+        words = told(self.live.generation).tolist()
+        for layer, table in self.known.items():
+            for name in ("start", "replicas", "cumulative"):
+                found = told(getattr(self.live, name))[words[layer] & 1, layer]
+                what = f"{name} of layer {layer} of {self.live.layers}, generation {words[layer]}"
+                equal("G10", found, getattr(table, name), what)
+
+    def route(self, layer: int, tokens: int) -> None:
+        """Every kernel over one batch."""
+        bench, experts, table = self.bench, self.live.experts, self.known[layer]
+        drawn = _drawn(self.key, tokens, layer)
+        ids = torch.randint(-1, experts + 1, (tokens,), generator=drawn, dtype=torch.int32)
+        near, salt = bench.of(ids), Salt(layer % 5, layer, self.key)
+        rows = torch.tensor([tokens // TOP_K - 1], dtype=torch.int32)
+        place = (salt.rank, salt.layer, salt.step)
+        launches: dict[
+            str, tuple[Callable[[routing_tables.Routed], None], tuple[Tensor, Tensor]]
+        ] = {
+            "hashed": (
+                lambda out: self.kernels.route_and_count(
+                    near, self.live, salt, out.slots, out.counts, self.stream
+                ),
+                route_hashed(ids, table, *place),
+            ),
+            "apportioned": (
+                lambda out: self.kernels.route_apportioned(
+                    near, self.live, bench.of(table.cumulative), salt, *_parts(out), self.stream
+                ),
+                route_apportioned(ids, table, salt.rank, salt.layer),
+            ),
+        }
+        for name, (launch, due) in launches.items():
+            self.judge("G4", name, launch, ids, due)
+        for rule, reference in (
+            (RowHash(TOP_K, bench.of(rows)), RowHash(TOP_K, rows)),
+            (BlockTurns(self.key % 7), BlockTurns(self.key % 7)),
+        ):
+            launch = partial(self.by_rule, rule, near, layer)
+            self.judge("G8", str(reference), launch, ids, route_by_rule(ids, table, reference))
+
+    def by_rule(self, rule: Rule, ids: Tensor, layer: int, out: routing_tables.Routed) -> None:
+        """One pass."""
+        self.kernels.route_by_rule(rule, ids, self.live, layer, *_parts(out), self.stream)
+
+    def judge(
+        self,
+        clause: str,
+        name: str,
+        launch: Callable[[routing_tables.Routed], None],
+        ids: Tensor,
+        due: tuple[Tensor, Tensor],
+    ) -> None:
+        """Launch, and compare."""
+        out = routing_tables.routed(self.bench, ids.numel(), self.live.experts)
+        launch(out)
+        self.bench.drain(self.stream)
+        what = (
+            f"{name}, {ids.numel()} ids of {self.live.experts} experts in {self.live.slots} slots"
+        )
+        equal(clause, out.slots, due[0], f"{what}: slots")
+        equal(clause, out.counts, due[1], f"{what}: counts")
+
+    def count_and_solve(self, layer: int, tokens: int) -> None:
+        """Counts of a skewed batch, and the shares that level them."""
+        experts = self.live.experts
+        drawn = _drawn(self.key, tokens, layer, 1)
+        ids = (torch.rand(tokens, generator=drawn) ** 3 * experts).int()
+        out = self.bench.empty((experts,), torch.int32)
+        self.kernels.count(self.bench.of(ids), out, self.stream)
+        load = count_experts(ids, experts).long()
+        shares = self.bench.empty((self.live.slots,), torch.int32)
+        given = self.bench.of(load)
+        self.kernels.solve_shares(given, self.live, layer, shares, self.stream)
+        self.bench.drain(self.stream)
+        what = f"{tokens} ids of {experts} experts"
+        equal("G4", out, load.int(), f"count of {what}")
+        due = solve_cumulative(load, self.known[layer], self.live.ranks)
+        equal("G4", shares, due, f"shares for {what} on {self.live.ranks} ranks")
+
+
+def _parts(out: routing_tables.Routed) -> tuple[Tensor, Tensor]:
+    return out.slots, out.counts
+
+
+def _play(bench: Bench, found: Program) -> Play:
+    """A commit of all layers, one of some, in no order; then batches on the last and the first."""
+    stream = bench.accelerator.stream(Role.COMPUTE)
+    for step in found.steps:
+        experts, slots, ranks, layers, tokens, key = (int(number) for number in step.args)
+        live = routing_tables.tables(bench, layers, experts, slots, ranks)
+        model = _Model(bench, stream, live, {}, key)
+        everyone = torch.randperm(layers, generator=_drawn(key, layers)).tolist()
+        model.install(everyone, key)
+        model.install(everyone[: (layers + 1) // 2], key + 1)
+        model.installed()
+        for layer in {everyone[0], everyone[-1]}:
+            model.route(layer, tokens)
+            model.count_and_solve(layer, tokens)
+            yield NEXT
+
+
+def _lengths(_: Traits) -> st.SearchStrategy[Program]:
+    return st.integers(0, 255).map(
+        lambda key: program([Step("checksum", (length, key)) for length in LENGTHS])
+    )
+
+
+def random_bytes(length: int, key: int) -> Tensor:
+    """uint8 [length], the same ones on every machine."""
+    return torch.randint(0, 256, (length,), generator=_drawn(key, length), dtype=torch.uint8)
+
+
+@lru_cache(maxsize=64)
+def _sum(length: int, key: int) -> int:
+    return as_int64(checksum(random_bytes(length, key)))
+
+
+def _play_lengths(bench: Bench, found: Program) -> Play:
+    stream, seen = bench.accelerator.stream(Role.COMPUTE), []
+    for step in found.steps:
+        length, key = (int(number) for number in step.args)
+        data, out = bench.of(random_bytes(length, key)), bench.empty((1,), torch.int64)
+        bench.accelerator.kernels.checksum(data, out, stream)
+        seen.append((length, key, data, out))
+        yield NEXT
+    bench.drain(stream)
+    for length, key, _, out in seen:
+        demand("G4", int(told(out)) == _sum(length, key), f"the checksum of {length} bytes")
+
+
+SIZES = (
+    Property(
+        name="kernels-equal-the-reference-at-the-sizes-of-models",
+        family=FAMILY,
+        clauses=("G4", "G8", "G10"),
+        claim="Hundreds of experts, tens of ranks, updates of many layers, thousands of tokens.",
+        programs=_programs,
+        play=_play,
+        large=True,
+    ),
+    Property(
+        name="checksums-equal-the-reference-at-any-length",
+        family=FAMILY,
+        clauses=("G4",),
+        claim="So do checksums of megabytes, at chunk borders and beside them.",
+        programs=_lengths,
+        play=_play_lengths,
+        large=True,
+    ),
+)

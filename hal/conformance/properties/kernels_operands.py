@@ -1,0 +1,261 @@
+"""Family *kernels*: what kernels are given, and when they take it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, equal, told
+from equipoise.hal.conformance.fixtures import routing_tables
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties.kernels_large import update
+from equipoise.hal.conformance.property import Property, Traits, a_held_stream
+from equipoise.hal.errors import KernelError
+from equipoise.hal.kernels import Kernels, Salt, Tables
+from equipoise.hal.routing_rules import BlockTurns, RowHash
+from equipoise.hal.stream import Role, Stream
+
+FAMILY = "kernels"
+LAYERS, EXPERTS, TOKENS = 2, 3, 4
+HELD = (0, 1, 2, 0)
+SLOTS = len(HELD)
+BEFORE = -7
+"""What outputs hold before, and must hold after a call that was refused."""
+
+
+@dataclass
+class _Desk:
+    """Tables of two layers, and operands, of which each call gets one that does not fit."""
+
+    bench: Bench
+    live: Tables
+    outputs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.bench.accelerator.kernels
+
+    @property
+    def stream(self) -> Stream:
+        return self.bench.accelerator.stream(Role.COMPUTE)
+
+    def ids(self, count: int = TOKENS, dtype: torch.dtype = torch.int32) -> Tensor:
+        return self.bench.filled((count,), 1, dtype)
+
+    def out(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """An output that a call which is refused leaves alone."""
+        self.outputs.append(self.bench.filled((count,), BEFORE, dtype))
+        return self.outputs[-1]
+
+    def route(
+        self,
+        ids: Tensor | None = None,
+        slots: Tensor | None = None,
+        counts: Tensor | None = None,
+        layer: int = 0,
+    ) -> None:
+        """A hashed pass."""
+        self.kernels.route_and_count(
+            self.ids() if ids is None else ids,
+            self.live,
+            Salt(0, layer, 0),
+            self.out(TOKENS) if slots is None else slots,
+            self.out(EXPERTS) if counts is None else counts,
+            self.stream,
+        )
+
+    def apportion(self, cumulative: Tensor, layer: int = 0, ids: Tensor | None = None) -> None:
+        given = self.ids() if ids is None else ids
+        slots, counts = self.out(TOKENS), self.out(EXPERTS)
+        self.kernels.route_apportioned(
+            given, self.live, cumulative, Salt(0, layer, 0), slots, counts, self.stream
+        )
+
+    def by_rule(self, ids: Tensor, layer: int = 0, rows: Tensor | None = None) -> None:
+        rule = BlockTurns(0) if rows is None else RowHash(1, rows)
+        slots, counts = self.out(TOKENS), self.out(EXPERTS)
+        self.kernels.route_by_rule(rule, ids, self.live, layer, slots, counts, self.stream)
+
+    def solve(
+        self, counts: Tensor | None = None, out: Tensor | None = None, layer: int = 0
+    ) -> None:
+        load = self.bench.filled((EXPERTS,), 1, torch.int64) if counts is None else counts
+        shares = self.out(SLOTS) if out is None else out
+        self.kernels.solve_shares(load, self.live, layer, shares, self.stream)
+
+    def commit(self, layers: tuple[int, ...], **parts: Tensor) -> None:
+        table = routing_tables.table(HELD, [1] * SLOTS)
+        made = replace(update(range(len(layers)), [table] * len(layers)), layers=layers, **parts)
+        self.kernels.commit_tables(made, self.live, self.stream)
+
+    def strided(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """A column: every second element."""
+        return self.bench.filled((2 * count,), 1, dtype)[::2]
+
+    def strided_out(self, count: int) -> Tensor:
+        return self.out(2 * count)[::2]
+
+
+WIDE = torch.int64
+ROUTES: Mapping[str, Callable[[_Desk], object]] = {
+    "ids_of_strides": lambda d: d.route(ids=d.strided(TOKENS)),
+    "wide_ids": lambda d: d.route(ids=d.ids(dtype=WIDE)),
+    "ids_of_rows": lambda d: d.route(ids=d.ids().view(2, 2)),
+    "slots_of_strides": lambda d: d.route(slots=d.strided_out(TOKENS)),
+    "wide_slots": lambda d: d.route(slots=d.out(TOKENS, WIDE)),
+    "too_few_slots": lambda d: d.route(slots=d.out(TOKENS - 1)),
+    "too_many_slots": lambda d: d.route(slots=d.out(TOKENS + 1)),
+    "wide_counts": lambda d: d.route(counts=d.out(EXPERTS, WIDE)),
+    "too_few_counts": lambda d: d.route(counts=d.out(EXPERTS - 1)),
+    "too_many_counts": lambda d: d.route(counts=d.out(EXPERTS + 1)),
+    "layer_behind_the_last": lambda d: d.route(layer=LAYERS),
+    "layer_below_the_first": lambda d: d.route(layer=-1),
+    "shares_of_strides": lambda d: d.apportion(d.strided(SLOTS)),
+    "too_few_shares": lambda d: d.apportion(d.ids(SLOTS - 1)),
+    "apportioned_ids_of_strides": lambda d: d.apportion(d.ids(SLOTS), ids=d.strided(TOKENS)),
+    "apportioned_layer_behind_the_last": lambda d: d.apportion(d.ids(SLOTS), layer=LAYERS),
+    "ruled_ids_of_strides": lambda d: d.by_rule(d.strided(TOKENS)),
+    "ruled_layer_behind_the_last": lambda d: d.by_rule(d.ids(), layer=LAYERS),
+    "wide_rows": lambda d: d.by_rule(d.ids(), rows=d.ids(1, WIDE)),
+}
+COUNTS: Mapping[str, Callable[[_Desk], object]] = {
+    "counted_ids_of_strides": lambda d: d.kernels.count(
+        d.strided(TOKENS), d.out(EXPERTS), d.stream
+    ),
+    "counted_wide_ids": lambda d: d.kernels.count(d.ids(dtype=WIDE), d.out(EXPERTS), d.stream),
+    "count_into_strides": lambda d: d.kernels.count(d.ids(), d.strided_out(EXPERTS), d.stream),
+    "narrow_load": lambda d: d.solve(counts=d.ids(EXPERTS)),
+    "load_of_strides": lambda d: d.solve(counts=d.strided(EXPERTS, WIDE)),
+    "too_short_load": lambda d: d.solve(counts=d.ids(EXPERTS - 1, WIDE)),
+    "solve_into_too_little": lambda d: d.solve(out=d.out(SLOTS - 1)),
+    "solve_into_strides": lambda d: d.solve(out=d.strided_out(SLOTS)),
+    "solved_layer_behind_the_last": lambda d: d.solve(layer=LAYERS),
+    "sum_into_narrow": lambda d: d.kernels.checksum(d.ids(), d.out(1), d.stream),
+    "sum_into_too_much": lambda d: d.kernels.checksum(d.ids(), d.out(2, WIDE), d.stream),
+    "sum_of_strides": lambda d: d.kernels.checksum(d.strided(TOKENS), d.out(1, WIDE), d.stream),
+}
+COMMITS: Mapping[str, Callable[[_Desk], object]] = {
+    "commit_of_a_layer_twice": lambda d: d.commit((0, 0)),
+    "commit_behind_the_last_layer": lambda d: d.commit((0, LAYERS)),
+    "commit_below_the_first_layer": lambda d: d.commit((0, -1)),
+    "commit_of_too_few_rows": lambda d: d.commit(
+        (0, 1), start=torch.zeros((1, EXPERTS + 1), dtype=torch.int32)
+    ),
+    "commit_of_other_slots": lambda d: d.commit(
+        (0,), replicas=torch.zeros((1, SLOTS + 1), dtype=torch.int32)
+    ),
+    "commit_of_wide_shares": lambda d: d.commit(
+        (0,), cumulative=torch.zeros((1, SLOTS), dtype=WIDE)
+    ),
+}
+CALLS = {**ROUTES, **COUNTS, **COMMITS}
+"""One operand each that does not fit."""
+MANY = 8
+"""Calls of a program: few programs are played, and each call is to be in some of them."""
+
+
+def _programs(_: Traits) -> st.SearchStrategy[Program]:
+    calls = st.lists(st.sampled_from(sorted(CALLS)), min_size=MANY, max_size=MANY, unique=True)
+    return calls.map(lambda names: program(map(Step, names)))
+
+
+def _desk(bench: Bench) -> _Desk:
+    return _Desk(bench, routing_tables.tables(bench, LAYERS, EXPERTS, SLOTS, 1))
+
+
+def _play(bench: Bench, found: Program) -> Play:
+    desk = _desk(bench)
+    desk.commit((0, 1))
+    bench.drain(desk.stream)
+    before = _held(desk.live)
+    for step in found.steps:
+        refusal = attempt(partial(CALLS[step.op], desk), Exception)
+        named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
+        demand("G11", isinstance(refusal, KernelError), f"{step} raised {named}, not a KernelError")
+        yield NEXT
+    bench.drain(desk.stream)
+    touched = [k for k, out in enumerate(desk.outputs) if bool((told(out) != BEFORE).any())]
+    demand("G11", not touched, "a refused call wrote to its output")
+    for name, part in _held(desk.live).items():
+        equal("G11", part, before[name], f"{name} of the tables after refused calls")
+
+
+def _held(live: Tables) -> dict[str, Tensor]:
+    names = ("generation", "start", "replicas", "cumulative")
+    return {name: told(getattr(live, name)).clone() for name in names}
+
+
+def _taken(_: Traits) -> st.SearchStrategy[Program]:
+    """Which part of an update its owner scribbles on before the stream comes to the commit."""
+    parts = st.sampled_from(("start", "replicas", "cumulative"))
+    return parts.map(lambda name: program([Step("scribble", (name,))]))
+
+
+def _play_taken(bench: Bench, found: Program) -> Play:
+    desk = _desk(bench)
+    table = routing_tables.table(HELD, [1] * SLOTS)
+    made = update([1], [table])
+    # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
+    desk.kernels.warm(desk.live, desk.stream)
+    bench.drain(desk.stream)
+    let_go = bench.hold(desk.stream)
+    desk.kernels.commit_tables(made, desk.live, desk.stream)
+    yield NEXT
+    getattr(made, str(found.steps[0].args[0])).fill_(BEFORE)
+    let_go()
+    bench.drain(desk.stream)
+    for name in ("start", "replicas", "cumulative"):
+        seen = told(getattr(desk.live, name))[1, 1]
+        equal("G10", seen, getattr(table, name), f"{name}, of an update that was changed later")
+
+
+def _unsolved(_: Traits) -> st.SearchStrategy[Program]:
+    return st.integers(0, LAYERS - 1).map(lambda layer: program([Step("solve", (layer,))]))
+
+
+def _play_unsolved(bench: Bench, found: Program) -> Play:
+    """Before the first commit, and then on the one layer that has no tables still."""
+    desk, layer = _desk(bench), int(found.steps[0].args[0])
+    for committed in (False, True):
+        if committed:
+            desk.commit((1 - layer,))
+        out = desk.out(SLOTS)
+        failed = attempt(partial(desk.solve, out=out, layer=layer))
+        demand("G12", not failed, f"solving a layer without tables raised {failed!r}")
+        yield NEXT
+        stuck = attempt(partial(bench.drain, desk.stream), Exception)
+        demand("G12", not stuck, f"solving a layer without tables failed its stream: {stuck!r}")
+        left = told(out).tolist()
+        demand("G12", left == [BEFORE] * SLOTS, f"shares of a layer without tables are {left}")
+
+
+OPERANDS = (
+    Property(
+        name="an-operand-that-does-not-fit-changes-nothing",
+        family=FAMILY,
+        clauses=("G11",),
+        claim="A kernel with one bad operand raises KernelError, and nothing else happens.",
+        programs=_programs,
+        play=_play,
+    ),
+    Property(
+        name="an-update-of-tables-is-taken-at-the-call",
+        family=FAMILY,
+        clauses=("G10",),
+        claim="What becomes of an update behind the call is nothing to its commit.",
+        programs=_taken,
+        play=_play_taken,
+        needs=a_held_stream,
+    ),
+    Property(
+        name="shares-of-a-layer-without-tables-are-left-alone",
+        family=FAMILY,
+        clauses=("G12",),
+        claim="Solving ahead of the first commit writes nothing, and fails no stream.",
+        programs=_unsolved,
+        play=_play_unsolved,
+    ),
+)

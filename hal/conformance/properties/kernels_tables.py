@@ -1,0 +1,315 @@
+"""Family *kernels*: tables that change while somebody reads them.
+
+Family *kernels*: tables and weights of a layer change together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, told
+from equipoise.hal.conformance.fixtures import routing_tables
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.routing import RoutingTable, route_hashed
+from equipoise.hal.routing_rules import BlockTurns, route_by_block_turns
+from equipoise.hal.slots import Segment, SlotLayout, SlotStore
+from equipoise.hal.stream import Event, Role, Stream
+
+FAMILY = "kernels"
+PLACEMENTS = ((0, 0, 0, 1), (1, 1, 1, 0), (1, 0, 0, 1))
+"""No two have an array of the table in common."""
+WEIGHTS = ((1, 1, 1, 1), (1, 2, 3, 4), (4, 3, 2, 1))
+EXPERTS, SLOTS, TABLE_TOKENS = 2, 4, 32
+SALT = Salt(rank=0, layer=0, step=0)
+RULE = BlockTurns(offset=0)
+MAX_TABLE_STEPS = 7
+
+
+@cache
+def _table(kind: int) -> RoutingTable:
+    return routing_tables.table(PLACEMENTS[kind], WEIGHTS[kind])
+
+
+def _table_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Commits of one of the tables, and reads; the first is a commit."""
+    kind = st.integers(0, len(PLACEMENTS) - 1)
+    commit = kind.map(lambda kind: Step("commit", (kind,)))
+    steps = st.lists(st.one_of(commit, st.just(Step("read"))), max_size=MAX_TABLE_STEPS)
+    return st.builds(lambda first, rest: program([first, *rest]), commit, steps)
+
+
+@dataclass
+class _Desk:
+    """Commits on one stream, reads on another.
+
+    A read may run beside one commit, never beside two: the second one fills the set that the read
+    has chosen. So a read comes after the commits issued before it, and a commit after the reads
+    that were issued before the commit before it.
+    """
+
+    bench: Bench
+    live: Tables
+    read_by: Event | None = None
+    committed: Event | None = None
+    kept: list[object] = field(default_factory=list)
+
+    def commit(self, kind: int) -> None:
+        copy, compute = (self.bench.accelerator.stream(role) for role in (Role.COPY, Role.COMPUTE))
+        if self.read_by is not None:
+            copy.wait(self.read_by)
+        self.read_by = self.bench.accelerator.event()
+        compute.record(self.read_by)
+        made = routing_tables.update(0, _table(kind))
+        self.kept.append(made)
+        self.bench.accelerator.kernels.commit_tables(made, self.live, copy)
+        self.committed = self.bench.accelerator.event()
+        copy.record(self.committed)
+
+    def read(self, how: "Read") -> Tensor:
+        compute = self.bench.accelerator.stream(Role.COMPUTE)
+        if self.committed is not None:
+            compute.wait(self.committed)
+        self.bench.disturb(compute)
+        return how(self)
+
+
+Read = Callable[[_Desk], Tensor]
+"""Launches a read on the compute stream; where its result will stand."""
+
+
+def _look(desk: _Desk) -> Tensor:
+    """Do as a routing kernel does: take the word once, then the arrays of its set."""
+    bench, live = desk.bench, desk.live
+    parts = (live.start, live.replicas, live.cumulative)
+    out = bench.empty((EXPERTS + 1 + 2 * SLOTS,), torch.int32)
+
+    def program() -> None:
+        word = live.generation[:1] & 1
+        torch.cat([part[:, 0].index_select(0, word)[0] for part in parts], out=out)
+
+    bench.accelerator.stream(Role.COMPUTE).launch(program)
+    return out
+
+
+@cache
+def _looked(kind: int) -> tuple[int, ...]:
+    """What a look at these tables sees."""
+    made = _table(kind)
+    return tuple(torch.cat([made.start, made.replicas, made.cumulative]).tolist())
+
+
+def _ids() -> Tensor:
+    return torch.arange(TABLE_TOKENS, dtype=torch.int32) % EXPERTS
+
+
+def _route(desk: _Desk) -> Tensor:
+    bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
+    ids = bench.of(_ids())
+    out = routing_tables.route(bench, ids, desk.live, SALT, stream)
+    desk.kept += [ids, out]  # a kernel owns nothing: what it counts lands here, too
+    return out.slots
+
+
+@cache
+def _routed(kind: int) -> tuple[int, ...]:
+    """Where these tables send the tokens."""
+    return tuple(route_hashed(_ids(), _table(kind), SALT.rank, SALT.layer, SALT.step)[0].tolist())
+
+
+def _route_by_rule(desk: _Desk) -> Tensor:
+    bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
+    ids, out = bench.of(_ids()), routing_tables.routed(bench, TABLE_TOKENS, EXPERTS)
+    bench.accelerator.kernels.route_by_rule(
+        RULE, ids, desk.live, SALT.layer, out.slots, out.counts, stream
+    )
+    desk.kept += [ids, out]
+    return out.slots
+
+
+@cache
+def _ruled(kind: int) -> tuple[int, ...]:
+    """Where the rule sends the tokens by these tables."""
+    return tuple(route_by_block_turns(_ids(), _table(kind), RULE)[0].tolist())
+
+
+def _play_commits(
+    bench: Bench, found: Program, clause: str, read: Read, due: Callable[[int], tuple[int, ...]]
+) -> Play:
+    desk = _Desk(bench, routing_tables.tables(bench, 1, EXPERTS, SLOTS, 1))
+    reads: list[tuple[int, Tensor]] = []
+    kinds: list[int] = []
+    for step in found.steps:
+        if step.op == "commit":
+            kinds.append(int(step.args[0]))
+            desk.commit(kinds[-1])
+        else:
+            reads.append((len(kinds) - 1, desk.read(read)))
+        yield NEXT
+    bench.drain()
+    for number, (latest, seen) in enumerate(reads):
+        allowed = {due(kind) for kind in kinds[latest : latest + 2]}
+        what = f"read {number} comes after commit {latest}, beside at most the next: it sees"
+        demand(clause, tuple(seen.tolist()) in allowed, f"{what} {seen.tolist()}, not {allowed}")
+
+
+def _play_looks(bench: Bench, found: Program) -> Play:
+    return _play_commits(bench, found, "G2", _look, _looked)
+
+
+def _play_routes(bench: Bench, found: Program) -> Play:
+    return _play_commits(bench, found, "G1", _route, _routed)
+
+
+def _play_rules(bench: Bench, found: Program) -> Play:
+    return _play_commits(bench, found, "G1", _route_by_rule, _ruled)
+
+
+COMMITTED = Property(
+    name="a-commit-of-tables-writes-the-word-last",
+    family=FAMILY,
+    clauses=("G2",),
+    claim="Who takes the word and reads its set finds the tables of one commit, whole.",
+    programs=_table_programs,
+    play=_play_looks,
+)
+ONE_GENERATION = Property(
+    name="a-routing-pass-reads-one-generation",
+    family=FAMILY,
+    clauses=("G1",),
+    claim="A routing pass beside a commit routes by the old tables or by the new ones.",
+    programs=_table_programs,
+    play=_play_routes,
+)
+ONE_GENERATION_BY_RULE = Property(
+    name="a-pass-by-a-rule-reads-one-generation",
+    family=FAMILY,
+    clauses=("G1",),
+    claim="So does a pass by another engine's rule.",
+    programs=_table_programs,
+    play=_play_rules,
+)
+
+
+WEIGHT_EXPERTS, WEIGHT_SLOTS, SLOT_BYTES, WEIGHT_TOKENS = 2, 3, 8, 8
+FIRST = (0, 1, 0)
+"""Placement at the beginning."""
+MAX_WEIGHT_STEPS = 8
+
+
+def _weight_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """New placements, committed on the reader's own stream or on another, and reads."""
+    placement = st.lists(
+        st.integers(0, WEIGHT_EXPERTS - 1), min_size=WEIGHT_SLOTS, max_size=WEIGHT_SLOTS
+    )
+    role = st.sampled_from((Role.COMPUTE.value, Role.COPY.value))
+    place = st.builds(lambda role, held: Step("place", (role, *held)), role, placement)
+    steps = st.lists(st.one_of(place, st.just(Step("read"))), min_size=2, max_size=MAX_WEIGHT_STEPS)
+    return steps.map(lambda drawn: program(filter(_complete, drawn)))
+
+
+def _complete(step: Step) -> bool:
+    """Whether every expert has a slot."""
+    return step.op == "read" or len(set(step.args[1:])) == WEIGHT_EXPERTS
+
+
+@dataclass
+class _Layer:
+    """Weights and tables of a layer on one rank; expert e's weights are e + 1 in every byte."""
+
+    bench: Bench
+    weights: Tensor
+    store: SlotStore
+    live: Tables
+    ids: Tensor
+    held: list[int] = field(default_factory=lambda: list(FIRST))
+    kept: list[object] = field(default_factory=list)
+
+    def stream(self, role: str) -> Stream:
+        return self.bench.accelerator.stream(Role(role))
+
+    def place(self, role: str, *held: int) -> Play:
+        """Commit the slots that change, and the tables, between two reads."""
+        stream, compute = self.stream(role), self.stream(Role.COMPUTE)
+        moved = [slot for slot in range(WEIGHT_SLOTS) if held[slot] != self.held[slot]]
+        blob = self.bench.of(_weights(held)[moved]).reshape(-1)
+        self.kept.append(blob)
+        self.store.unpack(blob, range(len(moved)), stream)
+        self.behind(stream, compute)
+        yield NEXT
+        self.store.commit(list(enumerate(moved)), stream)
+        yield NEXT
+        self.tables(held, stream)
+        self.behind(compute, stream)
+        self.held = list(held)
+
+    def tables(self, held: tuple[int, ...], stream: Stream) -> None:
+        made = routing_tables.update(0, routing_tables.table(held, [1] * WEIGHT_SLOTS))
+        self.kept.append(made)
+        self.bench.accelerator.kernels.commit_tables(made, self.live, stream)
+
+    def behind(self, later: Stream, earlier: Stream) -> None:
+        """What is launched on `later` from now on comes after what is on `earlier`."""
+        if later is not earlier:
+            event = self.bench.accelerator.event()
+            earlier.record(event)
+            later.wait(event)
+
+    def read(self) -> Tensor:
+        """Route, then read a byte of the slot that each token is sent to."""
+        compute = self.stream(Role.COMPUTE)
+        out = routing_tables.route(self.bench, self.ids, self.live, Salt(0, 0, 0), compute)
+        seen = self.bench.empty((WEIGHT_TOKENS, SLOT_BYTES))
+        self.kept.append(out)
+
+        def program() -> None:
+            slots = out.slots.long().clamp(0, WEIGHT_SLOTS - 1)
+            torch.index_select(self.weights, 0, slots, out=seen)
+
+        compute.launch(program)
+        return seen
+
+
+def _weights(held: tuple[int, ...]) -> Tensor:
+    """uint8 [len(held), SLOT_BYTES]."""
+    return torch.tensor(held, dtype=torch.uint8)[:, None].add(1).repeat(1, SLOT_BYTES)
+
+
+def _layer(bench: Bench) -> _Layer:
+    weights = bench.of(_weights(FIRST))
+    layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=WEIGHT_SLOTS)
+    live = routing_tables.tables(bench, 1, WEIGHT_EXPERTS, WEIGHT_SLOTS, 1)
+    ids = bench.of(torch.arange(WEIGHT_TOKENS, dtype=torch.int32) % WEIGHT_EXPERTS)
+    layer = _Layer(bench, weights, bench.accelerator.slot_store(layout), live, ids)
+    layer.tables(FIRST, layer.stream(Role.COMPUTE))
+    return layer
+
+
+def _play_weights(bench: Bench, found: Program) -> Play:
+    layer, reads = _layer(bench), []
+    for step in found.steps:
+        if step.op == "read":
+            reads.append(layer.read())
+        else:
+            yield from layer.place(str(step.args[0]), *(int(held) for held in step.args[1:]))
+        yield NEXT
+    bench.drain()
+    due = (told(layer.ids) + 1).to(torch.uint8)
+    for number, seen in enumerate(reads):
+        wrong = (told(seen) != due[:, None]).any(1).nonzero().flatten().tolist()
+        demand("V3", not wrong, f"read {number}: tokens {wrong} find another expert's weights")
+
+
+TOGETHER = Property(
+    name="no-token-finds-another-experts-weights",
+    family="kernels",
+    clauses=("V3",),
+    claim="Between two reads, a layer's slots and its tables change together.",
+    programs=_weight_programs,
+    play=_play_weights,
+)

@@ -1,0 +1,216 @@
+"""Families *shapes* and *progress*: what travels is as large, and as much, as in real models.
+
+Libraries choose other algorithms and protocols by size, and cut what is long into chunks.
+"""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.conformance.context import NEXT, Bench, Play, equal, finish
+from equipoise.hal.conformance.fixtures.collectives import (
+    BETWEEN,
+    MOVES,
+    SUMS,
+    Call,
+    Plain,
+    dtype_of,
+    expect,
+    fly,
+    name_of,
+)
+from equipoise.hal.conformance.fixtures.comm_operations import Transfer, company, issue, land
+from equipoise.hal.conformance.fixtures.strategies import few, movable, summable
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties.kernels_large import random_bytes
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+
+MOVED = (65_537, (1 << 20) + 1)
+"""Elements of one byte that a rank gives."""
+SUMMED = (4095, 65_536, (1 << 18) + 1)
+"""Elements of a sum."""
+ROWS, ROW = 4099, 5
+"""Rows of an uneven all-to-all that one rank gives, and bytes of each."""
+MESSAGES = (65_535, (1 << 20) + 1, (4 << 20) + 3)
+"""Bytes of a message, and of a blob."""
+IN_FLIGHT = 130
+"""Messages of one rank to another before any is waited for."""
+
+
+def _values(call: Call, giver: int, taker: int) -> Tensor:
+    """Any bytes where they are moved, small numbers where they are added."""
+    key = 97 * call.key + 13 * giver + taker
+    count = torch.Size(call.shape).numel()
+    if call.op in SUMS:
+        return (random_bytes(count, key) % 16).to(call.dtype)
+    return random_bytes(count, key).view(call.dtype).view(call.shape)
+
+
+def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
+    """`operation(key)` of every kind, each at every size; `key` draws what is given."""
+
+    def made(size: int, key: int) -> Program:
+        ops = [op for op in (*MOVES, *SUMS) if size > 1 or op not in BETWEEN]
+        kinds = {"moved": movable(traits)[:1], "summed": summable(traits)[:2]}
+        names = {name: "+".join(map(name_of, some)) for name, some in kinds.items()}
+        return program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
+
+    return st.builds(made, few(traits), st.integers(0, 255))
+
+
+def _calls(found: Program, step: Step) -> list[Call]:
+    """What a step stands for: every declared dtype, at every size."""
+    sums = step.op in SUMS
+    names = str(found.setting("summed" if sums else "moved")).split("+")
+    (key,) = (int(number) for number in step.args)
+    source = key % found.size if step.op == "broadcast" else 0
+    return [
+        Call(step.op, dtype_of(name), (count,), source, key)
+        for name in names
+        if name
+        for count in (SUMMED if sums else MOVED)
+    ]
+
+
+def _play_collectives(bench: Bench, found: Program) -> Play:
+    """One after another; compared in the end, so that who sees a mistake leaves nobody alone."""
+    group = yield from bench.communicator()
+    flights = []
+    for step in found.steps:
+        for call in _calls(found, step):
+            flights += yield from fly(bench, group, [call], Plain(bench), _values)
+    expect("X4", group, flights, _values)
+
+
+def _uneven(traits: Traits) -> st.SearchStrategy[Program]:
+    """`uneven(key)`: the first rank gives nearly all of its rows to the last, others few."""
+    return st.builds(
+        lambda size, key: program([Step("uneven", (key,))], size), few(traits), st.integers(0, 255)
+    )
+
+
+def _rows(giver: int, taker: int, size: int) -> int:
+    return ROWS if (giver, taker) == (0, size - 1) else (giver + 2 * taker) % 3
+
+
+def _play_uneven(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    (key,) = (int(number) for number in found.steps[0].args)
+    size, rank = group.size, group.rank
+    sends = [_rows(rank, taker, size) for taker in range(size)]
+    receives = [_rows(giver, rank, size) for giver in range(size)]
+
+    def block(giver: int, taker: int) -> Tensor:
+        rows = _rows(giver, taker, size)
+        return random_bytes(rows * ROW, key + size * giver + taker).view(rows, ROW)
+
+    given = bench.of(torch.cat([block(rank, taker) for taker in range(size)]))
+    out = bench.empty((sum(receives), ROW))
+    yield from finish(bench, group.all_to_all_uneven(out, given, receives, sends))
+    due = torch.cat([block(giver, rank) for giver in range(size)])
+    equal("S3", out, due, f"rank {rank}: {sum(receives)} rows of {receives}")
+
+
+def _messages(traits: Traits) -> st.SearchStrategy[Program]:
+    """`message` and `exchange` of every length, from rank 0 to rank 1; `key` draws the bytes."""
+
+    def made(size: int, key: int) -> Program:
+        return program([Step("long", (length, key + k)) for k, length in enumerate(MESSAGES)], size)
+
+    return st.builds(made, few(traits), st.integers(0, 255))
+
+
+def _play_messages(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    arrived: list[tuple[Tensor, Tensor, str]] = []
+    for step in found.steps:
+        length, key = (int(number) for number in step.args)
+        message, blob = random_bytes(length, key), random_bytes(length, key + 1)
+        if group.rank == 0:
+            # Kept until they have arrived: that a message owns its buffer is judged elsewhere (K1).
+            buffer, parcel = bench.of(message), Parcel(1, bench.of(blob))
+            first = group.isend(buffer, 1)
+            second = group.exchange(Exchange((parcel,), ()))
+            for work in (first, second):
+                yield from finish(bench, work)
+        elif group.rank == 1:
+            out, part = bench.empty((length,)), bench.empty((length,))
+            first = group.irecv(out, 0)
+            second = group.exchange(Exchange((), (Parcel(0, part),)))
+            for work in (first, second):
+                yield from finish(bench, work)
+            arrived.append((out, message, f"a message of {length} bytes"))
+            arrived.append((part, blob, f"a blob of {length} bytes"))
+    for seen, due, what in arrived:
+        equal("S1", seen, due, what)
+
+
+def _crowds(traits: Traits) -> st.SearchStrategy[Program]:
+    """`crowd(count, key)`: so many messages each way, whose lengths `key` draws."""
+    return st.builds(
+        lambda size, key: program([Step("crowd", (IN_FLIGHT, key))], size),
+        few(traits),
+        st.integers(0, 255),
+    )
+
+
+def _play_crowds(bench: Bench, found: Program) -> Play:
+    """All of them in flight at once, both ways between the first two ranks."""
+    group = yield from bench.communicator()
+    count, key = (int(number) for number in found.steps[0].args)
+    transfers: list[Transfer | None] = []
+    for number in range(count):
+        length = 1 + (key + 7 * number) % 40
+        for ends in ((0, 1), (1, 0)):
+            transfers.append(issue(bench, group, Step("message", (*ends, length)), number))
+        yield NEXT
+    yield from land(bench, transfers, "P2")
+
+
+SHAPES = (
+    Property(
+        name="collectives-equal-their-definitions-at-any-size",
+        family="shapes",
+        clauses=("X4",),
+        claim="So do collectives of thousands and of millions of elements.",
+        programs=_collectives,
+        play=_play_collectives,
+        ranks=Ranks.GROUP,
+        large=True,
+    ),
+    Property(
+        name="thousands-of-uneven-rows-arrive",
+        family="shapes",
+        clauses=("S3",),
+        claim="One rank gives thousands of rows to another, and few or none to the rest.",
+        programs=_uneven,
+        play=_play_uneven,
+        ranks=Ranks.GROUP,
+        large=True,
+    ),
+    Property(
+        name="long-messages-arrive-whole",
+        family="shapes",
+        clauses=("S1",),
+        claim="Messages and blobs of megabytes arrive, at chunk borders and beside them.",
+        programs=_messages,
+        play=_play_messages,
+        needs=company,
+        ranks=Ranks.GROUP,
+        large=True,
+    ),
+)
+PROGRESS = (
+    Property(
+        name="a-crowd-of-messages-keeps-its-order",
+        family="progress",
+        clauses=("P2",),
+        claim="Messages between two ranks are matched in order, however many are in flight.",
+        programs=_crowds,
+        play=_play_crowds,
+        needs=company,
+        ranks=Ranks.GROUP,
+        large=True,
+    ),
+)

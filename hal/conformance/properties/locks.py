@@ -1,0 +1,547 @@
+"""Family *locks*: a mover's thread and a model's thread take turns at the slots.
+
+Family *locks*: streams that wait for a signal.
+
+Family *locks*: a lock whose verbs were captured once and are replayed often.
+
+Family *locks*: the verbs of a lock in any order, compared with a model of it.
+
+Family *locks*: hand-over between a stream and a mover on the host.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.accelerator import Graph
+from equipoise.hal.conformance.context import NEXT, Bench, Play, Until, attempt, demand
+from equipoise.hal.conformance.fixtures import stopped_streams
+from equipoise.hal.conformance.fixtures.lock_model import Errors, LockModel
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import (
+    Property,
+    Traits,
+    a_graph,
+    a_lock,
+    all_of,
+    copies_beside_launches,
+    several_streams,
+    side_by_side,
+)
+from equipoise.hal.errors import LockMisuse, LockPoisoned, StreamError, StreamTimeout
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.slots import Segment, SlotLayout, SlotStore
+from equipoise.hal.stream import Event, Role, Stream
+
+SLOTS = 2
+SLOT_BYTES = 8
+MOST_TURNS = 4
+MODEL, MOVER = 0, 1
+
+
+def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Turn by turn, which slots the mover writes; the model reads all of them."""
+    slots = st.sets(st.integers(0, SLOTS - 1), min_size=1).map(sorted)
+    turns = st.lists(slots, min_size=1, max_size=MOST_TURNS)
+    return turns.map(lambda drawn: program(step for slots in drawn for step in _turn(slots)))
+
+
+def _turn(slots: list[int]) -> tuple[Step, Step]:
+    return Step("write", tuple(slots), host=MOVER), Step("read", host=MODEL)
+
+
+@dataclass
+class _Scene:
+    """What the two threads share.
+
+    Attributes:
+        weights: uint8 [SLOTS, SLOT_BYTES], 0 at first; turn k writes k + 1 into every byte.
+        lock: between them.
+        store: of these slots.
+        launched: sections that the model has launched.
+        signalled: turns that the mover has finished.
+    """
+
+    weights: Tensor
+    lock: StreamLock
+    store: SlotStore
+    launched: int = 0
+    signalled: int = 0
+
+    def released(self, turns: int) -> bool:
+        """Whether the model has launched so many releases."""
+        return self.launched >= turns
+
+
+def _scene(bench: Bench) -> _Scene:
+    """The one that both threads see: whoever comes second drops what it has made."""
+    weights = bench.filled((SLOTS, SLOT_BYTES), 0)
+    layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=1)
+    lock = bench.accelerator.stream_lock(bench.patience)
+    mine = _Scene(weights, lock, bench.accelerator.slot_store(layout))
+    scene: _Scene = bench.shared.setdefault("scene", mine)
+    return scene
+
+
+def _play_turns(bench: Bench, found: Program) -> Play:
+    scene = _scene(bench)
+    yield NEXT
+    if bench.host == MODEL:
+        yield from _read(bench, found, scene)
+    else:
+        yield from _write(bench, found, scene)
+
+
+def _write(bench: Bench, found: Program, scene: _Scene) -> Play:
+    copy = bench.accelerator.stream(Role.COPY)
+    for turn, step in enumerate(found.of(0, MOVER)):
+        if turn:
+            yield Until(partial(scene.released, turn), "the model's release")
+            late = attempt(partial(scene.lock.wait, 0, bench.patience), StreamTimeout)
+            demand("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
+        slots = [int(slot) for slot in step.args]
+        page = bench.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
+        scene.store.write(slots, [[page]] * len(slots), copy)
+        yield NEXT
+        late = attempt(partial(copy.synchronize, bench.patience), StreamTimeout)
+        demand("L5", not late, "a copy from the host does not end while a launched stream waits")
+        scene.lock.signal(0)
+        scene.signalled += 1
+        yield NEXT
+
+
+def _read(bench: Bench, found: Program, scene: _Scene) -> Play:
+    compute = bench.accelerator.stream(Role.COMPUTE)
+    turns = len(found.of(0, MODEL))
+    rows = bench.filled((turns, SLOTS, SLOT_BYTES), 0)
+    for row in rows:
+        scene.lock.acquire(compute)
+        yield NEXT
+        for half in (slice(None, SLOT_BYTES // 2), slice(SLOT_BYTES // 2, None)):
+            compute.launch(partial(row[:, half].copy_, scene.weights[:, half]))
+            bench.disturb(compute)
+            yield NEXT
+        scene.lock.release(compute)
+        scene.launched += 1
+        yield NEXT
+    yield Until(lambda: scene.signalled == turns, "the mover's last signal")
+    late = attempt(partial(compute.synchronize, bench.patience), StreamTimeout)
+    demand("O5", not late, "the last signal never wakes the model")
+    _judge(found, rows)
+
+
+def _judge(found: Program, rows: Tensor) -> None:
+    """Every section sees each slot as the latest turn up to its own has left it, whole."""
+    due = [0] * SLOTS
+    for turn, (step, row) in enumerate(zip(found.of(0, MOVER), rows.tolist(), strict=True)):
+        for slot in step.args:
+            due[int(slot)] = turn + 1
+        for slot, (seen, wanted) in enumerate(zip(row, due, strict=True)):
+            what = f"in turn {turn} slot {slot} reads as {seen}, not as {wanted} throughout"
+            demand("O5", max(seen) <= wanted, f"the writer overtook a reader: {what}")
+            demand("L7", min(seen) >= wanted, f"released onto what was not written yet: {what}")
+
+
+TURNS = Property(
+    name="the-mover-and-the-model-take-turns",
+    family="locks",
+    clauses=("O5", "L5", "L7"),
+    claim="Each section between acquire and release sees the slots as one turn left them, whole.",
+    programs=_turn_programs,
+    play=_play_turns,
+    needs=all_of(a_lock, copies_beside_launches, several_streams),
+    hosts=2,
+)
+
+
+FAMILY = "locks"
+MOST_WAITERS = 3
+SHORT_WAIT = 0.02
+"""Seconds for a wait that may end in vain."""
+
+
+def _waiters(traits: Traits, least: int) -> st.SearchStrategy[list[Step]]:
+    role = st.sampled_from(side_by_side(traits))
+    waits = role.map(lambda role: Step("wait", (role,)))
+    return st.lists(waits, min_size=least, max_size=MOST_WAITERS)
+
+
+def _one_signal(traits: Traits) -> st.SearchStrategy[Program]:
+    """Waiters, the signal before or between them, and at least one waiter."""
+    drawn = st.tuples(_waiters(traits, 0), st.just([Step("signal")]), _waiters(traits, 0))
+    both = st.tuples(drawn, _waiters(traits, 1))
+    return both.map(lambda parts: program(chain(*parts[0], parts[1])))
+
+
+def _section(bench: Bench, lock: StreamLock, role: str) -> Event:
+    """Acquire and release on the stream; an event behind the acquire."""
+    stream, entered = bench.accelerator.stream(Role(role)), bench.accelerator.event()
+    lock.acquire(stream)
+    stream.record(entered)
+    lock.release(stream)
+    return entered
+
+
+def _play_one_signal(bench: Bench, found: Program) -> Play:
+    lock = bench.accelerator.stream_lock(bench.patience)
+    entered: list[Event] = []
+    for step in found.steps:
+        if step.op == "signal":
+            demand("L1", not _count(entered), "a waiter went on before any signal")
+            lock.signal(lock.epoch)
+        else:
+            entered.append(_section(bench, lock, str(step.args[0])))
+        yield NEXT
+    demand("L1", _any_soon(bench, entered), "one signal was given, and no waiter goes on")
+    for event in entered:
+        attempt(partial(event.synchronize, SHORT_WAIT), StreamTimeout)
+    gone = _count(entered)
+    demand("L1", gone == 1, f"one signal let {gone} of {len(entered)} waiters go on")
+    lock.poison()
+    bench.drain()
+
+
+def _count(events: list[Event]) -> int:
+    """How many were reached."""
+    return sum(event.query() for event in events)
+
+
+def _any_soon(bench: Bench, events: list[Event]) -> bool:
+    """Whether one of them is reached while patience lasts."""
+    rounds = int(bench.patience / SHORT_WAIT / len(events)) + 1
+    return any(
+        attempt(partial(event.synchronize, SHORT_WAIT), StreamTimeout) is None
+        for _ in range(rounds)
+        for event in events
+    )
+
+
+def _deserted(traits: Traits) -> st.SearchStrategy[Program]:
+    return _waiters(traits, 1).map(program)
+
+
+def _play_deserted(bench: Bench, found: Program) -> Play:
+    """Nobody signals."""
+    lock = bench.accelerator.stream_lock(SHORT_WAIT)
+    entered = []
+    for step in found.steps:
+        entered.append(_section(bench, lock, str(step.args[0])))
+        yield NEXT
+    yield Until(lambda: _count(entered) == len(entered), "the poison of a lock nobody signals")
+    late = attempt(bench.drain, StreamTimeout)
+    demand("L6", not late, "the deadline of the lock has passed, and a stream still waits")
+    _poisoned(lock)
+    epoch = lock.drain(bench.patience)
+    told = attempt(lock.check, LockPoisoned)
+    demand("L6", not told, f"epoch {epoch} begins poisoned: {told}")
+
+
+def _poisoned(lock: StreamLock) -> None:
+    """Every verb of the mover says that the epoch is void."""
+    calls: dict[str, tuple[Callable[[], None], tuple[type[StreamError], ...]]] = {
+        "check": (lock.check, (LockPoisoned,)),
+        "signal": (partial(lock.signal, lock.epoch), (LockPoisoned,)),
+        # The mover owns the slots, so that to wait is wrong for two reasons.
+        "wait": (partial(lock.wait, lock.epoch, SHORT_WAIT), (LockPoisoned, LockMisuse)),
+    }
+    for what, (call, allowed) in calls.items():
+        demand("L6", attempt(call, *allowed), f"{what} says nothing of the poison")
+
+
+def _play_beside(bench: Bench, found: Program) -> Play:
+    return stopped_streams.play(bench, found, "L4", partial(_stop, bench))
+
+
+def _stop(bench: Bench, stream: Stream) -> Callable[[], None]:
+    lock = bench.accelerator.stream_lock(bench.patience)
+    lock.acquire(stream)
+    return partial(lock.signal, lock.epoch)
+
+
+ONE_WAITER = Property(
+    name="one-signal-lets-one-waiter-go-on",
+    family=FAMILY,
+    clauses=("L1",),
+    claim="Of all waiters, early and late, on any streams, one signal releases exactly one.",
+    programs=_one_signal,
+    play=_play_one_signal,
+    needs=a_lock,
+)
+DEADLINE = Property(
+    name="a-lock-that-nobody-signals-is-poisoned",
+    family=FAMILY,
+    clauses=("L6",),
+    claim="At the lock's deadline all waiters go on, and the epoch is void until the lock drains.",
+    programs=_deserted,
+    play=_play_deserted,
+    needs=a_lock,
+)
+BESIDE = Property(
+    name="a-stream-that-waits-for-a-signal-leaves-the-device-free",
+    family=FAMILY,
+    clauses=("L4",),
+    claim="While streams wait for signals, the others run what is launched on them.",
+    programs=stopped_streams.programs,
+    play=_play_beside,
+    needs=all_of(a_lock, several_streams),
+)
+
+
+NBYTES = 8
+
+
+def _captured_lock_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Replays and turns of the mover, each of which may be ahead of the other."""
+    steps = st.lists(st.sampled_from(("replay", "write")).map(Step), min_size=1, max_size=8)
+    return steps.map(lambda drawn: program(_valid_replays(drawn)))
+
+
+def _valid_replays(steps: list[Step]) -> list[Step]:
+    """The mover writes again only when the replay that reads has been launched."""
+    kept: list[Step] = []
+    for step in steps:
+        launched = kept.count(Step("replay"))
+        most = MOST_TURNS if step.op == "replay" else min(MOST_TURNS, launched + 1)
+        if kept.count(step) < most:
+            kept.append(step)
+    return kept
+
+
+@dataclass
+class _CapturedLockRunner:
+    """A graph of acquire, read and release, and what its replays have read.
+
+    Attributes:
+        value: uint8 [NBYTES]; turn k writes k + 1 into every byte.
+        read: uint8 [NBYTES], where the graph copies `value` to.
+        rows: uint8 [MOST_TURNS, NBYTES], `read` after each replay.
+        passed: events behind the replays.
+    """
+
+    bench: Bench
+    lock: StreamLock
+    graph: Graph
+    value: Tensor
+    read: Tensor
+    rows: Tensor
+    passed: list[Event] = field(default_factory=list)
+    written: int = 0
+
+    def stream(self) -> Stream:
+        return self.bench.accelerator.stream(Role.COMPUTE)
+
+    def capture(self) -> None:
+        """Once, before everything."""
+
+        def section() -> None:
+            self.lock.acquire(self.stream())
+            self.stream().launch(partial(self.read.copy_, self.value))
+            self.lock.release(self.stream())
+
+        self.graph.capture(self.stream(), section)
+
+    def replay(self) -> None:
+        self.graph.replay(self.stream())
+        self.stream().launch(partial(self.rows[len(self.passed)].copy_, self.read))
+        self.passed.append(self.bench.accelerator.event())
+        self.stream().record(self.passed[-1])
+
+    def write(self) -> Play:
+        patience = self.bench.patience
+        if self.written:
+            turn = self.written - 1
+            late = attempt(partial(self.lock.wait, 0, patience), StreamTimeout)
+            demand(_blamed(turn), not late, f"replay {turn} never releases")
+        copy = self.bench.accelerator.stream(Role.COPY)
+        copy.launch(partial(self.value.fill_, self.written + 1))
+        copy.synchronize(patience)
+        yield NEXT
+        self.lock.signal(0)
+        self.written += 1
+
+    def look(self) -> None:
+        """No replay goes through without a signal of its own."""
+        passed = sum(event.query() for event in self.passed)
+        what = f"replay {passed - 1} went through after {self.written} signals"
+        demand(_blamed(passed - 1), passed <= self.written, what)
+
+
+def _blamed(turn: int) -> str:
+    """What fails at the first replay was not captured; what fails later did not reset itself."""
+    return "L2" if turn else "O6"
+
+
+def _play_captured_lock(bench: Bench, found: Program) -> Play:
+    opened = bench.accelerator
+    value, read = bench.filled((NBYTES,), 0), bench.filled((NBYTES,), 0)
+    rows = bench.filled((MOST_TURNS, NBYTES), 0)
+    desk = _CapturedLockRunner(
+        bench, opened.stream_lock(bench.patience), opened.graph(), value, read, rows
+    )
+    desk.capture()
+    for step in found.steps:
+        if step.op == "replay":
+            desk.replay()
+        else:
+            yield from desk.write()
+        yield NEXT
+        desk.look()
+    yield from _end(bench, desk)
+
+
+def _end(bench: Bench, desk: _CapturedLockRunner) -> Play:
+    """Give the signals that are still missing, then compare what was read."""
+    while desk.written < len(desk.passed):
+        yield from desk.write()
+    late = attempt(partial(desk.stream().synchronize, bench.patience), StreamTimeout)
+    demand("O6", not late, "every replay has its signal, and the stream still waits")
+    for turn, row in enumerate(desk.rows[: len(desk.passed)].tolist()):
+        what = f"replay {turn} reads {row}, not {turn + 1} throughout"
+        demand(_blamed(turn), row == [turn + 1] * NBYTES, what)
+
+
+CAPTURED = Property(
+    name="a-captured-lock-hands-over-at-every-replay",
+    family="locks",
+    clauses=("O6", "L2"),
+    claim="Captured once, every replay waits for a signal of its own and reads what it announced.",
+    programs=_captured_lock_programs,
+    play=_play_captured_lock,
+    needs=all_of(a_lock, a_graph, several_streams),
+)
+
+
+EXPIRING_WAIT = 0.02
+"""Seconds for a wait that must end in vain."""
+OPS = ("section", "signal", "wait", "drain", "poison", "late signal", "late wait")
+MOST_STEPS = 10
+ROUNDS = (("signal", "section", "wait"), ("section", "signal", "wait"))
+"""One hand-over and back, the signal early or late: what verbs in any order seldom come to."""
+MOST_ROUNDS = 4
+
+
+def _lock_programs(_: Traits) -> st.SearchStrategy[Program]:
+    verbs = st.lists(st.sampled_from(OPS), min_size=1, max_size=MOST_STEPS)
+    rounds = st.lists(st.sampled_from(ROUNDS), min_size=2, max_size=MOST_ROUNDS)
+    drawn = st.one_of(verbs, rounds.map(lambda found: list(chain(*found))))
+    return drawn.map(lambda ops: program(_valid_lock_steps([Step(op) for op in ops])))
+
+
+def _valid_lock_steps(steps: list[Step]) -> list[Step]:
+    """Nobody is late in the first epoch."""
+    model, kept = LockModel(), []
+    for step in steps:
+        if model.epoch or not step.op.startswith("late"):
+            _due(model, step.op)
+            kept.append(step)
+    return kept
+
+
+def _due(model: LockModel, op: str) -> Errors:
+    """What the model says to a step."""
+    verbs: dict[str, Callable[[], Errors]] = {
+        "section": model.section,
+        "signal": model.signal,
+        "wait": model.wait,
+        "drain": model.drain,
+        "poison": model.poison,
+        "late signal": model.late,
+        "late wait": model.late,
+    }
+    return verbs[op]()
+
+
+@dataclass
+class _LockRunner:
+    """A lock, one stream, and the events behind its acquires."""
+
+    bench: Bench
+    lock: StreamLock
+    stream: Stream
+    model: LockModel = field(default_factory=LockModel)
+    entered: list[Event] = field(default_factory=list)
+
+    def do(self, op: str) -> None:
+        """Make one call, and compare what it raises with what the model says."""
+        epoch, clause = self.model.epoch, self.clause(op)
+        due = _due(self.model, op)
+        patience = EXPIRING_WAIT if due == (StreamTimeout,) else self.bench.patience
+        raised = attempt(partial(self.call, op, epoch, patience), StreamError)
+        fits = isinstance(raised, due) if due else raised is None
+        names = " or ".join(error.__name__ for error in due) or "nothing"
+        demand(clause, fits, f"{op} in epoch {epoch} raised {raised!r}, not {names}")
+
+    def call(self, op: str, epoch: int, patience: float) -> None:
+        lock = self.lock
+        calls: dict[str, Callable[[], object]] = {
+            "section": self.section,
+            "signal": partial(lock.signal, epoch),
+            "wait": partial(lock.wait, epoch, patience),
+            "drain": partial(lock.drain, patience),
+            "poison": lock.poison,
+            "late signal": partial(lock.signal, epoch - 1),
+            "late wait": partial(lock.wait, epoch - 1, patience),
+        }
+        calls[op]()
+
+    def section(self) -> None:
+        event = self.bench.accelerator.event()
+        self.lock.acquire(self.stream)
+        self.stream.record(event)
+        self.lock.release(self.stream)
+        self.entered.append(event)
+
+    def clause(self, op: str) -> str:
+        """Which one a wrong answer breaks: void epochs first, then those that are not the first."""
+        if op == "poison" or (self.model.poisoned and not op.startswith("late")):
+            return "L6"
+        return "L3" if self.model.epoch or op == "drain" else "O5"
+
+    def look(self) -> None:
+        """Compare what the host can see at any time."""
+        model, clause = self.model, self.clause("look")
+        demand("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
+        told = attempt(self.lock.check, *model.check() or (StreamError,))
+        demand(clause, bool(told) == model.poisoned, f"check says {told!r}")
+        inside = sum(event.query() for event in self.entered)
+        what = f"{inside} sections have begun, though only {model.passed} may"
+        demand(clause, inside <= model.passed, what)
+
+    def settle(self) -> None:
+        """What may pass passes, and nothing else."""
+        clause = self.clause("look")
+        for number, event in enumerate(self.entered):
+            due = number < self.model.passed
+            patience = self.bench.patience if due else EXPIRING_WAIT
+            late = attempt(partial(event.synchronize, patience), StreamTimeout)
+            demand(clause, (late is None) == due, f"section {number}: passed is {late is None}")
+
+
+def _play_lock(bench: Bench, found: Program) -> Play:
+    stream = bench.accelerator.stream(Role.COMPUTE)
+    desk = _LockRunner(bench, bench.accelerator.stream_lock(bench.patience), stream)
+    for step in found.steps:
+        desk.do(step.op)
+        yield NEXT
+        desk.look()
+    desk.settle()
+    desk.lock.poison()
+    bench.drain()
+
+
+EPOCHS = Property(
+    name="a-lock-does-what-its-model-does",
+    family="locks",
+    clauses=("O5", "L3", "L6"),
+    claim="Out of turn, late or void: every verb says so, nothing leaks into the next epoch.",
+    programs=_lock_programs,
+    play=_play_lock,
+    needs=a_lock,
+)
+
+
+PROPERTIES = (TURNS, ONE_WAITER, CAPTURED, EPOCHS, DEADLINE, BESIDE)

@@ -1,0 +1,505 @@
+"""Family *ordering*: what is left of a stream whose program raised.
+
+Family *ordering*: what an event says by itself, without a lock that holds the stream.
+
+Family *ordering*: who runs after whom.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, told
+from equipoise.hal.conformance.fixtures.happens_before import Order
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits, a_held_stream, side_by_side
+from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
+from equipoise.hal.stream import Event, Role, Stream
+
+MAX_FAILED_STREAM_STEPS = 6
+
+
+class Planned(Exception):
+    """What the programs of these programs raise."""
+
+
+def _failed_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Calls on one stream; one of them launches what raises."""
+    step = st.sampled_from(("launch", "record", "raise")).map(Step)
+    steps = st.lists(step, max_size=MAX_FAILED_STREAM_STEPS // 2)
+    drawn = st.tuples(steps, st.just([Step("raise")]), steps)
+    role = st.sampled_from([role.value for role in Role])
+    return st.builds(
+        lambda parts, role: program(chain(*parts), settings={"role": role}), drawn, role
+    )
+
+
+@dataclass
+class _FailedStreamRunner:
+    """The calls of a program on one stream.
+
+    Attributes:
+        flags: uint8, one a launch, raised when it runs.
+        causes: what the launched programs raise, in the order of issue.
+        events: recorded behind the first program that raises.
+        issued: numbers of the launches that came before the first program that raises.
+    """
+
+    bench: Bench
+    stream: Stream
+    flags: Tensor
+    causes: list[Planned] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    due: set[int] = field(default_factory=set)
+    launched: int = 0
+
+    def do(self, step: Step) -> None:
+        """Make one call; it may already know of the failure."""
+        calls = {"launch": self.launch, "raise": self.fail, "record": self.record}
+        refusal = attempt(calls[step.op], StreamFailed)
+        if refusal is not None:
+            self.blames_the_first(step.op, refusal)
+
+    def launch(self) -> None:
+        number, flags = self.launched, self.flags
+        self.launched += 1
+        if not self.causes:
+            self.due.add(number)
+        self.stream.launch(lambda: flags[number].fill_(1))
+
+    def fail(self) -> None:
+        cause = Planned(f"number {len(self.causes)}")
+        self.causes.append(cause)
+
+        def program() -> None:
+            raise cause
+
+        self.stream.launch(program)
+
+    def record(self) -> None:
+        event = self.bench.accelerator.event()
+        self.stream.record(event)
+        if self.causes:
+            self.events.append(event)
+
+    def blames_the_first(self, what: str, refusal: BaseException | None) -> None:
+        """The call raised, and its cause is what was raised first."""
+        demand("E7", refusal, f"{what} on a stream that has failed raised nothing")
+        cause = refusal.__cause__ if refusal is not None else None
+        wanted = self.causes[0] if self.causes else None
+        demand("E7", cause is wanted, f"{what} blames {cause!r} instead of {wanted!r}")
+
+
+def _play_failed_stream(bench: Bench, found: Program) -> Play:
+    stream = bench.accelerator.stream(Role(str(found.setting("role"))))
+    before = bench.accelerator.event()
+    stream.record(before)
+    desk = _FailedStreamRunner(bench, stream, bench.filled((MAX_FAILED_STREAM_STEPS,), 0))
+    for step in found.steps:
+        desk.do(step)
+        yield NEXT
+    for what, call in _last_calls(bench, desk, before).items():
+        desk.blames_the_first(what, attempt(call, StreamFailed))
+    _passed_on(bench, stream, desk)
+    ran = {number for number, flag in enumerate(desk.flags.tolist()) if flag}
+    demand("E7", ran == desk.due, f"launches {sorted(ran)} ran, not {sorted(desk.due)}")
+
+
+def _last_calls(
+    bench: Bench, desk: _FailedStreamRunner, before: Event
+) -> dict[str, Callable[[], None]]:
+    """Every call must raise once `synchronize` has told the host, which is the first of them."""
+    stream, event = desk.stream, bench.accelerator.event()
+    calls: dict[str, Callable[[], None]] = {
+        "synchronize": partial(stream.synchronize, bench.patience),
+        "launch": lambda: stream.launch(lambda: None),
+        "wait": partial(stream.wait, before),
+        "record": partial(stream.record, event),
+        "the second synchronize": partial(stream.synchronize, bench.patience),
+        "the accelerator's synchronize": partial(bench.accelerator.synchronize, bench.patience),
+    }
+    for number, recorded in enumerate(desk.events):
+        calls[f"event {number}'s synchronize"] = partial(recorded.synchronize, bench.patience)
+    return calls
+
+
+def _passed_on(bench: Bench, stream: Stream, desk: _FailedStreamRunner) -> None:
+    """Who waits for a recording that failed has failed; at the call, or when it comes there."""
+    others = [bench.accelerator.stream(role) for role in Role if role != stream.role]
+    for event, other in zip(desk.events, others, strict=False):
+        refusal = attempt(partial(other.wait, event), StreamFailed)
+        refusal = refusal or attempt(partial(other.synchronize, bench.patience), StreamFailed)
+        demand("E7", refusal, "a stream that waits for a recording which failed goes on")
+
+
+BROKEN_STREAM = Property(
+    name="a-stream-whose-program-raised-says-so-at-every-call",
+    family="ordering",
+    clauses=("E7",),
+    claim="After a program raised, nothing more runs on its stream, and calls raise that cause.",
+    programs=_failed_stream_programs,
+    play=_play_failed_stream,
+)
+
+
+EVENTS = 2
+MAX_EVENT_STEPS = 7
+EVENT_ROLES = tuple(role.value for role in Role)[:2]
+LOOKS = 40
+"""How often an event is asked until it has to be waited for."""
+
+
+def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
+    """`launch(role, event)` of a mark and a recording behind it, then questions to events."""
+    event, role = st.integers(0, EVENTS - 1), st.sampled_from(EVENT_ROLES)
+    steps = st.one_of(
+        st.builds(lambda r, e: Step("launch", (r, e)), role, event),
+        st.builds(lambda e: Step("query", (e,)), event),
+        st.builds(lambda e: Step("synchronize", (e,)), event),
+        st.just(Step("pause")),
+    )
+    first = st.builds(lambda r, e: Step("launch", (r, e)), role, event)
+    return st.builds(
+        lambda first, rest: program([first, *rest]),
+        first,
+        st.lists(steps, max_size=MAX_EVENT_STEPS),
+    )
+
+
+@dataclass
+class _EventRunner:
+    """Each launch counts a number up; an event knows the number that stood behind its recording.
+
+    Attributes:
+        marks: int, one a stream: how many launches of it have run.
+        due: by event, the stream and the count that its latest recording stands for.
+        ran: by event, whether it has said that it was reached.
+    """
+
+    bench: Bench
+    marks: dict[str, Tensor]
+    launched: dict[str, int] = field(default_factory=dict)
+    events: dict[int, Event] = field(default_factory=dict)
+    due: dict[int, tuple[str, int]] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)
+
+    def stream(self, role: str) -> Stream:
+        return self.bench.accelerator.stream(Role(role))
+
+    def launch(self, role: str, event: int) -> None:
+        """A delay of the executor's choice, a mark, a recording."""
+        stream, mark = self.stream(role), self.marks[role]
+        self.bench.disturb(stream)
+        self.launched[role] = count = self.launched.get(role, 0) + 1
+        stream.launch(lambda: mark.fill_(count))
+        self.events.setdefault(event, self.bench.accelerator.event())
+        stream.record(self.events[event])
+        self.due[event] = (role, count)
+        self.reached.discard(event)
+
+    def query(self, event: int) -> bool:
+        """Ask; what is reached has run, and stays reached."""
+        if event not in self.events:
+            return False
+        said = self.events[event].query()
+        what = f"event {event} was reached, and is not any more"
+        demand("O7", said or event not in self.reached, what)
+        if said:
+            self.ran(event, "query says that it was reached")
+        return said
+
+    def synchronize(self, event: int) -> None:
+        """Wait; what was waited for has run, and says so."""
+        if event in self.events:
+            self.events[event].synchronize(self.bench.patience)
+            self.ran(event, "synchronize has returned")
+            demand("O7", self.events[event].query(), f"event {event} was waited for, query denies")
+
+    def ran(self, event: int, why: str) -> None:
+        """What stands before its recording has happened."""
+        self.reached.add(event)
+        role, count = self.due[event]
+        seen = int(told(self.marks[role]))
+        demand("O7", seen >= count, f"event {event}: {why}, ahead of launch {count} on {role}")
+
+
+def _play_events(bench: Bench, found: Program) -> Play:
+    desk = _EventRunner(bench, {role: bench.filled((1,), 0) for role in EVENT_ROLES})
+    for step in found.steps:
+        if step.op == "launch":
+            desk.launch(str(step.args[0]), int(step.args[1]))
+            desk.query(int(step.args[1]))
+        elif step.op == "query":
+            desk.query(int(step.args[0]))
+        elif step.op == "synchronize":
+            desk.synchronize(int(step.args[0]))
+        yield NEXT
+    bench.drain()
+    for event in desk.events:
+        reached = any(desk.query(event) for _ in range(LOOKS))
+        demand("O7", reached, f"all streams have drained, and event {event} is not reached")
+
+
+EVENT_POINTS = Property(
+    name="an-event-says-when-its-point-is-reached",
+    family="ordering",
+    clauses=("O7",),
+    claim="Neither query nor synchronize is ahead of what was launched, or behind for ever.",
+    programs=_event_programs,
+    play=_play_events,
+)
+
+
+FAMILY = "ordering"
+MOST_LAUNCHES = 8
+ROLES = tuple(role.value for role in Role)[:3]
+
+
+def _steps(roles: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[list[Step]]:
+    """Calls, valid or not yet: those that cannot be made are left out of the program.
+
+    Most of what is drawn is one end of a hand-over: calls by themselves seldom add up to one.
+    Between two calls the device moves only where there is a pause.
+    """
+    role, event = st.sampled_from(roles), st.integers(0, EVENTS - 1)
+    launch = role.map(lambda role: Step("launch", (role,)))
+    pieces = st.one_of(
+        launch.map(lambda step: [step]),
+        st.builds(_give, launch, event),
+        st.builds(_take, launch, event),
+        st.builds(_hand_over, event, st.permutations(roles), st.integers(0, 1)),
+        st.just([Step("pause")]),
+    )
+    return st.lists(pieces, min_size=least, max_size=most).map(lambda drawn: list(chain(*drawn)))
+
+
+def _give(launch: Step, event: int) -> list[Step]:
+    return [launch, Step("record", (event, launch.args[0]))]
+
+
+def _take(launch: Step, event: int) -> list[Step]:
+    return [Step("wait", (launch.args[0], event)), launch]
+
+
+def _hand_over(event: int, roles: list[str], again: int) -> list[Step]:
+    """From one stream to another; the event is recorded `again` times while it is waited for."""
+    first, second, last = roles[0], roles[-1], roles[len(roles) // 2]
+    *start, end = [
+        *_give(Step("launch", (first,)), event),
+        *_take(Step("launch", (second,)), event),
+    ]
+    return [*start, *[Step("record", (event, last))] * again, end]
+
+
+def _valid(steps: list[Step]) -> list[Step]:
+    """Without waits on what was never recorded, and with a bounded number of launches."""
+    order, kept = Order(), []
+    for step in steps:
+        if step.op == "wait" and not order.recorded(int(step.args[1])):
+            continue
+        if step.op == "launch" and len(order.launches) >= MOST_LAUNCHES:
+            continue
+        _follow(order, step)
+        kept.append(step)
+    return kept
+
+
+def _follow(order: Order, step: Step) -> None:
+    """What the step means to the oracle."""
+    if step.op in ("launch", "hold"):
+        order.launch(str(step.args[0]))
+    elif step.op == "record":
+        order.record(int(step.args[0]), str(step.args[1]))
+    elif step.op == "wait":
+        order.wait(str(step.args[0]), int(step.args[1]))
+
+
+def _launch_programs(_: Traits) -> st.SearchStrategy[Program]:
+    return _steps(ROLES, least=2, most=6).map(lambda steps: program(_valid(steps)))
+
+
+def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """One stream is held somewhere on the way, often behind a recording of its own."""
+    roles = side_by_side(traits)[: len(ROLES)]
+    steps = _steps(roles, least=0, most=3)
+    hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
+    drawn = st.tuples(steps, hold, steps)
+    return drawn.map(lambda parts: program(_valid(list(chain(*parts)))))
+
+
+def _hold(role: str, records: int) -> list[Step]:
+    return [*_give(Step("launch", (role,)), 0) * records, Step("hold", (role,))]
+
+
+@dataclass
+class _LaunchRunner:
+    """The calls of a program on real streams and events.
+
+    Every launch first copies the flags of all launches to a row of its own, then raises its own
+    flag; so each row says which launches had run before.
+    """
+
+    bench: Bench
+    flags: Tensor
+    rows: Tensor
+    events: dict[int, Event] = field(default_factory=dict)
+    launched: int = 0
+    let_go: Callable[[], None] = lambda: None
+
+    def do(self, step: Step) -> None:
+        """Make one call."""
+        calls: dict[str, Callable[..., None]] = {
+            "launch": self.launch,
+            "record": self.record,
+            "wait": self.wait,
+            "hold": self.hold,
+        }
+        calls[step.op](*step.args)
+
+    def stream(self, role: str) -> Stream:
+        return self.bench.accelerator.stream(Role(role))
+
+    def event(self, number: int) -> Event:
+        return self.events.setdefault(number, self.bench.accelerator.event())
+
+    def launch(self, role: str) -> None:
+        row, flags, number = self.rows[self.launched], self.flags, self.launched
+        self.launched += 1
+
+        def mark() -> None:
+            row.copy_(flags)
+            flags[number] = 1
+
+        self.bench.disturb(self.stream(role))
+        self.stream(role).launch(mark)
+
+    def record(self, number: int, role: str) -> None:
+        self.stream(role).record(self.event(number))
+
+    def wait(self, role: str, number: int) -> None:
+        self.stream(role).wait(self.event(number))
+
+    def hold(self, role: str) -> None:
+        """To the oracle this is a launch: one that does not run until it is let go."""
+        self.let_go = self.bench.hold(self.stream(role))
+        self.launch(role)
+
+    def passed(self, role: str) -> Event:
+        """A fresh event behind all that was launched on the stream."""
+        event = self.bench.accelerator.event()
+        self.stream(role).record(event)
+        return event
+
+    def judge(self, order: Order, clause: str) -> None:
+        """Drain, then compare what every launch saw with what it had to see."""
+        stuck = attempt(self.bench.drain, StreamTimeout)
+        demand(clause, not stuck, f"a stream stands still though nothing is due any more: {stuck}")
+        seen = self.rows.cpu().to(torch.bool).tolist()
+        for first, second in order.pairs():
+            blamed = "O1" if order.same_stream(first, second) else clause
+            early = f"launch {second} ran before launch {first}"
+            demand(blamed, seen[second][first] and not seen[first][second], early)
+
+
+def _desk(bench: Bench) -> _LaunchRunner:
+    """A desk with all flags down."""
+    most = MOST_LAUNCHES + 1  # the hold has a number too
+    return _LaunchRunner(bench, bench.filled((most,), 0), bench.filled((most, most), 0))
+
+
+def _blamed(steps: tuple[Step, ...]) -> str:
+    """O4 where an event is recorded again after a wait for it, else O2."""
+    waited: set[object] = set()
+    for step in steps:
+        if step.op == "wait":
+            waited.add(step.args[1])
+        elif step.op == "record" and step.args[0] in waited:
+            return "O4"
+    return "O2"
+
+
+def _play_launches(bench: Bench, found: Program) -> Play:
+    desk, order = _desk(bench), Order()
+    for step in found.steps:
+        if step.op == "pause":
+            yield NEXT
+            continue
+        desk.do(step)
+        _follow(order, step)
+    desk.judge(order, _blamed(found.steps))
+
+
+def _play_held(bench: Bench, found: Program) -> Play:
+    desk, order = _desk(bench), Order()
+    clause = _blamed(found.steps)
+    passed: dict[int, Event] = {}
+    for step in found.steps:
+        if step.op == "pause":
+            yield NEXT
+            continue
+        desk.do(step)
+        _follow(order, step)
+        if step.op == "launch":
+            passed[desk.launched - 1] = desk.passed(str(step.args[0]))
+    hold = [step.op for step in found.steps if step.op in ("launch", "hold")].index("hold")
+    for number, event in passed.items():
+        if not order.before(hold, number):
+            late = attempt(partial(event.synchronize, bench.patience), StreamTimeout)
+            demand(clause, not late, f"launch {number} is held up, though nothing orders it so")
+    desk.let_go()
+    desk.judge(order, clause)
+
+
+def _unrecorded(_: Traits) -> st.SearchStrategy[Program]:
+    return st.builds(lambda s: program([Step("wait", (s, 0))]), st.sampled_from(ROLES))
+
+
+def _play_unrecorded(bench: Bench, found: Program) -> Play:
+    yield NEXT
+    stream, event = (
+        bench.accelerator.stream(Role(str(found.steps[0].args[0]))),
+        bench.accelerator.event(),
+    )
+    demand("O3", not event.query(), "a fresh event says that it was reached")
+    for what, call in (
+        ("stream.wait", lambda: stream.wait(event)),
+        ("event.synchronize", lambda: event.synchronize(bench.patience)),
+    ):
+        raised = attempt(call, EventNotRecorded)
+        demand("O3", raised, f"{what} on an event that was never recorded raised nothing")
+
+
+PROPERTIES = (
+    Property(
+        name="launches-run-in-the-order-that-streams-and-events-give",
+        family=FAMILY,
+        clauses=("O1", "O2", "O4"),
+        claim="A launch sees everything that streams and events order before it.",
+        programs=_launch_programs,
+        play=_play_launches,
+    ),
+    Property(
+        name="a-held-launch-holds-up-only-what-is-ordered-behind-it",
+        family=FAMILY,
+        clauses=("O1", "O2", "O4"),
+        claim="What no event orders behind a launch runs while that launch cannot.",
+        programs=_held_programs,
+        play=_play_held,
+        needs=a_held_stream,
+    ),
+    BROKEN_STREAM,
+    EVENT_POINTS,
+    Property(
+        name="an-unrecorded-event-cannot-be-waited-for",
+        family=FAMILY,
+        clauses=("O3",),
+        claim="Waiting on a never-recorded event raises, on streams and on the host.",
+        programs=_unrecorded,
+        play=_play_unrecorded,
+    ),
+)

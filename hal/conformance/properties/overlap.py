@@ -1,0 +1,126 @@
+"""Family *overlap*: what runs at the same time, and what that saves."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.conformance.context import NEXT, Bench, Play, settled
+from equipoise.hal.conformance.fixtures import stopped_streams
+from equipoise.hal.conformance.program import Program, program
+from equipoise.hal.conformance.property import Property, Traits, a_held_stream, several_streams
+from equipoise.hal.stream import Role
+
+FAMILY = "overlap"
+PAIRS = 5
+"""Measurements of either kind, one after the other in turn."""
+SIDE = 256
+"""Rows and columns of the matrices that the compute stream multiplies."""
+COPIED = 1 << 20
+"""Bytes that the copy stream copies."""
+
+
+def _play_beside(bench: Bench, found: Program) -> Play:
+    return stopped_streams.play(bench, found, "B8", bench.hold)
+
+
+def a_clock(traits: Traits) -> bool:
+    """Time that passes by itself."""
+    return not traits.controlled
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Seconds, medians of `PAIRS` interleaved measurements.
+
+    Attributes:
+        apart: a copy and a computation, one after the other.
+        together: the same two at once.
+        spread: the largest of `together` minus the smallest.
+    """
+
+    apart: float
+    together: float
+    spread: float
+
+
+def measure(bench: Bench) -> Overlap:
+    """Copy on the copy stream and compute on the compute stream, in turn and at once (T1)."""
+    here = bench.accelerator.device
+    square = torch.ones(SIDE, SIDE, device=here)
+    source, target = (torch.zeros(COPIED, dtype=torch.uint8, device=here) for _ in range(2))
+    settled(target)
+    jobs = _jobs(bench, square, source, target)
+    _timed(bench, jobs)  # the first use of everything
+    pairs = [
+        (_timed(bench, jobs[:1]) + _timed(bench, jobs[1:]), _timed(bench, jobs))
+        for _ in range(PAIRS)
+    ]
+    apart, together = zip(*pairs, strict=True)
+    spread = max(together) - min(together)
+    return Overlap(statistics.median(apart), statistics.median(together), spread)
+
+
+def _jobs(
+    bench: Bench, square: Tensor, source: Tensor, target: Tensor
+) -> Sequence[Callable[[], None]]:
+    compute, copy = (bench.accelerator.stream(role) for role in (Role.COMPUTE, Role.COPY))
+    product = torch.empty_like(square)
+    return (
+        lambda: compute.launch(lambda: torch.mm(square, square, out=product)),
+        lambda: copy.launch(lambda: target.copy_(source)),
+    )
+
+
+def _timed(bench: Bench, jobs: Sequence[Callable[[], None]]) -> float:
+    """Seconds from the first launch to the end of all."""
+    began = time.perf_counter()
+    for launch in jobs:
+        launch()
+    bench.drain()
+    return time.perf_counter() - began
+
+
+def _play_measure(bench: Bench, _: Program) -> Play:
+    """Returns the figures; whatever they are, nothing is violated."""
+    yield NEXT
+    found = measure(bench)
+    return [found.apart, found.together, found.spread]
+
+
+def _told(_: Program, answers: Sequence[Any]) -> str:
+    """The figures in words."""
+    apart, together, spread = (float(seconds) for seconds in answers[0])
+    return (
+        f"a copy and a computation at once took {together / apart:.2f} of one after the other "
+        f"(spread {spread / apart:.2f})"
+    )
+
+
+PROPERTIES = (
+    Property(
+        name="declared-streams-run-side-by-side",
+        family=FAMILY,
+        clauses=("B8",),
+        claim="While some of the declared streams are held, the others finish.",
+        programs=stopped_streams.programs,
+        play=_play_beside,
+        needs=a_held_stream,
+    ),
+    Property(
+        name="copies-and-computation-overlap",
+        family=FAMILY,
+        clauses=("T1",),
+        claim="Measured, never judged: a copy and a computation at once take less than in turn.",
+        programs=lambda _: st.just(program([])),
+        play=_play_measure,
+        judge=_told,
+        needs=several_streams,
+        where=a_clock,
+    ),
+)

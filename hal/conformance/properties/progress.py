@@ -1,0 +1,547 @@
+"""Part of family *progress*: rounds of blobs, and links that are built ahead of them.
+
+Part of family *progress*: operations and streams, without the host in between.
+
+Part of family *progress*: collectives whose output overlaps their input.
+
+Family *progress*: nothing waits for what it need not, and everything finds its match.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Bench,
+    Play,
+    Until,
+    attempt,
+    demand,
+    equal,
+    finish,
+    settled,
+)
+from equipoise.hal.conformance.fixtures.collectives import Call, due, given, tame
+from equipoise.hal.conformance.fixtures.comm_operations import (
+    RANKS,
+    SINGLE,
+    Transfer,
+    between,
+    call_of,
+    company,
+    fit,
+    issue,
+    land,
+    lone,
+    numbers_of,
+    operations,
+    payload,
+    perhaps_warm,
+    together,
+    triples,
+    warm_up,
+)
+from equipoise.hal.conformance.fixtures.strategies import few
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties.large_collectives import PROGRESS as CROWDS
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.errors import Unsupported
+from equipoise.hal.stream import Role, Stream
+from equipoise.hal.work import Work
+
+FAMILY = "progress"
+MAX_ROUNDS = 4
+
+
+def _round_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    empty = st.lists(st.booleans(), min_size=MAX_ROUNDS, max_size=MAX_ROUNDS)
+    step = st.builds(_with_empty, operations(traits, ("exchange",)), empty)
+    return between(traits, st.lists(step, min_size=1, max_size=MAX_ROUNDS))
+
+
+def _with_empty(step: Step, empty: list[bool]) -> Step:
+    """The round with some of its blobs of no bytes."""
+    blobs = triples(numbers_of(step))
+    sized = [(s, t, 0 if empty[place % MAX_ROUNDS] else n) for place, (s, t, n) in enumerate(blobs)]
+    return Step(step.op, tuple(number for blob in sized for number in blob))
+
+
+def _play_rounds(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    for number, step in enumerate(found.steps):
+        yield from land(bench, [issue(bench, group, step, number)], "X1")
+
+
+def _warm_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    links = st.lists(st.tuples(RANKS, RANKS, st.just(0)), max_size=6)
+    messages = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_ROUNDS)
+
+    def made(size: int, pairs: list[tuple[int, int, int]], steps: list[Step]) -> Program:
+        warm = [Step("message", pair) for pair in pairs]
+        flat = [n for step in fit(warm, size) for n in numbers_of(step)[:2]]
+        return program([Step("warm", tuple(flat)), *lone(fit(steps, size))], size)
+
+    return st.builds(made, few(traits), links, messages)
+
+
+def _play_warm(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    ends = numbers_of(found.steps[0])
+    yield NEXT
+    group.warm(tuple(zip(ends[::2], ends[1::2], strict=True)))
+    transfers = []
+    for number, step in enumerate(found.steps[1:]):
+        transfers.append(issue(bench, group, step, number))
+        yield NEXT
+    yield from land(bench, transfers, "X2")
+
+
+ROUNDS = (
+    Property(
+        name="a-round-brings-every-blob-whole",
+        family=FAMILY,
+        clauses=("X1",),
+        claim="One blob a pair, of any size, empty ones among them; rounds follow each other.",
+        programs=_round_programs,
+        play=_play_rounds,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="links-warmed-in-one-order-carry-traffic",
+        family=FAMILY,
+        clauses=("X2",),
+        claim="After all ranks have warmed the same links, in one order, messages arrive.",
+        programs=_warm_programs,
+        play=_play_warm,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+)
+
+
+MAX_STREAM_OPERATIONS = 4
+ROLES = tuple(role.value for role in Role)
+BEFORE = 0x11
+"""What buffers hold, and are set to late, before the operation may touch them."""
+
+
+def _ordered(traits: Traits) -> str | None:
+    return company(traits) or (None if traits.groups.stream_ordered else "stream_ordered")
+
+
+def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """`message(source, target, nbytes)`, each followed by the roles that issue it: `on(s, t)`."""
+    role = st.sampled_from(ROLES)
+    roles = st.builds(lambda *pair: Step("on", pair), role, role)
+    step = st.one_of(operations(traits, ("message",)), roles)
+
+    def made(size: int, first: list[Step], steps: list[Step]) -> Program:
+        return program([*first, *lone(fit(steps, size))], size)
+
+    drawn = st.lists(step, min_size=1, max_size=2 * MAX_STREAM_OPERATIONS)
+    return st.builds(made, few(traits), perhaps_warm(), drawn)
+
+
+def _play_ordered(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    warm_up(group, found.steps)
+    roles = (ROLES[0], ROLES[0])
+    transfers = []
+    for number, step in enumerate(found.steps):
+        if step.op == "on":
+            roles = (str(step.args[0]), str(step.args[1]))
+        elif step.op == "message" and bench.rank in numbers_of(step)[:2]:
+            transfers.append(_issue_late(bench, group, (step, number), roles))
+            yield NEXT
+    yield from land(bench, transfers, "X6")
+
+
+def _issue_late(
+    bench: Bench, group: Communicator, order: tuple[Step, int], roles: tuple[str, str]
+) -> Transfer:
+    """Launch what writes the buffer last, and issue the message behind it."""
+    source, target, nbytes = numbers_of(order[0])
+    data = payload(order[1], source, target, nbytes)
+    buffer, given = bench.filled((nbytes,), BEFORE), bench.of(data)
+    stream = bench.accelerator.stream(Role(roles[bench.rank == target]))
+    bench.disturb(stream)
+    if bench.rank == target:
+        stream.launch(lambda: buffer.fill_(BEFORE))
+    else:
+        stream.launch(lambda: buffer.copy_(given))
+    with stream.current():
+        if bench.rank == target:
+            return Transfer(str(order[0]), group.irecv(buffer, source), ((buffer, data),))
+        return Transfer(str(order[0]), group.isend(buffer, target), operands=(buffer, given))
+
+
+def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """Operations, and `await(place, role)`: a stream waits for the operation in that place."""
+    awaits = st.builds(
+        lambda *args: Step("await", args),
+        st.integers(0, MAX_STREAM_OPERATIONS - 1),
+        st.sampled_from(ROLES),
+    )
+    step = st.one_of(operations(traits), awaits)
+
+    def made(size: int, steps: list[Step]) -> Program:
+        valid = _placed(lone(fit(steps, size)))
+        if traits.accelerator.streams == 1:  # such a stream may run launches inside the call
+            valid = _awaits_last(valid)
+        return program(valid, size)
+
+    return st.builds(
+        made, few(traits), st.lists(step, min_size=2, max_size=2 * MAX_STREAM_OPERATIONS)
+    )
+
+
+def _placed(steps: list[Step]) -> list[Step]:
+    """Each *await* names the place of an operation before it."""
+    kept: list[Step] = []
+    for step in steps:
+        if step.op == "await":
+            issued = [place for place, earlier in enumerate(kept) if earlier.op != "await"]
+            if not issued:
+                continue
+            step = Step("await", (issued[int(step.args[0]) % len(issued)], step.args[1]))
+        kept.append(step)
+    return kept
+
+
+def _awaits_last(steps: list[Step]) -> list[Step]:
+    """All operations first; places follow."""
+    places = [place for place, step in enumerate(steps) if step.op != "await"]
+    moved = {place: number for number, place in enumerate(places)}
+    awaits = [s for s in steps if s.op == "await"]
+    after = [Step("await", (moved[int(s.args[0])], s.args[1])) for s in awaits]
+    return [steps[place] for place in places] + after
+
+
+@dataclass
+class _Copies:
+    """What streams saw that had waited for an operation."""
+
+    bench: Bench
+    pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
+
+    def take(self, transfer: Transfer, stream: Stream) -> None:
+        """Copy the results behind the operation, on the stream."""
+        transfer.work.wait(stream)
+        for found, wanted in transfer.results:
+            seen = self.bench.filled(found.shape, BEFORE, found.dtype)
+            stream.launch(lambda seen=seen, found=found: seen.copy_(found))  # type: ignore[misc]
+            self.pairs.append((seen, wanted, f"{transfer.what}, seen by a stream that waited"))
+
+    def check(self) -> None:
+        """Demand that all saw the end."""
+        for seen, wanted, what in self.pairs:
+            equal("X7", seen, wanted, what)
+
+
+def _play_awaited(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    transfers: dict[int, Transfer] = {}
+    copies = _Copies(bench)
+    for number, step in enumerate(found.steps):
+        if step.op != "await":
+            if (made := issue(bench, group, step, number)) is not None:
+                transfers[number] = made
+        elif step.args[0] in transfers:
+            stream = bench.accelerator.stream(Role(str(step.args[1])))
+            copies.take(transfers[int(step.args[0])], stream)
+        yield NEXT
+    for transfer in transfers.values():
+        yield Until(transfer.work.done, transfer.what)
+    bench.drain()
+    copies.check()
+
+
+STREAMED = (
+    Property(
+        name="operations-come-after-what-the-current-stream-was-given",
+        family=FAMILY,
+        clauses=("X6",),
+        claim="What was launched on the current stream before a message comes before the message.",
+        programs=_ordered_programs,
+        play=_play_ordered,
+        needs=_ordered,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="a-stream-waits-for-an-operation-without-the-host",
+        family=FAMILY,
+        clauses=("X7",),
+        claim="What a stream does after waiting sees the result; the host is not held up.",
+        programs=_awaited_programs,
+        play=_play_awaited,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+)
+
+
+MAX_IN_PLACE_CALLS = 3
+OPS = ("all_gather", "reduce_scatter", "all_to_all")
+OVERLAPS = ("same", "shifted")
+"""*same*: the smaller operand is this rank's part of the larger one, or both are one.
+*shifted*: the output begins one element behind the input, on no rank where it belongs."""
+COUNTS = (4, 33)
+
+
+def _in_place_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    one = st.builds(
+        lambda op, count, overlap: Step(op, (count, overlap)),
+        st.sampled_from(OPS),
+        st.sampled_from(COUNTS),
+        st.sampled_from(OVERLAPS),
+    )
+    drawn = st.lists(one, min_size=1, max_size=MAX_IN_PLACE_CALLS)
+    return st.builds(lambda size, steps: program(steps, size), few(traits), drawn)
+
+
+def _play_in_place(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    for number, step in enumerate(found.steps):
+        yield NEXT
+        yield from _overlapping(bench, group, call_of(step, number), str(step.args[1]))
+
+
+def _overlapping(bench: Bench, group: Communicator, call: Call, overlap: str) -> Play:
+    """Either it equals the collective without overlap, or nothing happens."""
+    values = given(call, group.rank, group.size, tame)
+    wanted = due(call, group.rank, group.size, tame)
+    out, tensor = _operands(bench, group.rank, values, wanted, overlap)
+    settled(tensor.copy_(values))
+    works: list[Work] = []
+    what = f"rank {group.rank}: {call}, output and input {overlap}"
+    refused = attempt(lambda: works.append(_start(group, call.op, out, tensor)), Unsupported)
+    if refused is not None:
+        equal("A3", tensor, values, f"{what}: the input after the refusal")
+        return
+    yield from finish(bench, works[0], what)
+    equal("A3", out, wanted, what)
+
+
+def _start(group: Communicator, op: str, out: Tensor, tensor: Tensor) -> Work:
+    calls = {
+        "all_gather": group.all_gather,
+        "reduce_scatter": group.reduce_scatter,
+        "all_to_all": group.all_to_all,
+    }
+    return calls[op](out, tensor)
+
+
+def _operands(
+    bench: Bench, rank: int, values: Tensor, wanted: Tensor, overlap: str
+) -> tuple[Tensor, Tensor]:
+    """Output and input of these shapes, in one piece of memory."""
+    if overlap == "shifted":
+        return _shifted(bench, values, wanted)
+    if values.numel() > wanted.numel():
+        whole = bench.empty(values.shape, values.dtype)
+        return whole[rank], whole
+    whole = bench.empty(wanted.shape, wanted.dtype)
+    return whole, whole if values.shape == wanted.shape else whole[rank]
+
+
+def _shifted(bench: Bench, values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    whole = bench.empty((max(values.numel(), 1 + wanted.numel()),), values.dtype)
+    tensor = whole[: values.numel()].view(values.shape)
+    return whole[1 : 1 + wanted.numel()].view(wanted.shape), tensor
+
+
+IN_PLACE = (
+    Property(
+        name="overlapping-operands-are-as-good-as-separate-ones-or-refused",
+        family=FAMILY,
+        clauses=("A3",),
+        claim="A collective whose output overlaps its input gives the same, or does nothing.",
+        programs=_in_place_programs,
+        play=_play_in_place,
+        ranks=Ranks.GROUP,
+    ),
+)
+
+
+MAX_OPERATIONS = 8
+HOSTS = 2
+TOLD_APART = ("message", "message", "all_reduce", "broadcast")
+"""What shows that two threads' operations were swapped: mostly messages."""
+GROUPS = ("first", "second")
+"""Two communicators; host k uses the k-th."""
+
+
+def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drawn = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_OPERATIONS)
+    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+
+
+def _play_ring(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    transfers: list[Transfer | None] = []
+    for end in (0, 1):  # all sends before any receive
+        for number, step in enumerate(found.steps):
+            if numbers_of(step)[end] == bench.rank:
+                transfers.append(issue(bench, group, step, number))
+                yield NEXT
+    yield from land(bench, transfers, "P1")
+
+
+def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return between(
+        traits, st.lists(operations(traits, ("message",)), min_size=2, max_size=MAX_OPERATIONS)
+    )
+
+
+def _play_order(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    transfers = []
+    for number, step in enumerate(found.steps):
+        transfers.append(issue(bench, group, step, number))
+        yield NEXT
+    yield from land(bench, transfers, "P2")
+
+
+def _hosted(traits: Traits, most: int, kinds: Sequence[str]) -> st.SearchStrategy[list[Step]]:
+    """Operations, each by one host of every rank."""
+    host = st.integers(0, HOSTS - 1)
+    one = st.builds(lambda step, host: replace(step, host=host), operations(traits, kinds), host)
+    return st.lists(one, min_size=2, max_size=most)
+
+
+def _groups_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return st.builds(
+        lambda n, steps: program(_lone_by_host(fit(steps, n)), n),
+        few(traits),
+        _hosted(traits, 6, SINGLE),
+    )
+
+
+def _lone_by_host(steps: list[Step]) -> list[Step]:
+    """In either communicator at most one message from a rank to another."""
+    return [step for host in range(HOSTS) for step in lone(s for s in steps if s.host == host)]
+
+
+def _independent(traits: Traits) -> str | None:
+    return company(traits) or (None if traits.groups.independent_groups else "independent_groups")
+
+
+def _play_groups(bench: Bench, found: Program) -> Play:
+    groups = yield from together(bench, *GROUPS)
+    transfers = []
+    for number, step in enumerate(found.steps):
+        if step.host == bench.host:
+            transfers.append(issue(bench, groups[GROUPS[bench.host]], step, number))
+            yield NEXT
+    yield from land(bench, transfers, "P4")
+
+
+def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return between(traits, _hosted(traits, MAX_OPERATIONS, TOLD_APART))
+
+
+def _play_turns(bench: Bench, found: Program) -> Play:
+    groups = yield from together(bench, "main")
+    fresh = [threading.Event() for _ in found.steps]
+    issued: list[threading.Event] = bench.shared.setdefault("issued", fresh)
+    transfers = []
+    for number, step in enumerate(found.steps):
+        if step.host != bench.host:
+            continue
+        if number:
+            yield from _turn(bench, issued[number - 1], number)
+        transfers.append(issue(bench, groups["main"], step, number))
+        issued[number].set()
+        yield NEXT
+    yield from land(bench, transfers, "P6")
+
+
+def _turn(bench: Bench, before: threading.Event, number: int) -> Play:
+    yield Until(before.is_set, f"the turn of step {number}")
+    demand("C8", before.wait(bench.patience), f"the turn of step {number} never came")
+
+
+def _left_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """`leave(rank)`: ranks that close what they have just opened."""
+    leaving = st.lists(RANKS, min_size=1, max_size=MAX_OPERATIONS, unique=True)
+
+    def made(size: int, gone: Sequence[int]) -> Program:
+        ranks = sorted({rank % size for rank in gone})
+        return program([Step("leave", (rank,)) for rank in ranks], size)
+
+    return st.builds(made, few(traits), leaving)
+
+
+def _play_left(bench: Bench, found: Program) -> Play:
+    """Any error of an opening, or of the barrier afterwards, is a violation."""
+    group = yield from bench.communicator("left early")
+    if Step("leave", (bench.rank,)) in found.steps:
+        group.close()
+    after = yield from bench.communicator("after")
+    yield from finish(bench, after.barrier(), "a barrier of the communicator opened afterwards")
+
+
+PROPERTIES = (
+    Property(
+        name="sends-need-not-wait-for-receives",
+        family=FAMILY,
+        clauses=("P1",),
+        claim="Everybody sends everything before receiving anything, and all of it arrives.",
+        programs=_ring_programs,
+        play=_play_ring,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="messages-between-two-ranks-keep-their-order",
+        family=FAMILY,
+        clauses=("P2",),
+        claim="The k-th receive from a rank takes the k-th message that it sent, of any size.",
+        programs=_order_programs,
+        play=_play_order,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="two-communicators-go-on-without-each-other",
+        family=FAMILY,
+        clauses=("P4",),
+        claim="A host for each communicator: in whatever order they issue, everything ends.",
+        programs=_groups_programs,
+        play=_play_groups,
+        needs=_independent,
+        ranks=Ranks.GROUP,
+        hosts=HOSTS,
+    ),
+    Property(
+        name="threads-take-turns-on-one-communicator",
+        family=FAMILY,
+        clauses=("P6",),
+        claim="Operations keep the order in which a rank's threads issued them.",
+        programs=_turns_programs,
+        play=_play_turns,
+        needs=company,
+        ranks=Ranks.GROUP,
+        hosts=HOSTS,
+    ),
+    Property(
+        name="a-rank-may-close-what-it-has-just-opened",
+        family=FAMILY,
+        clauses=("X8",),
+        claim="Ranks that close a communicator as soon as they have it take nobody's opening away.",
+        programs=_left_programs,
+        play=_play_left,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    *CROWDS,
+    *ROUNDS,
+    *STREAMED,
+    *IN_PLACE,
+)

@@ -1,0 +1,520 @@
+"""Properties of family *resources* about backends and what their devices hand out.
+
+Property of family *resources* about what is given back: after every use, everything.
+
+Family *resources*: devices that are closed, and what a device says of itself.
+
+Family *resources*: what is declared, what is handed out, and what is given back.
+"""
+
+import dataclasses
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.accelerator import Memory, Topology
+from equipoise.hal.capabilities import Available, Capabilities, SlotFormat, Unavailable
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Bench,
+    Play,
+    attempt,
+    demand,
+    native_stream,
+    told,
+)
+from equipoise.hal.conformance.fixtures.slot_store import ROLES, Part, plain, shelf
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties import resources_signatures
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.errors import StreamFailed, Unsupported, Violation
+from equipoise.hal.stream import Role, Stream
+
+FAMILY = "resources"
+LONGEST = 6
+"""Steps of a program."""
+SPAWNING = 60.0
+"""Seconds that a fresh interpreter may take to import the backend."""
+
+
+# ----- B1, B2: what is known before anything is opened --------------------------------------------
+
+
+def _told(capabilities: Capabilities) -> str:
+    """All that is declared, in one order."""
+    fields = dataclasses.asdict(capabilities)
+    return json.dumps({name: _plain(value) for name, value in fields.items()}, sort_keys=True)
+
+
+def _plain(value: object) -> object:
+    return sorted(map(str, value)) if isinstance(value, frozenset) else value
+
+
+def _known(traits: Traits) -> st.SearchStrategy[Program]:
+    """The traits were taken before the device was opened; the program remembers them."""
+    declare = Step("declare", (_told(traits.accelerator),))
+    steps = st.lists(st.sampled_from([Step("probe"), declare]), min_size=1, max_size=3)
+    return steps.map(program)
+
+
+def _play_known(bench: Bench, found: Program) -> Play:
+    for step in found.steps:
+        if step.op == "probe":
+            _probe(bench)
+        else:
+            now = bench.backend.capabilities
+            kept = isinstance(now, Capabilities) and _told(now) == step.args[0]
+            demand("B2", kept, f"declared {step.args[0]} before the device was opened, {now} since")
+        yield NEXT
+
+
+def _probe(bench: Bench) -> None:
+    before = bench.surroundings.leftovers()
+    try:
+        answer = bench.backend.probe()
+    except Exception as error:
+        raise Violation("B1", f"probe raised {type(error).__name__}: {error}") from error
+    says = isinstance(answer, Available | Unavailable)
+    demand("B1", says, f"probe answered {answer!r}, not available or why not")
+    count = bench.backend.devices()
+    fits = (count > 0) == isinstance(answer, Available)
+    demand("B1", fits, f"probe answered {answer!r}, and {count} devices can be opened")
+    demand_no_more("B1", before, bench.surroundings.leftovers(), "after a probe")
+
+
+def demand_no_more(
+    clause: str, before: Mapping[str, int], after: Mapping[str, int], when: str
+) -> None:
+    """Raise `Violation` where more is left over than before."""
+    more = {name: count for name, count in after.items() if count > before.get(name, 0)}
+    demand(clause, not more, f"{when} there are {more}, before there were {dict(before)}")
+
+
+# ----- B4, B5, B6, R2: what a device hands out ----------------------------------------------------
+
+
+def _asked(_: Traits) -> st.SearchStrategy[Program]:
+    role = st.sampled_from([role.value for role in Role])
+    steps = st.one_of(
+        st.builds(lambda r: Step("stream", (r,)), role),
+        st.builds(lambda n: Step("pinned", (n,)), st.integers(1, 64)),
+        st.just(Step("adopt")),
+    )
+    return st.lists(steps, min_size=1, max_size=LONGEST).map(program)
+
+
+@dataclass
+class _Desk:
+    """Asks for streams and memory, and compares what it is given with what it was given before."""
+
+    bench: Bench
+    streams: dict[str, Stream] = field(default_factory=dict)
+    memory: list[Tensor] = field(default_factory=list)
+
+    def do(self, step: Step) -> None:
+        """Make one call."""
+        if step.op == "stream":
+            self.stream(str(step.args[0]))
+        elif step.op == "pinned":
+            self.pinned(int(step.args[0]))
+        else:
+            self.adopt()
+
+    def stream(self, role: str) -> None:
+        found = self.bench.accelerator.stream(Role(role))
+        known = self.streams.setdefault(role, found)
+        demand("B4", found is known, f"stream({role}) is another stream than before")
+        demand("B4", found.role == role, f"stream({role}) says that its role is {found.role}")
+
+    def pinned(self, nbytes: int) -> None:
+        made = self.bench.accelerator.pinned(nbytes)
+        kind = f"{made.dtype} {list(made.shape)} on {made.device}"
+        fits = (made.dtype, made.device.type, made.shape) == (torch.uint8, "cpu", (nbytes,))
+        demand("B6", fits, f"pinned({nbytes}) is {kind}, not uint8 [{nbytes}] on the host")
+        if self.bench.accelerator.device.type != "cpu":
+            locked = self.bench.backend.capabilities.pinned_memory
+            demand("B6", made.is_pinned() or not locked, f"pinned({nbytes}) is not page-locked")
+        self.memory.append(made.fill_(len(self.memory)))
+
+    def adopt(self) -> None:
+        """What no engine owns cannot be a stream; what is current on the device can."""
+        refusal = attempt(lambda: self.bench.accelerator.adopt(object()), Unsupported)
+        demand("B5", refusal, "something that is no stream was adopted")
+        device = self.bench.accelerator.device
+        if device.type != "cpu":
+            stream = self.bench.accelerator.adopt(native_stream(device))
+            seen = self.bench.filled((1,), 0)
+            stream.launch(lambda: seen.fill_(1))
+            stream.synchronize(self.bench.patience)
+            demand("B5", int(told(seen)), "a launch on an adopted stream has not run")
+            refusal = attempt(lambda: stream.launch(_raise), StreamFailed)
+            cause = refusal.__cause__ if refusal is not None else None
+            said = f"a launch on an adopted stream whose program raised raised {refusal!r}"
+            demand("E7", isinstance(cause, ZeroDivisionError), said)
+            stream.launch(lambda: seen.fill_(2))
+            stream.synchronize(self.bench.patience)
+            demand("E7", int(told(seen)) == 2, "an adopted stream does not go on after a failure")
+
+    def end(self) -> None:
+        """Nobody's memory is anybody else's."""
+        for number, made in enumerate(self.memory):
+            demand(
+                "B6", bool((made == number).all()), f"pinned memory {number} was handed out twice"
+            )
+
+
+def _raise() -> None:
+    raise ZeroDivisionError("a program of the suite raises")
+
+
+def _play_asked(bench: Bench, found: Program) -> Play:
+    desk = _Desk(bench)
+    for step in found.steps:
+        desk.do(step)
+        yield NEXT
+    desk.end()
+
+
+_PRIVATE = Part(torch.uint8, 16, format=SlotFormat.PRIVATE)
+OPTIONAL: Mapping[str, Callable[[Bench], object]] = {
+    "stream_lock": lambda bench: bench.accelerator.stream_lock(bench.deadline),
+    "graph_capture": lambda bench: bench.accelerator.graph(),
+    "slot_formats": lambda bench: shelf(bench, 1, 1, [_PRIVATE]),
+}
+"""By capability, what may be called where it is declared, and nowhere else."""
+
+
+def _optional(_: Traits) -> st.SearchStrategy[Program]:
+    return st.sampled_from(sorted(OPTIONAL)).map(lambda name: program([Step(name)]))
+
+
+def _play_optional(bench: Bench, found: Program) -> Play:
+    """The memory of a slot is made before the store is asked for; it is dropped with the error."""
+    name = found.steps[0].op
+    declared = _declares(bench.backend.capabilities, name)
+    before = dict(bench.surroundings.leftovers())
+    try:
+        OPTIONAL[name](bench)
+    except Unsupported as refusal:
+        demand("R2", not declared, f"{name} is declared, yet: {refusal}")
+        yield NEXT
+        demand_no_more("R2", before, bench.surroundings.leftovers(), "after a refusal")
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}, not Unsupported"
+        raise Violation("R2", f"{name} is not declared and raised {what}") from error
+    else:
+        demand("R2", declared, f"{name} is not declared, yet the call was accepted")
+
+
+def _declares(capabilities: Capabilities, name: str) -> bool:
+    if name == "slot_formats":
+        return SlotFormat.PRIVATE in capabilities.slot_formats
+    return bool(getattr(capabilities, name))
+
+
+# ----- R4: importing ------------------------------------------------------------------------------
+
+LOOK = """
+import importlib, os, sys, torch
+
+def tasks():
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+
+def awake():
+    device = torch.accelerator.current_accelerator()
+    return device is not None and torch.get_device_module(device).is_initialized()
+
+before = tasks()
+importlib.import_module(sys.argv[1])
+print("threads", tasks() - before, "devices", int(awake()))
+"""
+"""Prints what importing a module has started in a fresh interpreter."""
+
+
+@functools.cache
+def _started_by(module: str) -> str:
+    """What an interpreter says that has imported `module` and nothing else of the backend's."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, module],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=SPAWNING,
+        check=False,
+    )
+    last = (done.stdout or done.stderr).strip().splitlines()[-1:]
+    return last[0] if last else f"nothing, exit status {done.returncode}"
+
+
+def _import(_: Traits) -> st.SearchStrategy[Program]:
+    return st.just(program([Step("import")]))
+
+
+def _play_import(bench: Bench, _: Program) -> Play:
+    module = type(bench.backend).__module__
+    said = _started_by(module)
+    demand("R4", said == "threads 0 devices 0", f"importing {module} in a fresh process: {said}")
+    yield NEXT
+
+
+DEVICES = (
+    Property(
+        name="a-backend-is-known-before-it-is-opened",
+        family=FAMILY,
+        clauses=("B2", "B1"),
+        claim="Probing answers and opens nothing; what is declared before opening stays true.",
+        programs=_known,
+        play=_play_known,
+    ),
+    Property(
+        name="a-device-hands-out-the-same-streams-and-its-own-memory",
+        family=FAMILY,
+        clauses=("B4", "B5", "B6", "E7"),
+        claim="One stream a role, no stream from what is none, host memory that nobody shares.",
+        programs=_asked,
+        play=_play_asked,
+    ),
+    Property(
+        name="what-is-not-declared-is-refused",
+        family=FAMILY,
+        clauses=("R2",),
+        claim="Where a capability is declared the call works, where it is not it is Unsupported.",
+        programs=_optional,
+        play=_play_optional,
+    ),
+    Property(
+        name="importing-a-backend-starts-nothing",
+        family=FAMILY,
+        clauses=("R4",),
+        claim="A fresh process that imports the backend has no more threads, and no device awake.",
+        programs=_import,
+        play=_play_import,
+    ),
+)
+
+
+CYCLES = 3
+"""How often a program is repeated: the first time may leave what is kept once for all."""
+WIDTH = 8
+"""Bytes of a slot, and of a page."""
+Made = Iterator[object]
+"""What was made, for somebody to see whether it is still there."""
+
+
+def _events(bench: Bench) -> Made:
+    first, second = (bench.accelerator.stream(Role(role)) for role in ROLES[:2])
+    event = bench.accelerator.event()
+    first.record(event)
+    second.wait(event)
+    yield event
+
+
+def _slots(bench: Bench) -> Made:
+    place = plain(bench, 1, 1, WIDTH)
+    reader = place.store.attach(bench.accelerator.stream(Role(ROLES[0])))
+    lease = place.store.lease([0])
+    lease.release()
+    place.unpack([0], 1, ROLES[1])
+    place.store.commit([(0, 0)], place.stream(ROLES[2]))
+    blob = place.look([0], ROLES[0])
+    reader.detach()
+    yield from (place.store, reader, lease, blob, place.pack([0], ROLES[1]))
+
+
+def _pages(bench: Bench) -> Made:
+    pool = bench.accelerator.host_pool(WIDTH, 1)
+    page = pool.take(bench.patience)
+    page.give_back(None)
+    yield from (pool, page)
+
+
+def _lock(bench: Bench) -> Made:
+    lock, stream = bench.accelerator.stream_lock(bench.deadline), ROLES[0]
+    lock.signal(lock.epoch)
+    lock.acquire(bench.accelerator.stream(Role(stream)))
+    lock.release(bench.accelerator.stream(Role(stream)))
+    lock.wait(lock.epoch, bench.patience)
+    yield lock
+
+
+def _graph(bench: Bench) -> Made:
+    graph, stream = bench.accelerator.graph(), bench.accelerator.stream(Role(ROLES[0]))
+    cell = bench.filled((1,), 0)
+    graph.capture(stream, lambda: stream.launch(lambda: cell.fill_(1)))
+    graph.replay(stream)
+    yield from (graph, cell)
+
+
+USES: Mapping[str, Callable[[Bench], Made]] = {
+    "events": _events,
+    "slots": _slots,
+    "pages": _pages,
+    "stream_lock": _lock,
+    "graph_capture": _graph,
+}
+"""One use of each kind of thing; a capability has the name of its use."""
+
+
+def _use_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    declared = [use for use in USES if getattr(traits.accelerator, use, True)]
+    steps = st.lists(st.sampled_from(declared).map(Step), min_size=1, max_size=4)
+    return steps.map(program)
+
+
+def _play_uses(bench: Bench, found: Program) -> Play:
+    """What the last cycle made may still be at hand; what came before it may not."""
+    cycles: list[list[tuple[str, weakref.ref[object]]]] = []
+    bases: list[Mapping[str, int]] = []
+    for _ in range(CYCLES):
+        cycles.append([born for step in found.steps for born in _use(bench, step.op)])
+        bench.drain()
+        yield NEXT
+        gc.collect(1)
+        bases.append(bench.surroundings.leftovers())
+    remembered = [name for cycle in cycles[:-1] for name, made in cycle if _lives(made)]
+    demand("R1", not remembered, f"{len(remembered)} used up and still alive: {remembered}")
+    demand_no_more("R1", bases[0], bases[-1], f"after {CYCLES} cycles")
+
+
+def _use(bench: Bench, use: str) -> list[tuple[str, weakref.ref[object]]]:
+    """Weak references to what one use makes, where its class allows any."""
+    found = []
+    for made in USES[use](bench):
+        with suppress(TypeError):
+            found.append((type(made).__name__, weakref.ref(made)))
+    return found
+
+
+def _lives(made: weakref.ref[object]) -> bool:
+    """Whether it is still there when everything unreachable is gone."""
+    if made() is not None:
+        gc.collect()
+    return made() is not None
+
+
+REPEATED_USE = (
+    Property(
+        name="what-was-used-up-is-given-back",
+        family="resources",
+        clauses=("R1",),
+        claim="Events, stores, readers, leases, pages, locks and graphs go when they are dropped.",
+        programs=_use_programs,
+        play=_play_uses,
+    ),
+)
+
+
+ALL_ROLES = tuple(role.value for role in Role)
+ENDING = 5.0
+"""Seconds that a thread may take which close has told to end."""
+
+
+def _closed(_: Traits) -> st.SearchStrategy[Program]:
+    """`launch(role)` on a device of its own, which is then closed, once or twice."""
+    launches = st.lists(st.sampled_from(ALL_ROLES), max_size=4)
+    return st.builds(
+        lambda roles, times: program(
+            [*(Step("launch", (role,)) for role in roles), *[Step("close")] * times]
+        ),
+        launches,
+        st.integers(1, 2),
+    )
+
+
+def _play_closed(bench: Bench, found: Program) -> Play:
+    before = set(threading.enumerate())
+    extra = bench.backend.open(0)
+    flag = bench.filled((1,), 0)
+    for step in found.steps:
+        if step.op == "launch":
+            extra.stream(Role(str(step.args[0]))).launch(lambda: None)
+        else:
+            extra.close()
+        yield NEXT
+    for role in ALL_ROLES:
+        stream = extra.stream(Role(role))
+        for what, call in (
+            ("launch", partial(stream.launch, partial(flag.fill_, 1))),
+            ("record", partial(stream.record, extra.event())),
+        ):
+            refused = attempt(call, StreamFailed)
+            demand("E5", refused, f"{what} on stream {role} of a device that was closed")
+    demand("E5", int(told(flag)) == 0, "a launch on a device that was closed has run")
+    later = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in later:
+        thread.join(ENDING)
+    alive = [thread.name for thread in later if thread.is_alive()]
+    demand("E5", not alive, f"threads that outlive the close of their device: {alive}")
+
+
+def _said(_: Traits) -> st.SearchStrategy[Program]:
+    steps = st.sampled_from((Step("memory"), Step("topology")))
+    return st.lists(steps, min_size=1, max_size=3).map(program)
+
+
+def _play_said(bench: Bench, found: Program) -> Play:
+    accelerator = bench.accelerator
+    first = accelerator.topology()
+    for step in found.steps:
+        if step.op == "memory":
+            _sound_memory(accelerator.memory())
+        else:
+            _sound_topology(accelerator.topology())
+            demand("B10", accelerator.topology() == first, "the topology is another than before")
+        yield NEXT
+    demand("B10", first.index == 0, f"device 0 says that its index is {first.index}")
+    name, backend = accelerator.name, bench.backend.name
+    named = name.startswith(backend) and name.endswith(str(first.index))
+    demand("B10", named, f"device 0 of {backend} is called {name!r}")
+
+
+def _sound_memory(said: Memory) -> None:
+    sound = said.total > 0 and 0 <= said.free <= said.total
+    demand("B10", sound, f"{said.free} bytes of {said.total} are free")
+
+
+def _sound_topology(said: Topology) -> None:
+    demand("B10", bool(said.node), "the node has no name")
+    demand("B10", said.numa >= -1, f"the NUMA node is {said.numa}")
+
+
+CLOSED_DEVICES = (
+    Property(
+        name="a-closed-device-takes-nothing",
+        family=FAMILY,
+        clauses=("E5",),
+        claim="After close every launch is refused, no thread is left, and close may come again.",
+        programs=_closed,
+        play=_play_closed,
+    ),
+    Property(
+        name="a-device-says-what-it-is",
+        family=FAMILY,
+        clauses=("B10",),
+        claim="Memory and topology are within their bounds, and stay what they are.",
+        programs=_said,
+        play=_play_said,
+    ),
+)
+
+
+PROPERTIES: tuple[Property, ...] = (
+    *DEVICES,
+    *CLOSED_DEVICES,
+    *resources_signatures.PROPERTIES,
+    *REPEATED_USE,
+)

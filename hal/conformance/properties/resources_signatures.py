@@ -1,0 +1,125 @@
+"""Clause R3: what is handed out has the protocol's signatures, name by name."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from equipoise.hal.accelerator import Accelerator, Backend, Graph, HostPool, Page
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, finish
+from equipoise.hal.conformance.fixtures.slot_store import plain
+from equipoise.hal.conformance.program import Program, program
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.control_plane import ControlPlane
+from equipoise.hal.kernels import Kernels
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.slots import Lease, Reader, SlotStore
+from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.work import Work
+
+FAMILY = "resources"
+Parameter = tuple[str, Any, Any]
+"""Name, kind, default."""
+
+
+def members(protocol: type) -> dict[str, Any]:
+    """What the protocol names."""
+    return {name: m for name, m in vars(protocol).items() if not name.startswith("_")}
+
+
+def differences(protocol: type, found: object) -> list[str]:
+    """What is not as the protocol says, one line each; `found` is an object or its class."""
+    lines = []
+    for name, member in members(protocol).items():
+        own = inspect.getattr_static(found, name, None)
+        if own is None:
+            lines.append(f"has no {name}")
+        elif isinstance(member, property) and callable(own):
+            lines.append(f"{name} is a method, not an attribute")
+        elif inspect.isfunction(member) and not callable(own):
+            lines.append(f"{name} is an attribute, not a method")
+        elif inspect.isfunction(member):
+            lines += _compare(name, _parameters(member), _parameters(getattr(found, name)))
+    kind = found if isinstance(found, type) else type(found)
+    return [f"{kind.__name__} for {protocol.__name__}: {line}" for line in lines]
+
+
+def _parameters(function: Any) -> list[Parameter]:
+    """In order, without `self`."""
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in found if p.name != "self"]
+
+
+def _compare(name: str, wanted: list[Parameter], own: list[Parameter]) -> list[str]:
+    if own == wanted:
+        return []
+    return [f"{name} takes {_words(own)}, not {_words(wanted)}"]
+
+
+def _words(parameters: list[Parameter]) -> str:
+    made = [inspect.Parameter(name, kind, default=default) for name, kind, default in parameters]
+    return str(inspect.Signature(made))
+
+
+def _once(_: Traits) -> st.SearchStrategy[Program]:
+    return st.just(program([]))
+
+
+def _demand_all(pairs: Iterable[tuple[type, object]]) -> None:
+    for protocol, found in pairs:
+        wrong = differences(protocol, found)
+        demand("R3", not wrong, "; ".join(wrong))
+
+
+def _play_device(bench: Bench, _: Program) -> Play:
+    _demand_all(_handed_out(bench))
+    yield NEXT
+
+
+def _handed_out(bench: Bench) -> Iterable[tuple[type, object]]:
+    """One object of every kind that a device hands out, as far as its capabilities go."""
+    device, store = bench.accelerator, plain(bench, 1, 1, 1).store
+    stream = device.stream(Role.COMPUTE)
+    yield from ((Backend, bench.backend), (Accelerator, device), (Kernels, device.kernels))
+    yield from ((Stream, stream), (Event, device.event()), (SlotStore, store))
+    yield from ((Reader, store.attach(stream)), (Lease, store.lease([0])))
+    pool = device.host_pool(1, 1)
+    yield from ((HostPool, pool), (Page, pool.take(bench.patience)))
+    if bench.backend.capabilities.stream_lock:
+        yield StreamLock, device.stream_lock(bench.deadline)
+    if bench.backend.capabilities.graph_capture:
+        yield Graph, device.graph()
+
+
+def _play_group(bench: Bench, _: Program) -> Play:
+    fabric = bench.fabric
+    demand("R3", fabric, "no fabric was handed out")
+    group = yield from bench.communicator()
+    work = group.barrier()
+    assert fabric is not None
+    pairs = ((Fabric, fabric), (ControlPlane, fabric.control), (Communicator, group), (Work, work))
+    _demand_all(pairs)
+    yield from finish(bench, work, "the barrier")
+
+
+PROPERTIES = (
+    Property(
+        name="every-object-has-the-signatures-of-its-protocol",
+        family=FAMILY,
+        clauses=("R3",),
+        claim="Names, order, kinds and defaults are those of the protocols, on every object.",
+        programs=_once,
+        play=_play_device,
+    ),
+    Property(
+        name="every-object-of-a-group-has-the-signatures-of-its-protocol",
+        family=FAMILY,
+        clauses=("R3",),
+        claim="The same for fabrics, communicators, works and the control plane.",
+        programs=_once,
+        play=_play_group,
+        ranks=Ranks.GROUP,
+    ),
+)

@@ -1,0 +1,352 @@
+"""Part of family *shapes*: operands that are not contiguous.
+
+Part of family *shapes*: what cannot be done is refused at the call, without a trace.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, told
+from equipoise.hal.conformance.fixtures.collectives import (
+    IN_PLACE,
+    MOVES,
+    PROBE,
+    SUMS,
+    Call,
+    Flight,
+    Plain,
+    Values,
+    calls_of,
+    dtype_of,
+    expect,
+    fly,
+    name_of,
+    start,
+    tame,
+)
+from equipoise.hal.conformance.fixtures.strategies import by_size, calling, common, few, movable
+from equipoise.hal.conformance.program import Argument, Program, Step, program
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.errors import Unsupported, Violation
+
+CONTIGUOUS = "contiguous"
+KINDS = ("offset", "transposed", "strided", "expanded")
+OPS = tuple(op for op in (*MOVES, *SUMS) if op != "exchange")
+"""A round carries blobs, which are contiguous by definition."""
+MOST_CALLS = 3
+AHEAD = 16
+"""Elements before an offset view: addresses off the alignment have a property of their own."""
+UNTOUCHED = 0x01  # of every byte; also a legal truth value
+
+
+def _layout_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    shapes = st.sampled_from(("2x2", "2x3", "3x2"))
+    laid = st.tuples(st.sampled_from(KINDS), st.sampled_from(("input", "output")))
+
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        one = st.builds(_step, calling(traits, shapes, OPS), laid)
+        drawn = st.lists(one, min_size=1, max_size=MOST_CALLS)
+        return drawn.map(lambda steps: program(filter(_possible, steps), size))
+
+    return by_size(common(traits), sized)
+
+
+def _step(call: Step, laid: tuple[str, str]) -> Step:
+    """Two more arguments: which layout, and of which operand."""
+    return Step(call.op, (*call.args, *laid))
+
+
+def _possible(step: Step) -> bool:
+    """In-place has one operand; nothing can arrive right where several elements are one."""
+    kind, which = step.args[3:]
+    if step.op in IN_PLACE:
+        return which == "input" and kind != "expanded"
+    return kind != "expanded" or which == "input"
+
+
+def level(call: Call, giver: int, taker: int) -> Tensor:
+    """Values whose rows are all the same one, as in an expanded operand."""
+    return tame(call, giver, taker)[:1].expand(call.shape)
+
+
+@dataclass
+class Laid:
+    """Operands of one call, one of which may lie in a layout, and what they held at first.
+
+    They are laid out on the host, and brought to the device as they lie, gaps included: so no
+    device has to copy between layouts, which it may not be able to do for every dtype.
+
+    Attributes:
+        kind: one of `KINDS`, or `CONTIGUOUS`.
+        which: input or output.
+        before: the memory of each operand, uint8, and what it held at first, on the host.
+    """
+
+    bench: Bench
+    kind: str
+    which: str
+    before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Device memory with a copy of `values`."""
+        kind, shape = self._kind("input"), tuple(values.shape)
+        flat = _flat(kind, shape, values.dtype)
+        made = _view(flat, kind, shape)
+        if kind == "expanded":
+            made[..., :1, :].copy_(values[..., :1, :])
+        else:
+            made.copy_(values)
+        return self._brought(flat, kind, shape)
+
+    def out(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Device memory for a result."""
+        kind = self._kind("output")
+        return self._brought(_flat(kind, tuple(shape), dtype), kind, tuple(shape))
+
+    def untouched(self) -> bool:
+        """Whether every operand is as it was made, and what lies between its elements too."""
+        return all(torch.equal(told(now), was) for now, was in self.before)
+
+    def _kind(self, which: str) -> str:
+        return self.kind if which == self.which else CONTIGUOUS
+
+    def _brought(self, flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
+        data = flat.view(torch.uint8)
+        made = self.bench.of(data)
+        self.before.append((made, data))
+        return _view(made.view(flat.dtype), kind, shape)
+
+
+def _flat(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for that shape in that layout, on the host: as many elements as it needs."""
+    counts = {"strided": 2 * torch.Size(shape).numel(), "offset": AHEAD + torch.Size(shape).numel()}
+    count = counts.get(kind, torch.Size(shape).numel())
+    if kind == "expanded":
+        count //= shape[-2]
+    return torch.full((count * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8).view(dtype)
+
+
+def _view(flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
+    """The operand of that shape in the memory that `_flat` made for it."""
+    if kind == CONTIGUOUS:
+        return flat.view(shape)
+    if kind == "offset":
+        return flat[AHEAD:].view(shape)
+    if kind == "strided":
+        return flat.view(*shape, 2)[..., 0]
+    *lead, rows, columns = shape
+    if kind == "transposed":
+        return flat.view(*lead, columns, rows).transpose(-1, -2)
+    return flat.view(*lead, 1, columns).expand(shape)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A call on laid operands: its flight, or none when it was rejected."""
+
+    call: Call
+    operands: Laid
+    flight: Flight | None
+
+
+def _attempt(bench: Bench, group: Communicator, call: Call, step: Step) -> _Attempt:
+    operands = Laid(bench, str(step.args[3]), str(step.args[4]))
+    try:
+        return _Attempt(call, operands, start(group, call, operands, _values(operands)))
+    except Unsupported:
+        return _Attempt(call, operands, None)
+
+
+def _values(operands: Laid) -> Values:
+    return level if operands.kind == "expanded" else tame
+
+
+def _play_layouts(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    tried = []
+    for call, step in zip(calls_of(found), found.steps, strict=True):
+        tried.append(_attempt(bench, group, call, step))
+        yield NEXT
+    probes = yield from fly(bench, group, [PROBE], Plain(bench))
+    expect("S2", group, probes)
+    for one in tried:
+        if one.flight is not None:
+            yield from one.flight.land(bench)
+            expect("S2", group, [one.flight], _values(one.operands))
+        where = f"rank {group.rank}: {one.operands.which} {one.operands.kind}, {one.call}"
+        kept = one.flight is not None or one.operands.untouched()
+        demand("S2", kept, f"{where}: rejected, but its operands changed")
+    return [one.flight is not None for one in tried]
+
+
+def _judge(found: Program, answers: Sequence[Any]) -> None:
+    for rank, answer in enumerate(answers):
+        what = f"rank {rank} took layouts {answer}, rank 0 took {answers[0]} of {found.lines()}"
+        demand("S2", answer == answers[0], what)
+
+
+LAYOUTS = (
+    Property(
+        name="layouts-are-copied-right-or-rejected",
+        family="shapes",
+        clauses=("S2",),
+        claim="Operands that are not contiguous arrive right, or are refused without a trace.",
+        programs=_layout_programs,
+        play=_play_layouts,
+        judge=_judge,
+        ranks=Ranks.GROUP,
+    ),
+)
+
+
+CLAUSE = "X5"
+EVERY = tuple(
+    getattr(torch, name)
+    for name in (
+        *("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
+)
+"""Element types, of which a communicator declares some."""
+TYPED = tuple(op for op in (*MOVES, *SUMS) if op != "exchange")
+"""A round carries bytes, whatever they stand for."""
+SHAPED = ("all_gather", "reduce_scatter", "all_to_all")
+ROWS = ("too few counts", "a negative count", "more rows than there are")
+
+
+def _unsupported_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    one = st.one_of([kind for kind in _kinds(traits) if not kind.is_empty])
+    drawn = st.tuples(st.lists(one, min_size=1, max_size=MOST_CALLS), few(traits))
+    return drawn.map(lambda pair: program(*pair))
+
+
+def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
+    moved = {name_of(dtype) for dtype in movable(traits)}
+    summed = {name_of(dtype) for dtype in traits.groups.reductions}
+    alien = [name_of(dtype) for dtype in EVERY if name_of(dtype) not in moved]
+    return [
+        _steps("dtype", TYPED, alien),
+        _steps("dtype", SUMS, sorted(moved - summed)),
+        _steps("shape", SHAPED, ("one row too many", "one row too few")),
+        _steps("mixed", ("all_gather", "all_to_all"), sorted(moved - {"uint8"})),
+        _steps("rows", ("all_to_all_uneven",), ROWS),
+        _steps("peer", ("isend", "irecv", "broadcast", "exchange"), (0, -1, 1, -2)),
+    ]
+
+
+def _steps(what: str, ops: Sequence[str], hows: Sequence[Argument]) -> st.SearchStrategy[Step]:
+    if not hows:
+        return st.nothing()
+    pairs = st.tuples(st.sampled_from(ops), st.sampled_from(hows))
+    return pairs.map(lambda pair: Step(what, pair))
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """Calls that must be refused, by the first word of their step."""
+
+    group: Communicator
+    operands: Laid
+
+    def dtype(self, op: str, name: object) -> None:
+        """Of an element type that is not declared, or not declared to be summed."""
+        start(self.group, Call(op, dtype_of(name), (2,)), self.operands)
+
+    def shape(self, op: str, how: object) -> None:
+        """The side that holds a row for every rank has one too few, or one too many."""
+        rows = self.group.size + (1 if how == "one row too many" else -1)
+        wide, narrow = self.operands.out((rows, 2), torch.int32), (2,)
+        if op == "all_gather":
+            self.group.all_gather(wide, self.operands.out(narrow, torch.int32))
+        elif op == "reduce_scatter":
+            self.group.reduce_scatter(self.operands.out(narrow, torch.int32), wide)
+        else:
+            self.group.all_to_all(self.operands.out((rows, 2), torch.int32), wide)
+
+    def mixed(self, op: str, name: object) -> None:
+        """Output and input of two element types, both declared."""
+        size = self.group.size
+        narrow, wide = ((2,), (size, 2)) if op == "all_gather" else ((size, 2), (size, 2))
+        tensor = self.operands.out(narrow, torch.uint8)
+        out = self.operands.out(wide, dtype_of(name))
+        (self.group.all_gather if op == "all_gather" else self.group.all_to_all)(out, tensor)
+
+    def rows(self, _: str, how: object) -> None:
+        """Row counts that fit neither the group nor the tensors."""
+        size = self.group.size
+        good = [1] * size
+        sends = {
+            "too few counts": good[1:],
+            "a negative count": [-1, *good[1:-1], 3] if size > 1 else [-1],
+            "more rows than there are": [2, *good[1:]],
+        }[str(how)]
+        tensor, out = (self.operands.out((size, 2), torch.uint8) for _ in range(2))
+        self.group.all_to_all_uneven(out, tensor, good, sends)
+
+    def peer(self, op: str, by: object) -> None:
+        """A rank that is not of the group: so far below the first, or above the last."""
+        distance = int(str(by))
+        peer = distance if distance < 0 else self.group.size + distance
+        data = self.operands.out((4,), torch.uint8)
+        calls: dict[str, Callable[[], object]] = {
+            "isend": lambda: self.group.isend(data, peer),
+            "irecv": lambda: self.group.irecv(data, peer),
+            "broadcast": lambda: self.group.broadcast(data, peer),
+            "exchange": lambda: self.group.exchange(Exchange((Parcel(peer, data),), ())),
+        }
+        calls[op]()
+
+
+def _refused(wrong: _Wrong, step: Step) -> None:
+    """Demand `Unsupported`, at the call."""
+    calls: dict[str, Callable[[str, object], None]] = {
+        "dtype": wrong.dtype,
+        "shape": wrong.shape,
+        "mixed": wrong.mixed,
+        "rows": wrong.rows,
+        "peer": wrong.peer,
+    }
+    op, how = step.args
+    where = f"rank {wrong.group.rank}: {step}"
+    try:
+        calls[step.op](str(op), how)
+    except Unsupported:
+        return
+    except Exception as error:
+        raise Violation(CLAUSE, f"{where} raised {error!r}, not Unsupported") from error
+    raise Violation(CLAUSE, f"{where} was not refused at the call")
+
+
+def _play_unsupported(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    kept = []
+    for step in found.steps:
+        kept.append(Laid(bench, CONTIGUOUS, "input"))
+        _refused(_Wrong(group, kept[-1]), step)
+        yield NEXT
+    probes = yield from fly(bench, group, [PROBE], Plain(bench))
+    expect(CLAUSE, group, probes)
+    for step, operands in zip(found.steps, kept, strict=True):
+        what = f"rank {group.rank}: {step} was refused, but its operands changed"
+        demand(CLAUSE, operands.untouched(), what)
+
+
+REJECTIONS = (
+    Property(
+        name="what-is-not-supported-is-refused-without-a-trace",
+        family="shapes",
+        clauses=(CLAUSE,),
+        claim="Dtypes, sums, shapes, counts and peers that cannot be raise at the call, before "
+        "any side effect.",
+        programs=_unsupported_programs,
+        play=_play_unsupported,
+        ranks=Ranks.GROUP,
+    ),
+)

@@ -1,0 +1,239 @@
+"""Family *timeouts*: waits of the host that end in vain, in time, and not before.
+
+No property measures time. A wait that must not end well is one for what stands still until the host
+lets it go; a wait that must is one for what a timer lets go, long before its time-out.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from hypothesis import strategies as st
+
+from equipoise.hal.accelerator import HostPool
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, meet
+from equipoise.hal.conformance.fixtures.comm_operations import NBYTES, company
+from equipoise.hal.conformance.fixtures.strategies import few
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits, a_lock
+from equipoise.hal.errors import (
+    CommunicatorFailed,
+    EquipoiseError,
+    LockPoisoned,
+    PoolExhausted,
+    ResultPending,
+    StreamTimeout,
+)
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.work import Work
+
+FAMILY = "timeouts"
+BRIEF = 0.02
+"""Seconds of a wait that ends in vain."""
+HOLDING = 5.0
+"""Seconds that a stream stands still if nobody lets it go: a wait without an end ends well then."""
+LATE = 0.15
+"""Seconds after which a timer lets a stream go that the host waits for."""
+PART = 0.4
+"""The part of an operation's deadline after which its peer comes."""
+WIDTH = 8
+
+
+@dataclass
+class _Held:
+    """A stream that stands behind a lock, and all that waits for it.
+
+    Attributes:
+        stream: it stands still until the lock is signalled.
+        gate: the lock that holds it.
+        lock: a lock that it holds itself, and releases once it goes on.
+        point: recorded behind.
+        pool: of one page, given back behind.
+    """
+
+    bench: Bench
+    stream: Stream
+    gate: StreamLock
+    lock: StreamLock
+    point: Event
+    pool: HostPool
+
+    def let_go(self) -> None:
+        """Signal, once; a lock that was poisoned too early has let it go already, and is judged."""
+        with suppress(LockPoisoned):
+            self.gate.signal(self.gate.epoch)
+
+    def waits(self) -> Mapping[str, Callable[[float], object]]:
+        """Every wait of the host for what stands still."""
+        return {
+            "stream": self.stream.synchronize,
+            "event": self.point.synchronize,
+            "accelerator": self.bench.accelerator.synchronize,
+            "lock": partial(self.lock.wait, self.lock.epoch),
+            "drain": self.lock.drain,
+            "pool": self.pool.take,
+        }
+
+
+WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
+
+
+def _held(bench: Bench, role: str) -> _Held:
+    """The stream holds a lock, and then waits for a signal that nobody has given."""
+    accelerator, stream = bench.accelerator, bench.accelerator.stream(Role(role))
+    gate, lock = accelerator.stream_lock(HOLDING), accelerator.stream_lock(bench.patience)
+    pool, point = accelerator.host_pool(WIDTH, 1), accelerator.event()
+    page = pool.take(bench.patience)
+    lock.acquire(stream)
+    lock.signal(lock.epoch)
+    gate.acquire(stream)
+    lock.release(stream)
+    stream.record(point)
+    page.give_back(point)
+    return _Held(bench, stream, gate, lock, point, pool)
+
+
+def _roles() -> st.SearchStrategy[str]:
+    return st.sampled_from([role.value for role in Role][:2])
+
+
+def _vain(_: Traits) -> st.SearchStrategy[Program]:
+    """`wait(what)` in vain, some of them; all of them follow when the stream has been let go."""
+    waits = st.lists(st.sampled_from(WAITS), min_size=1, max_size=4)
+    return st.builds(
+        lambda role, names: program([Step("wait", (n,)) for n in names], settings={"role": role}),
+        _roles(),
+        waits,
+    )
+
+
+def _play_vain(bench: Bench, found: Program) -> Play:
+    held = _held(bench, str(found.setting("role")))
+    yield NEXT
+    for step in found.steps:
+        name = str(step.args[0])
+        raised = attempt(partial(held.waits()[name], BRIEF), StreamTimeout, PoolExhausted)
+        due = PoolExhausted if name == "pool" else StreamTimeout
+        told = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
+        what = f"a wait of {BRIEF:g} s for a {name} that stands still raised {told}"
+        demand("E11", isinstance(raised, due), what)
+        demand("E11", not held.point.query(), f"{what}, after the point was reached")
+        yield NEXT
+    held.let_go()
+    yield NEXT
+    for name in ("event", "stream", "accelerator", "lock", "pool"):
+        failed = attempt(partial(held.waits()[name], bench.patience), EquipoiseError)
+        demand("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
+    failed = attempt(partial(held.point.synchronize, 0.0), EquipoiseError)
+    demand("E11", not failed, f"a wait without time for a point that was reached raised {failed!r}")
+
+
+def _every_late(_: Traits) -> st.SearchStrategy[Program]:
+    """`wait(what)` of every kind for a stream that a timer lets go."""
+    return _roles().map(
+        lambda role: program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
+    )
+
+
+@contextmanager
+def _after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """`call` by another thread, so many seconds from now."""
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def _play_late(bench: Bench, found: Program) -> Play:
+    for step in found.steps:
+        name = str(step.args[0])
+        held = _held(bench, str(found.setting("role")))
+        with _after(LATE, held.let_go):
+            failed = attempt(partial(held.waits()[name], bench.patience), EquipoiseError)
+        told = f"raised {failed!r}, which was ahead of its time-out"
+        demand("E11", not failed, f"a wait for a {name} that comes after {LATE:g} s {told}")
+        bench.drain()
+        poisoned = attempt(held.gate.check, LockPoisoned)
+        demand("E11", not poisoned, f"a lock was poisoned ahead of its deadline: {poisoned}")
+        yield NEXT
+
+
+def _real(traits: Traits) -> bool:
+    """Where there is a clock, and nobody else decides when something happens."""
+    return not traits.controlled and not traits.steered
+
+
+def _slow(traits: Traits) -> st.SearchStrategy[Program]:
+    ops = st.sampled_from(("irecv", "isend", "barrier"))
+    return st.builds(lambda size, op: program([Step(op)], size), few(traits), ops)
+
+
+def _play_slow(bench: Bench, found: Program) -> Play:
+    """The last rank comes late, and well within the deadline."""
+    group = yield from bench.communicator()
+    yield from meet(bench, f"{group.purpose}/opened")
+    (step,) = found.steps
+    if group.rank == group.size - 1:
+        time.sleep(PART * bench.deadline)
+    work = _issued(bench, group, step.op)
+    if work is None:
+        return
+    failed = attempt(partial(work.result, bench.patience), CommunicatorFailed, ResultPending)
+    what = f"rank {bench.rank}: {step.op}, whose peer came after {PART:g} of its deadline,"
+    demand("E11", not failed, f"{what} failed: {failed!r}")
+
+
+def _issued(bench: Bench, group: Communicator, op: str) -> Work | None:
+    """Between the first rank and the last; of other operations everybody's part."""
+    if op == "barrier":
+        return group.barrier()
+    ends = (0, group.size - 1)
+    if group.rank not in ends:
+        return None
+    peer = ends[group.rank == 0]
+    sends = (op == "isend") == (group.rank == 0)
+    buffer = bench.filled((NBYTES,), group.rank)
+    return group.isend(buffer, peer) if sends else group.irecv(buffer, peer)
+
+
+PROPERTIES = (
+    Property(
+        name="a-wait-that-ends-in-vain-says-so",
+        family=FAMILY,
+        clauses=("E11",),
+        claim="Every wait of the host raises at its time-out, and may be repeated.",
+        programs=_vain,
+        play=_play_vain,
+        needs=a_lock,
+    ),
+    Property(
+        name="a-wait-lasts-as-long-as-it-may",
+        family=FAMILY,
+        clauses=("E11",),
+        claim="What comes ahead of the time-out ends every wait well, and poisons no lock.",
+        programs=_every_late,
+        play=_play_late,
+        needs=a_lock,
+        where=_real,
+        large=True,
+    ),
+    Property(
+        name="an-operation-has-all-of-its-deadline",
+        family=FAMILY,
+        clauses=("E11",),
+        claim="A peer that comes late, within the deadline, finds the operation waiting.",
+        programs=_slow,
+        play=_play_slow,
+        needs=company,
+        where=_real,
+        ranks=Ranks.GROUP,
+        pace=Pace.BRISK,
+    ),
+)

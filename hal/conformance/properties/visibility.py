@@ -1,0 +1,365 @@
+"""Properties of family *visibility* about attached readers: whole slots, whole batches.
+
+Family *visibility*: who sees which version of a slot, and when.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.conformance.context import NEXT, Bench, Play, demand
+from equipoise.hal.conformance.fixtures.slot_store import (
+    ROLES,
+    Part,
+    Shelf,
+    listed,
+    plain,
+    shelf,
+    versions,
+)
+from equipoise.hal.conformance.fixtures.strategies import a_step, programs_of
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.properties import stateful
+from equipoise.hal.conformance.property import Drawn, Property, Traits
+from equipoise.hal.stream import Event, Role
+
+FAMILY = "visibility"
+MAX_READER_STEPS = 10
+"""Steps of a program."""
+BATCH = 3
+"""Slots of a store, where whole batches are judged."""
+BYTE = [Part(torch.uint8, 1)]
+"""Segments of a slot, where whole batches are judged."""
+HALVES = [Part(torch.uint8, 32), Part(torch.uint8, 32)]
+"""Segments of a slot, where tearing is judged."""
+STREAM = st.sampled_from(ROLES)
+
+
+def _reader_programs(slots: int) -> Drawn:
+    """Looks at all slots, and commits and writes to some of them, by the bits of a number."""
+    some = st.integers(1, 2**slots - 1)
+    kinds = (a_step("look", STREAM), a_step("write", some, STREAM), a_step("commit", some, STREAM))
+    return lambda _: programs_of(*kinds, most=MAX_READER_STEPS)
+
+
+@dataclass
+class _ReaderRunner:
+    """Makes the calls of a program, with every stream a reader.
+
+    Attributes:
+        place: the store.
+        states: the versions of all slots, at first and after each call that changed them.
+        reads: of each look, in words what it is, and where its bytes land.
+        used: how many staging buffers were used up.
+    """
+
+    place: Shelf
+    states: list[list[int]]
+    reads: list[tuple[str, Tensor]] = field(default_factory=list)
+    used: int = 0
+
+    def do(self, version: int, step: Step) -> None:
+        """Make one call; its version is the number of its step, from 1."""
+        role, everything = str(step.args[-1]), range(len(self.states[0]))
+        if step.op == "look":
+            what = f"step {version}: {role} saw"
+            self.reads.append((what, self.place.look(everything, role)))
+            return
+        slots = [slot for slot in everything if int(step.args[0]) >> slot & 1]
+        if step.op == "write":
+            self.place.write(slots, version, role)
+        else:
+            self.commit(slots, version, role)
+        before = self.states[-1]
+        self.states.append([version if s in slots else old for s, old in enumerate(before)])
+
+    def commit(self, slots: list[int], version: int, role: str) -> None:
+        """Many slots in one call, through staging buffers that nothing else uses."""
+        staging = range(self.used, self.used + len(slots))
+        self.place.unpack(staging, version, role)
+        self.place.store.commit(list(zip(staging, slots, strict=True)), self.place.stream(role))
+        self.used += len(slots)
+
+
+def _play_readers(bench: Bench, found: Program, slots: int, parts: Sequence[Part]) -> Play:
+    """Play to the end; the desk."""
+    place = shelf(bench, slots, MAX_READER_STEPS * slots, parts)
+    for role in ROLES:
+        place.store.attach(bench.accelerator.stream(Role(role)))
+    desk = _ReaderRunner(place, [[0] * slots])
+    for version, step in enumerate(found.steps, start=1):
+        desk.do(version, step)
+        yield NEXT
+    bench.drain()
+    return desk
+
+
+def _play_torn(bench: Bench, found: Program) -> Play:
+    """Whether a look saw the right version is for A12 to say: here it must be one."""
+    desk = yield from _play_readers(bench, found, 1, HALVES)
+    for what, blob in desk.reads:
+        seen = versions(blob)
+        demand("V2", len(seen) == 1, f"{what} a slot torn between versions {listed(seen)}")
+
+
+def _play_batches(bench: Bench, found: Program) -> Play:
+    """Slots of one byte cannot be torn, so what is seen of a batch is judged by itself."""
+    desk = yield from _play_readers(bench, found, BATCH, BYTE)
+    for what, blob in desk.reads:
+        seen = blob.tolist()
+        demand("V4", seen in desk.states, f"{what} versions {seen} of the slots: half of a batch")
+
+
+WHOLE_SLOTS = (
+    Property(
+        name="a-slot-is-read-whole",
+        family=FAMILY,
+        clauses=("V2",),
+        claim="An attached reader sees one version of a slot, whatever stream it is on.",
+        programs=_reader_programs(1),
+        play=_play_torn,
+    ),
+    Property(
+        name="a-batch-is-seen-whole",
+        family=FAMILY,
+        clauses=("V4",),
+        claim="Between two launches of an attached reader a commit has happened, or has not.",
+        programs=_reader_programs(BATCH),
+        play=_play_batches,
+    ),
+)
+
+
+MAX_STORE_STEPS = 10
+"""Steps of a program."""
+SLOTS = 2
+STAGING = 2
+WIDTH = 8
+"""Bytes of a slot, where order is judged."""
+SLOT = st.integers(0, SLOTS - 1)
+
+
+@dataclass
+class _StoreRunner:
+    """Makes the calls of a program; remembers what every read is due to hold.
+
+    Every verb that brings bytes brings a version of its own: the number of its step, from 1.
+
+    Attributes:
+        shelf: the store.
+        due: of each read, in words what it is, where its bytes land, and the version due.
+        slots: the version of each slot, by the order of issue.
+        staging: how many staging buffers were used up.
+    """
+
+    shelf: Shelf
+    due: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    staging: int = 0
+
+    def do(self, version: int, step: Step) -> None:
+        """Make one call."""
+        slot, role = int(step.args[0]), str(step.args[-1])
+        if step.op == "commit":
+            self.commit(version, slot, str(step.args[1]), role)
+        elif step.op == "write":
+            self.write(version, slot, role)
+        else:
+            self.pack(version, slot, role)
+
+    def commit(self, version: int, slot: int, arrives: str, role: str) -> None:
+        """Through a staging buffer that nothing else uses."""
+        self.shelf.unpack([self.staging], version, arrives)
+        self.shelf.store.commit([(self.staging, slot)], self.shelf.stream(role))
+        self.slots[slot] = version
+        self.staging += 1
+
+    def write(self, version: int, slot: int, role: str) -> None:
+        self.shelf.write([slot], version, role)
+        self.slots[slot] = version
+
+    def pack(self, version: int, slot: int, role: str) -> None:
+        what = f"step {version}: what was packed of slot {slot} on {role}"
+        self.due.append((what, self.shelf.pack([slot], role), self.slots.get(slot, 0)))
+
+    def end(self) -> None:
+        """A last pack of every slot that was changed."""
+        for slot, version in self.slots.items():
+            self.due.append((f"slot {slot} in the end", self.shelf.pack([slot], ROLES[0]), version))
+        self.shelf.bench.drain()
+
+
+def _judge(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
+    for what, blob, version in due:
+        found = versions(blob)
+        demand(clause, found == [version], f"{what} holds version {listed(found)}, not {version}")
+
+
+# ----- V5 and A2: the order of issue ---------------------------------------------------------
+
+
+def _in_order(_: Traits) -> st.SearchStrategy[Program]:
+    return programs_of(
+        a_step("pack", SLOT, STREAM),
+        a_step("write", SLOT, STREAM),
+        a_step("commit", SLOT, STREAM, STREAM),
+        most=MAX_STORE_STEPS,
+    )
+
+
+def _play_in_order(bench: Bench, found: Program) -> Play:
+    desk = _StoreRunner(plain(bench, SLOTS, MAX_STORE_STEPS, WIDTH))
+    for version, step in enumerate(found.steps, start=1):
+        desk.do(version, step)
+        yield NEXT
+    desk.end()
+    _judge("V5", desk.due)
+
+
+def _rewritten(_: Traits) -> st.SearchStrategy[Program]:
+    buffer = st.integers(0, STAGING - 1)
+    drawn = st.lists(
+        st.one_of(a_step("unpack", buffer, STREAM), a_step("commit", buffer, STREAM)),
+        min_size=2,
+        max_size=MAX_STORE_STEPS,
+    )
+    return drawn.map(lambda steps: program(_filled(steps)))
+
+
+def _filled(steps: list[Step]) -> list[Step]:
+    """Without commits of staging that nothing was unpacked into."""
+    kept: list[Step] = []
+    for step in steps:
+        filled = {other.args[0] for other in kept if other.op == "unpack"}
+        if step.op == "unpack" or step.args[0] in filled:
+            kept.append(step)
+    return kept
+
+
+def _play_rewritten(bench: Bench, found: Program) -> Play:
+    """Unpacking is ordered by events, so that nothing but the commits can go wrong."""
+    place = plain(bench, MAX_STORE_STEPS, STAGING, WIDTH)
+    arrived: dict[int, tuple[int, Event]] = {}
+    due: list[int] = []
+    for version, step in enumerate(found.steps, start=1):
+        buffer, role = int(step.args[0]), str(step.args[1])
+        stream = place.stream(role)
+        if buffer in arrived:
+            stream.wait(arrived[buffer][1])
+        if step.op == "unpack":
+            place.unpack([buffer], version, role)
+            arrived[buffer] = version, bench.accelerator.event()
+            stream.record(arrived[buffer][1])
+        else:
+            place.store.commit([(buffer, len(due))], stream)
+            due.append(arrived[buffer][0])
+        yield NEXT
+    bench.drain()
+    blobs = [place.pack([slot], ROLES[0]) for slot in range(len(due))]
+    bench.drain()
+    found_in = zip(blobs, due, strict=True)
+    _judge("A2", [(f"slot {s}", blob, version) for s, (blob, version) in enumerate(found_in)])
+
+
+# ----- V1: whoever waits, sees ------------------------------------------------------------------
+
+
+def _announced(_: Traits) -> st.SearchStrategy[Program]:
+    return programs_of(
+        a_step("host", SLOT),
+        a_step("look", SLOT, STREAM),
+        a_step("write", SLOT, STREAM),
+        a_step("commit", SLOT, STREAM),
+        most=MAX_STORE_STEPS,
+    )
+
+
+@dataclass
+class _Announcer(_StoreRunner):
+    """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
+
+    written: dict[int, Event] = field(default_factory=dict)
+    seen: dict[int, list[Event]] = field(default_factory=dict)
+
+    def do(self, version: int, step: Step) -> None:
+        slot, role = int(step.args[0]), str(step.args[-1])
+        if step.op == "host":
+            self.host(version, slot)
+        elif step.op == "look":
+            self.look(version, slot, role)
+        else:
+            self.bring(version, step.op, slot, role)
+
+    def bring(self, version: int, op: str, slot: int, role: str) -> None:
+        """A commit or a write behind the slot's looks, and the event that announces it.
+
+        Behind the last one too: that a store orders its verbs by itself is judged elsewhere (V5).
+        """
+        before = [self.written[slot]] if slot in self.written else []
+        for event in (*before, *self.seen.pop(slot, [])):
+            self.shelf.stream(role).wait(event)
+        if op == "commit":
+            self.commit(version, slot, role, role)
+        else:
+            self.write(version, slot, role)
+        self.written[slot] = self.record(role)
+
+    def look(self, version: int, slot: int, role: str) -> None:
+        if slot in self.written:
+            self.shelf.stream(role).wait(self.written[slot])
+        what = f"step {version}: what {role} saw in slot {slot} behind the event"
+        self.due.append((what, self.shelf.look([slot], role), self.slots.get(slot, 0)))
+        self.seen.setdefault(slot, []).append(self.record(role))
+
+    def host(self, version: int, slot: int) -> None:
+        if slot in self.written:
+            self.written[slot].synchronize(self.shelf.bench.patience)
+        what = f"step {version}: what the host saw in slot {slot} after the event"
+        self.due.append((what, self.shelf.bytes_of(slot), self.slots.get(slot, 0)))
+
+    def record(self, role: str) -> Event:
+        event = self.shelf.bench.accelerator.event()
+        self.shelf.bench.accelerator.stream(Role(role)).record(event)
+        return event
+
+
+def _play_announced(bench: Bench, found: Program) -> Play:
+    desk = _Announcer(plain(bench, SLOTS, MAX_STORE_STEPS, WIDTH))
+    for version, step in enumerate(found.steps, start=1):
+        desk.do(version, step)
+        yield NEXT
+    bench.drain()
+    _judge("V1", desk.due)
+
+
+PROPERTIES = (
+    Property(
+        name="verbs-of-a-store-take-effect-in-the-order-of-issue",
+        family=FAMILY,
+        clauses=("V5",),
+        claim="Commits, writes and packs on any streams end as if made one after another.",
+        programs=_in_order,
+        play=_play_in_order,
+    ),
+    Property(
+        name="staging-is-not-rewritten-under-a-commit",
+        family=FAMILY,
+        clauses=("A2",),
+        claim="A commit copies what staging held when it was issued.",
+        programs=_rewritten,
+        play=_play_rewritten,
+    ),
+    Property(
+        name="who-waits-for-a-commit-sees-it",
+        family=FAMILY,
+        clauses=("V1",),
+        claim="Behind the event of a commit or write, streams and the host see all of its bytes.",
+        programs=_announced,
+        play=_play_announced,
+    ),
+    *WHOLE_SLOTS,
+    *stateful.PROPERTIES,
+)

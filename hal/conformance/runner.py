@@ -1,0 +1,207 @@
+"""Runs properties on subjects, one after the other.
+
+One run of the suite on one backend: which executors, which properties, what came of it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from equipoise.hal import registry
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.executors import launched
+from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
+from equipoise.hal.conformance.executors.device import DeviceSubject
+from equipoise.hal.conformance.executors.processes import ProcessSubject
+from equipoise.hal.conformance.executors.steering import steering
+from equipoise.hal.conformance.profile import (
+    BRISK_SHARE,
+    CASES,
+    FAULTS,
+    SHRINKING,
+    Executor,
+    Profile,
+)
+from equipoise.hal.conformance.property import Pace, Property, Ranks
+from equipoise.hal.conformance.result import Finding, Result
+from equipoise.hal.conformance.search import Effort, search
+from equipoise.hal.conformance.subject import Subject
+from equipoise.hal.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Bout:
+    """A property on a subject."""
+
+    claim: Property
+    subject: Subject
+    executor: Executor
+
+
+class Watcher(Protocol):
+    """Who is told how far the run is."""
+
+    def begin(self, total: int) -> None:
+        """So many bouts are to come."""
+        ...
+
+    def next(self, bout: Bout) -> None:
+        """This one starts."""
+        ...
+
+    def found(self, finding: Finding) -> None:
+        """It has ended."""
+        ...
+
+
+def bouts(claims: Sequence[Property], subjects: Mapping[Executor, Subject]) -> tuple[Bout, ...]:
+    """Which property plays where: groups need ranks, devices by themselves need none."""
+    return tuple(
+        Bout(claim, subject, executor)
+        for claim in claims
+        for executor, subject in subjects.items()
+        if _fits(claim, executor) and claim.where(subject.traits)
+    )
+
+
+@dataclass(frozen=True)
+class How:
+    """How hard to look, and from where.
+
+    Attributes:
+        profile: minutes or hours.
+        seed: what the draws start from.
+        cases: how many of each property; None leaves it to the profile.
+    """
+
+    profile: Profile
+    seed: int
+    cases: int | None = None
+
+
+def conduct(plan: Sequence[Bout], how: How, watcher: Watcher) -> Iterator[Finding]:
+    """Play them all; a finding for each as soon as it is known."""
+    watcher.begin(len(plan))
+    for bout in plan:
+        watcher.next(bout)
+        finding = _play(bout, effort(bout, how))
+        watcher.found(finding)
+        yield finding
+
+
+def effort(bout: Bout, how: How) -> Effort:
+    """How hard to look at one property."""
+    cases = how.cases or _cases(bout, how.profile)
+    return Effort(cases=cases, seed=how.seed, shrinking=SHRINKING[bout.executor])
+
+
+def _cases(bout: Bout, profile: Profile) -> int:
+    if bout.claim.loses is not None:
+        return FAULTS[profile][bout.executor]
+    cases = CASES[profile][bout.executor]
+    if bout.executor is Executor.RANKS and bout.claim.pace is Pace.BRISK:
+        return max(1, cases // BRISK_SHARE)
+    return cases
+
+
+def _fits(claim: Property, executor: Executor) -> bool:
+    if executor is Executor.VIRTUAL:
+        return True
+    return (claim.ranks is Ranks.GROUP) == (executor is Executor.RANKS)
+
+
+def _play(bout: Bout, how: Effort) -> Finding:
+    began = time.monotonic()
+    verdict = search(bout.claim, bout.subject, how)
+    return Finding(
+        claim=bout.claim.name,
+        family=bout.claim.family,
+        clauses=bout.claim.clauses,
+        executor=bout.executor.value,
+        verdict=verdict,
+        seconds=time.monotonic() - began,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """What is to be run.
+
+    Attributes:
+        backend: accelerator backend, by name or as PACKAGE:OBJECT.
+        communicator: communicator backend, likewise.
+        ranks: most processes to play on, where the suite starts them itself.
+        profile: how hard to look.
+        families: which properties.
+        seed: what the draws start from.
+        cases: how many of each property, where the profile is not to say so.
+        steer: who is told the schedule of each case, as PACKAGE:OBJECT; then one device by itself
+            is played, since a schedule is chosen within a process.
+    """
+
+    backend: str
+    communicator: str
+    ranks: int
+    profile: Profile
+    families: tuple[str, ...]
+    seed: int
+    cases: int | None = None
+    steer: str | None = None
+
+    def run(self, watcher: Watcher) -> Result | None:
+        """Play everything; None on ranks that a launcher started and that are not the first.
+
+        Raises:
+            BackendUnavailable: a backend is unknown, or cannot run here.
+            UsageError: the device cannot be steered.
+        """
+        seat = registry.communicator(self.communicator).joined()
+        if seat is not None and self.steer is not None:
+            raise UsageError("a device is steered in one process, not in the ranks of a launch")
+        if seat is not None and seat.rank > 0:
+            launched.serve(self.backend, self.communicator, seat)
+            return None
+        began = time.monotonic()
+        with self.subjects(seat) as subjects:
+            plan = bouts(self.claims(), subjects)
+            how = How(self.profile, self.seed, self.cases)
+            findings = tuple(conduct(plan, how, watcher))
+            most = max(size for subject in subjects.values() for size in subject.traits.sizes)
+        return Result(
+            backend=self.backend,
+            communicator=self.communicator,
+            ranks=most,
+            profile=self.profile.value,
+            seed=self.seed,
+            findings=findings,
+            seconds=time.monotonic() - began,
+        )
+
+    def claims(self) -> list[Property]:
+        """The properties of the families asked for, in the suite's order."""
+        return [claim for claim in suite.properties() if claim.family in self.families]
+
+    @contextmanager
+    def subjects(self, seat: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
+        """The executors that fit the backend, closed at the end."""
+        with ExitStack() as stack:
+            made = self._subjects(seat)
+            for subject in made.values():
+                stack.enter_context(closing(subject))
+            yield made
+
+    def _subjects(self, seat: Rendezvous | None) -> dict[Executor, Subject]:
+        backend = registry.accelerator(self.backend)
+        if isinstance(backend, ControlledBackend):
+            return {Executor.VIRTUAL: ControlledSubject(backend)}
+        if self.steer is not None:
+            return {Executor.DEVICE: DeviceSubject(backend, steering(self.steer))}
+        ranks: Subject
+        if seat is None:
+            ranks = ProcessSubject(self.backend, self.communicator, self.ranks)
+        else:
+            ranks = launched.LaunchedSubject(self.backend, self.communicator, seat)
+        return {Executor.DEVICE: DeviceSubject(backend), Executor.RANKS: ranks}

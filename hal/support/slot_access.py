@@ -1,0 +1,242 @@
+"""Order of issue among verbs that touch the same buffers on different streams.
+
+Streams whose own launches read the slots, and that must see a commit whole.
+
+Slots that peers read, and that nobody may write meanwhile.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from equipoise.hal.errors import SlotLeased, StreamFailed
+from equipoise.hal.stream import Event, Stream
+
+
+@dataclass(slots=True)
+class _Trace:
+    """Who last wrote a buffer, and who has read it since: one event a stream."""
+
+    writer: tuple[Stream, Event] | None = None
+    readers: dict[Stream, Event] = field(default_factory=dict)
+
+
+class Hazards:
+    """Makes streams wait for each other wherever two verbs touch one buffer and one writes (V5).
+
+    Memory is bounded by buffers x streams. A verb that is issued from inside a program counts as a
+    part of that program; between the launch of such a program and its end, nobody else issues
+    conflicting verbs on its stream.
+
+    Args:
+        event: makes a fresh event.
+    """
+
+    def __init__(self, event: Callable[[], Event]) -> None:
+        self._event = event
+        self._traces: dict[Hashable, _Trace] = {}
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def ordered(
+        self, stream: Stream, *, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()
+    ) -> Iterator[Event]:
+        """What is launched on `stream` in the block comes behind all earlier conflicting verbs.
+
+        Yields the event that is recorded at the end of the block, for other streams to wait for.
+        Waits, on the stream, only for verbs of other streams that have not ended. A writer that
+        failed has left nothing to read: reading raises its `StreamFailed` before any side effect.
+        Whoever writes goes on: what it would have waited for cannot happen any more.
+        """
+        read, written = tuple(reads), tuple(writes)
+        with self._lock:
+            for event in self._ahead(stream, read, written):
+                stream.wait(event)
+            done = self._event()
+            try:
+                yield done
+            finally:  # a launch that raised may have been given a part of its work
+                stream.record(done)
+                self._note(stream, read, written, done)
+
+    def _ahead(
+        self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
+    ) -> list[Event]:
+        """The events of other streams to wait for, each once."""
+        sources = self._writers(stream, reads)
+        pending = [event for event in sources if not event.query()]
+        for event in sources:
+            if event.query():
+                event.synchronize(0.0)  # raises if it ended by failing
+        behind = {**self._writers(stream, writes), **self._readers(stream, writes)}
+        pending += [event for event in behind if event not in sources and not event.query()]
+        return pending
+
+    def _writers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
+        found: dict[Event, None] = {}
+        for buffer in buffers:
+            trace = self._traces.get(buffer)
+            if trace is not None and trace.writer is not None and trace.writer[0] is not stream:
+                found[trace.writer[1]] = None
+        return found
+
+    def _readers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
+        found: dict[Event, None] = {}
+        for buffer in buffers:
+            trace = self._traces.get(buffer)
+            if trace is not None and trace.readers:
+                found.update(
+                    (event, None) for at, event in trace.readers.items() if at is not stream
+                )
+        return found
+
+    def _note(
+        self,
+        stream: Stream,
+        reads: tuple[Hashable, ...],
+        writes: tuple[Hashable, ...],
+        done: Event,
+    ) -> None:
+        for buffer in reads:
+            trace = self._traces.get(buffer)
+            if trace is None:
+                trace = self._traces[buffer] = _Trace()
+            trace.readers[stream] = done
+        by = stream, done
+        for buffer in writes:
+            trace = self._traces.get(buffer)
+            if trace is None:
+                self._traces[buffer] = _Trace(by)
+                continue
+            trace.writer = by
+            trace.readers.clear()
+
+
+class Readers:
+    """The attached streams of one slot store.
+
+    A commit holds them: it comes behind what they have launched, and what they launch later comes
+    behind it (clauses A12, V4). A stream that has failed holds nobody up: it runs nothing any
+    more, and says so itself at its next launch.
+
+    Args:
+        event: makes a fresh event.
+    """
+
+    def __init__(self, event: Callable[[], Event]) -> None:
+        self._event = event
+        self._attached: list[AttachedReader] = []
+        self._left: dict[Stream, Event] = {}
+        self._lock = threading.Lock()
+
+    def attach(self, stream: Stream) -> "AttachedReader":
+        """A further reader on `stream`; a stream may have several."""
+        reader = AttachedReader(self, stream)
+        with self._lock:
+            self._attached.append(reader)
+        return reader
+
+    def hold(self, writer: Stream) -> tuple[Stream, ...]:
+        """Make `writer` wait for what every other attached stream has launched so far.
+
+        Returns these streams: `follow` lets them go on.
+        """
+        with self._lock:
+            streams = dict.fromkeys(reader.stream for reader in self._attached)
+            left = [event for at, event in self._left.items() if at is not writer]
+            self._left = {at: event for at, event in self._left.items() if not event.query()}
+        held = {stream: self._recorded(stream) for stream in streams if stream is not writer}
+        for event in (*left, *held.values()):
+            if event is not None and not event.query():
+                writer.wait(event)
+        return tuple(stream for stream, event in held.items() if event is not None)
+
+    def follow(self, held: Iterable[Stream], done: Event) -> None:
+        """Make the held streams wait for `done`, recorded behind the commit."""
+        for stream in held:
+            with suppress(StreamFailed):
+                stream.wait(done)
+
+    def leave(self, reader: "AttachedReader") -> None:
+        """`reader` is detached; the next commit still waits for what it has launched."""
+        with self._lock:
+            if reader not in self._attached:
+                return
+            self._attached.remove(reader)
+        event = self._recorded(reader.stream)
+        if event is not None:
+            with self._lock:
+                self._left[reader.stream] = event
+
+    def _recorded(self, stream: Stream) -> Event | None:
+        event = self._event()
+        try:
+            stream.record(event)
+        except StreamFailed:
+            return None
+        return event
+
+
+class AttachedReader:
+    """A stream as long as it is attached."""
+
+    def __init__(self, readers: Readers, stream: Stream) -> None:
+        self._readers = readers
+        self.stream = stream
+
+    def detach(self) -> None:
+        """It reads no more."""
+        self._readers.leave(self)
+
+
+class Leases:
+    """How often each slot of one store is leased; for any thread (clause A11)."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._lock = threading.RLock()
+
+    def take(self, slots: Iterable[int]) -> "SlotLease":
+        """Hold `slots` once more each."""
+        lease = SlotLease(self, tuple(slots))
+        with self._lock:
+            self._counts.update(lease.slots)
+        return lease
+
+    @contextmanager
+    def barred(self, slots: Iterable[int]) -> Iterator[None]:
+        """Nobody leases anything within the block. Raises `SlotLeased` if one of `slots` is."""
+        with self._lock:
+            held = sorted({slot for slot in slots if self._counts[slot] > 0})
+            if held:
+                raise SlotLeased(f"slot(s) {', '.join(map(str, held))} are leased to a reader")
+            yield
+
+    def end(self, lease: "SlotLease") -> None:
+        """Give a lease's slots back, once."""
+        with self._lock:
+            if lease.ended:
+                return
+            lease.ended = True
+            self._counts.subtract(lease.slots)
+            self._counts = +self._counts  # forget what nobody holds
+
+
+class SlotLease:
+    """Slots held until `release`."""
+
+    def __init__(self, leases: Leases, slots: tuple[int, ...]) -> None:
+        self._leases = leases
+        self._slots = slots
+        self.ended = False
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """What is held."""
+        return self._slots
+
+    def release(self) -> None:
+        """The reader has read."""
+        self._leases.end(self)

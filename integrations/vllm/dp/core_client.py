@@ -1,0 +1,173 @@
+"""Our routing of requests in the engine's client of an API server.
+
+The class is changed once and for good; it does what it did before for a client without a desk, and
+a client gets one when it is made from a configuration that asks for it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial, wraps
+from os import environ
+from typing import Any
+from weakref import finalize
+
+from equipoise.hal.errors import EngineUnsupported
+from equipoise.integrations.vllm import compatibility
+from equipoise.integrations.vllm.dp.client_view import Front
+from equipoise.integrations.vllm.dp.policy import factory, holds, policy_of, ranks_of
+from equipoise.integrations.vllm.dp.request_table import Ledger
+from equipoise.integrations.vllm.dp.scheduler import Desk
+from equipoise.integrations.vllm.patching import Patch, apply
+from equipoise.integrations.vllm.settings import RoutingSettings, settings_of
+
+DESK = "equipoise_desk"
+"""Attribute of a client that has one."""
+CLIENT = "vllm.v1.engine.core_client"
+RUST = "VLLM_USE_RUST_FRONTEND"
+
+Async = Callable[..., Awaitable[Any]]
+
+
+def prepare(settings: RoutingSettings) -> None:
+    """Have clients that are made in this process look for what is asked of them.
+
+    Raises:
+        ConfigError: there is no such policy, or it cannot be set so.
+        IntegrationError: the class cannot be changed; it is as it was.
+    """
+    factory(settings)
+    apply(PATCHES)
+
+
+def contradictions(
+    config: Any, settings: RoutingSettings, environment: Mapping[str, str]
+) -> list[str]:
+    """What of the engine's configuration this cannot serve."""
+    parallel = config.parallel_config
+    rust = environment.get(RUST, "0") not in ("", "0")
+    priority = config.scheduler_config.policy == "priority"
+    cases = {
+        "routing needs --data-parallel-size of at least 2": parallel.data_parallel_size < 2,
+        "routing decides inside the API server: not with an external load balancer": getattr(
+            parallel, "data_parallel_external_lb", False
+        ),
+        "routing does not follow elastic expert parallelism": parallel.enable_elastic_ep,
+        f"routing is of the Python front end: not with {RUST}": rust,
+        f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
+        'take one that pushes, with options {"when_full": "queue"}': priority and holds(settings),
+    }
+    return [words for words, wrong in cases.items() if wrong]
+
+
+def attach(client: Any) -> None:
+    """Give a client what its configuration asks for.
+
+    Raises `EngineUnsupported` for a client that lacks what is read of it, naming that, and what a
+    policy raises that cannot be made.
+    """
+    asked = settings_of(client.vllm_config.additional_config, environ)
+    if asked is None or asked.routing is None:
+        return
+    absent = [name for name in compatibility.KEPT if not hasattr(client, name)]
+    if absent:
+        raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(absent)}")
+    settings = asked.routing
+    ranks = ranks_of(client.vllm_config, len(client.core_engines), settings)
+    policy = policy_of(settings, ranks, client.client_count, client.client_index)
+    ledger = Ledger(policy, ranks.count)
+    desk = Desk(Front(client, ranks), ledger, settings.hold_seconds)
+    setattr(client, DESK, desk)
+    finalize(client, desk.close)
+
+
+def _init(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        attach(self)
+
+    return __init__
+
+
+def _add(add: Async) -> Async:
+    @wraps(add)
+    async def add_request_async(self: Any, request: Any) -> None:
+        desk: Desk | None = getattr(self, DESK, None)
+        if desk is None:
+            await add(self, request)
+        else:
+            await desk.add(request, partial(add, self))
+
+    return add_request_async
+
+
+def _choose(choose: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(choose)
+    def get_core_engine_for_request(self: Any, request: Any) -> Any:
+        desk: Desk | None = getattr(self, DESK, None)
+        rule = partial(choose, self)
+        return rule(request) if desk is None else desk.choose(request, rule)
+
+    return get_core_engine_for_request
+
+
+def _process(process: Async) -> Async:
+    @wraps(process)
+    async def process_engine_outputs(self: Any, outputs: Any) -> None:
+        await process(self, outputs)
+        desk: Desk | None = getattr(self, DESK, None)
+        if desk is not None:
+            desk.observe(outputs)
+
+    return process_engine_outputs
+
+
+def _abort(abort: Async) -> Async:
+    @wraps(abort)
+    async def abort_requests_async(self: Any, request_ids: list[str]) -> None:
+        desk: Desk | None = getattr(self, DESK, None)
+        if desk is None:
+            await abort(self, request_ids)
+        else:
+            await desk.abort(request_ids, partial(abort, self))
+
+    return abort_requests_async
+
+
+def _pause(pause: Async) -> Async:
+    @wraps(pause)
+    async def pause_scheduler_async(
+        self: Any, mode: str = "abort", clear_cache: bool = True
+    ) -> None:
+        _give_up_held(self, mode)
+        await pause(self, mode, clear_cache)
+
+    return pause_scheduler_async
+
+
+def _sleep(sleep: Async) -> Async:
+    @wraps(sleep)
+    async def sleep_async(self: Any, level: int = 1, mode: str = "abort") -> None:
+        _give_up_held(self, mode)
+        await sleep(self, level, mode)
+
+    return sleep_async
+
+
+def _give_up_held(client: Any, mode: str) -> None:
+    """To abort all requests concerns those that no rank has seen yet as well."""
+    desk: Desk | None = getattr(client, DESK, None)
+    if desk is not None and mode == "abort":
+        desk.end_held()
+
+
+_MAKE: Mapping[str, Callable[[Any], Any]] = {
+    "__init__": _init,
+    "add_request_async": _add,
+    "get_core_engine_for_request": _choose,
+    "process_engine_outputs": _process,
+    "abort_requests_async": _abort,
+    "pause_scheduler_async": _pause,
+    "sleep_async": _sleep,
+}
+PATCHES = tuple(Patch(CLIENT, f"DPLBAsyncMPClient.{name}", make) for name, make in _MAKE.items())
+"""Everything that is put in."""

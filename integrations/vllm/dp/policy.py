@@ -1,0 +1,83 @@
+"""The policy that routes requests, made of what is asked for and of what an engine's ranks hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.balancer.requests.policy import Policy
+from equipoise.balancer.requests.policy_factory import PolicyFactory, factory_of
+from equipoise.balancer.requests.policy_settings import RULES, Binding, WhenFull
+from equipoise.hal.errors import ConfigError, UsageError
+from equipoise.integrations.vllm.settings import RoutingSettings
+
+OWN = ("front_ends", "front_end")
+"""Options of a policy that the engine's configuration says."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that one client routes to; all alike.
+
+    Attributes:
+        count: of them; numbered as the engine numbers them.
+        slots: requests that each has at once.
+        kv_tokens: tokens in the KV cache of each, as the engine says; None: it did not.
+        room: the same, as far as the policy is to keep to it; None: not at all.
+    """
+
+    count: int
+    slots: int
+    kv_tokens: int | None
+    room: int | None
+
+
+def ranks_of(config: Any, count: int, settings: RoutingSettings) -> Ranks:
+    """What the engine's configuration says of `count` ranks, once these are ready.
+
+    Where the engine keeps prefixes, prompts share tokens that the policy would count for each: it
+    is told of no room then, unless the settings give one.
+    """
+    cache = config.cache_config
+    tokens = getattr(cache, "kv_cache_size_tokens", None)
+    if tokens is None and cache.num_gpu_blocks:
+        tokens = cache.num_gpu_blocks * cache.block_size // count  # blocks of all ranks
+    room = None if getattr(cache, "enable_prefix_caching", False) else tokens
+    return Ranks(
+        count=count,
+        slots=settings.slots or int(config.scheduler_config.max_num_seqs),
+        kv_tokens=None if tokens is None else int(tokens),
+        room=settings.room or room,
+    )
+
+
+def factory(settings: RoutingSettings, clients: int = 1, client: int = 0) -> PolicyFactory:
+    """Makes the policy of one of `clients` API servers.
+
+    Raises `ConfigError` where there is no such policy, or it cannot be set so.
+    """
+    options = dict(settings.options or {})
+    taken = sorted(set(options) & set(OWN))
+    if taken:
+        raise ConfigError(f"routing: {', '.join(taken)}: the number of API servers says that")
+    if ":" not in settings.policy:
+        options |= {"front_ends": clients, "front_end": client}
+    try:
+        return factory_of(settings.policy, options)
+    except UsageError as error:
+        words = str(error).replace("--policy-options", "options").replace("--policy", "policy")
+        raise ConfigError(f"routing: {words}") from error
+
+
+def policy_of(settings: RoutingSettings, ranks: Ranks, clients: int, client: int) -> Policy:
+    """Raises `ConfigError`, as `factory`, and `UsageError` where another's makes none."""
+    made = factory(settings, clients, client)
+    return made([ranks.slots] * ranks.count, [ranks.room] * ranks.count)
+
+
+def holds(settings: RoutingSettings) -> bool:
+    """Whether a request may wait at the front end; of another's policy it is assumed."""
+    options: Mapping[str, Any] = settings.options or {}
+    rule = RULES.get(settings.policy)
+    if rule is None or rule.binding is Binding.POOL:
+        return True
+    return bool(options.get("when_full", WhenFull.HOLD.value) == WhenFull.HOLD.value)

@@ -1,0 +1,134 @@
+"""Our placement policy in the engine's own balancer.
+
+Our engine as the engine's balancer: switched on for a worker, before it loads its model.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.patching import MARK, Patch, apply
+from equipoise.integrations.vllm.settings import EngineSettings, PolicySettings
+
+POLICIES = "vllm.distributed.eplb.policy"
+NAME = "default"
+"""The only policy that the engine's configuration takes."""
+
+
+@contextmanager
+def install_policy(settings: PolicySettings) -> Iterator[None]:
+    """Have models that are loaded within the context planned for by us."""
+    from vllm.distributed.eplb.policy import EPLB_POLICIES
+
+    from equipoise.integrations.vllm.eplb.policy import policy_class
+
+    restore()
+    stock = EPLB_POLICIES[NAME]
+    ours = policy_class(settings, stock)
+    setattr(ours, MARK, stock)
+    EPLB_POLICIES[NAME] = ours
+    try:
+        yield
+    finally:
+        restore()
+
+
+def restore() -> None:
+    """Put back what ours has replaced, if it has: a policy of somebody else's stays."""
+    loaded: Any = sys.modules.get(POLICIES)
+    policies = {} if loaded is None else loaded.EPLB_POLICIES
+    stock = getattr(policies.get(NAME), MARK, None)
+    if stock is not None:
+        policies[NAME] = stock
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a worker asked for.
+
+    Attributes:
+        parallel: its parallel configuration, by which it is known; kept, so that nobody has its id.
+        model: configuration of the model that it serves; others are drafts.
+        settings: of the part.
+        made: the states that were made for it.
+    """
+
+    parallel: Any
+    model: Any
+    settings: EngineSettings
+    made: list[Any]
+
+
+CHOSEN: dict[int, Chosen] = {}
+"""By the id of a worker's parallel configuration."""
+
+
+_BY_SLOT = "goes by the slots that experts were loaded into, and equipoise moves them"
+REFUSED = {
+    "reload_weights": _BY_SLOT,
+    "update_weights": _BY_SLOT,
+    "save_sharded_state": _BY_SLOT,
+    "save_tensorized_model": _BY_SLOT,
+    "checkpoint_prepare": "ends vLLM's groups, and equipoise has groups of its own",
+}
+"""What a worker does that goes wrong beside the engine, and why."""
+
+
+@contextmanager
+def install_eplb_state(worker: Any, settings: EngineSettings) -> Iterator[None]:
+    """Have models that `worker` loads within the context balanced by us."""
+    from equipoise.integrations.vllm.eplb.layer_state import PATCH
+
+    parallel, made = worker.vllm_config.parallel_config, list[Any]()
+    apply((*STATES, PATCH))
+    CHOSEN[id(parallel)] = Chosen(parallel, worker.vllm_config.model_config, settings, made)
+    kept = [name for name in REFUSED if hasattr(worker, name)]
+    for name in kept:
+        setattr(worker, name, partial(_refuse, name))
+    try:
+        yield
+    finally:
+        for name in kept:
+            delattr(worker, name)
+        del CHOSEN[id(parallel)]
+        for state in made:
+            state.close()
+
+
+def placement(worker: Any) -> list[list[int]] | None:
+    """By layer of the model that came last, the target's: the expert in every slot."""
+    states = CHOSEN[id(worker.vllm_config.parallel_config)].made
+    served = [each for state in states for each in state.model_states.values()]
+    if not served:
+        return None
+    found: list[list[int]] = served[-1].balancer.layout.placement.tolist()
+    return found
+
+
+def _refuse(name: str, *_: Any, **__: Any) -> None:
+    raise IntegrationError(f"{name} {REFUSED[name]}: switch its engine off for that")
+
+
+def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock, updated=())
+    def state(parallel_config: Any, device: Any) -> Any:
+        found = CHOSEN.get(id(parallel_config))
+        if found is None:
+            return stock(parallel_config, device)
+        from equipoise.integrations.vllm.eplb.state import EngineState
+
+        found.made.append(EngineState(parallel_config, device, found.settings, found.model))
+        return found.made[-1]
+
+    return state
+
+
+STATES = (
+    Patch("vllm.v1.worker.gpu_model_runner", "EplbState", _chosen),
+    Patch("vllm.v1.worker.gpu.eplb_utils", "EplbState", _chosen),
+)
+"""Both runners of vLLM: each makes a state of ours where the worker asked for it."""

@@ -1,0 +1,52 @@
+"""Expert ids to slots, where vLLM asks for it: in the router of each layer."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+from vllm.distributed.eplb.eplb_state import EplbLayerState
+
+from equipoise.integrations.vllm.eplb.router import RoutedRows
+from equipoise.integrations.vllm.patching import Patch
+
+
+class LayerState(EplbLayerState):  # type: ignore[misc]
+    """What a layer's router holds instead of vLLM's own tables.
+
+    `map_and_record` is the name that vLLM's RFC 49702 gives to the hook.
+
+    Args:
+        rows: of the layer.
+        stock: what the layer held before, with the tensors that vLLM's runner fills.
+    """
+
+    def __init__(self, rows: RoutedRows, stock: EplbLayerState) -> None:
+        super().__init__(**vars(stock))
+        self._rows = rows
+
+    def map_and_record(self, topk_ids: Tensor, micro_batch: int = 0) -> Tensor:
+        """Slot ids for expert ids, both [rows, top_k]; counts the rows that are no padding."""
+        filled = self.num_unpadded_tokens_tensors
+        assert filled is not None
+        return self._rows.map(topk_ids, filled[micro_batch])
+
+
+def _mapped(stock: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    from vllm.v1.worker.ubatching import dbo_current_ubatch_id
+
+    @wraps(stock)
+    def _apply_eplb_mapping(self: Any, topk_ids: Tensor) -> Tensor:
+        if isinstance(self.eplb_state, LayerState):
+            return self.eplb_state.map_and_record(topk_ids, dbo_current_ubatch_id())
+        return stock(self, topk_ids)
+
+    return _apply_eplb_mapping
+
+
+PATCH = Patch(
+    "vllm.model_executor.layers.fused_moe.router.base_router",
+    "BaseRouter._apply_eplb_mapping",
+    _mapped,
+)
+"""Layers that hold a state of ours ask it; all others ask vLLM, as ever."""

@@ -1,0 +1,118 @@
+"""What our placement policy proposes: few moves from what is installed, for even shares.
+
+Knows no engine: arrays in, arrays out. Integers throughout, so that every rank of an engine, which
+plans for itself, gets the same; only what is told in a log is a float.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.compat.input_arrays import Counts
+from equipoise.balancer.compat.placement_policy import Wish, peaks, place
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement, logical_maps
+from equipoise.balancer.experts.planning.planner import plan
+from equipoise.integrations.vllm.settings import PolicySettings
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What to install.
+
+    Attributes:
+        placement: int64 (layers, slots), the expert in each slot.
+        layers: how many change.
+        moves: slots that change; each takes one copy from another rank, since an expert that stays
+            on its rank stays in its slot.
+        before: balancedness of what is installed under the load planned on: the mean over ranks
+            divided by the largest, both summed over layers; None where nothing is installed.
+        after: the same of `placement`.
+    """
+
+    placement: npt.NDArray[np.int64]
+    layers: int
+    moves: int
+    before: float | None
+    after: float
+
+
+def standing(old: Counts, shape: ExpertShape) -> Placement | None:
+    """`old` (layers, slots) as int32; None where it is no placement of that shape.
+
+    So it is while a group grows or shrinks: slots are empty (-1), or there are more or fewer.
+    """
+    if old.shape != (shape.layers, shape.slots) or old.min() < 0 or old.max() >= shape.experts:
+        return None
+    complete = (logical_maps(old, shape.experts).replica_count > 0).all()
+    return np.ascontiguousarray(old, dtype=np.int32) if complete else None
+
+
+def propose(
+    load: Counts, shape: ExpertShape, installed: Placement | None, settings: PolicySettings
+) -> Proposal:
+    """Plan every layer for an even split.
+
+    With something installed, a layer stays as it is unless that lowers its fullest rank by more
+    than `settings.gain` of the mean: so none gets worse, and one without load stays too.
+
+    Args:
+        load: int64 (layers, experts), none negative.
+        shape: how many of everything.
+        installed: int32 (layers, slots), every expert in it; None to plan anew.
+        settings: how far to go.
+
+    Raises:
+        PlacementError: numbers cannot fit together.
+    """
+    if installed is None:
+        fresh = place(load, Wish(shape.slots, shape.ranks))
+        after = balancedness(load, fresh, shape.ranks)
+        return Proposal(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
+    wanted = _improved(load, shape, installed, settings)
+    worth = _worth(load, installed, wanted, shape.ranks, settings.gain)
+    chosen = np.where(worth[:, None], wanted, installed).astype(np.int64)
+    differs = chosen != installed
+    return Proposal(
+        placement=chosen,
+        layers=int(differs.any(axis=1).sum()),
+        moves=int(differs.sum()),
+        before=balancedness(load, installed, shape.ranks),
+        after=balancedness(load, chosen.astype(np.int32), shape.ranks),
+    )
+
+
+def balancedness(load: Counts, placement: Placement, ranks: int) -> float:
+    """Mean over ranks divided by the largest, both summed over layers, as the engine's log has it.
+
+    1.0 where there is no load.
+    """
+    fullest = sum(peaks(load, placement, ranks).tolist())
+    rows = sum(load.sum(axis=1).tolist())
+    return rows * SHARE_ONE / ranks / fullest if fullest else 1.0
+
+
+def _improved(
+    load: Counts, shape: ExpertShape, installed: Placement, settings: PolicySettings
+) -> Placement:
+    return plan(
+        load,
+        slots=shape.slots,
+        ranks=shape.ranks,
+        installed=installed,
+        policy="incremental",
+        split="even",
+        target=settings.target,
+        slack=0.0,
+        max_copies=int(settings.most * installed.size),
+    ).placement
+
+
+def _worth(
+    load: Counts, installed: Placement, wanted: Placement, ranks: int, gain: float
+) -> npt.NDArray[np.bool_]:
+    """(layers,): whether the change pays. In parts per 65536 of a rank's mean."""
+    won = peaks(load, installed, ranks) - peaks(load, wanted, ranks)
+    mean = load.sum(axis=1) // ranks
+    pays: npt.NDArray[np.bool_] = won // np.maximum(mean, 1) > round(gain * SHARE_ONE)
+    return pays

@@ -1,0 +1,1 @@
+"""Tensor dictionaries between pipeline stages, over our channel."""

@@ -1,0 +1,134 @@
+"""Our channel behind the pipeline group: dictionaries go as one message, described once.
+
+vLLM's worker calls `isend_tensor_dict` and `irecv_tensor_dict` of its pipeline group. Both are
+replaced on that group alone, the object, by those of a `TensorDictGroup`, which have the same
+signatures. Some versions wait for all handles of a send, others leave out the first, which there
+is the description's; ours has a handle for that place too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.rank_context import Site, open_site, places
+from equipoise.integrations.vllm.settings import HandoverSettings
+from equipoise.integrations.vllm.streams import EngineStreams
+from equipoise.pipeline.channel.edge import Place, Slices
+from equipoise.pipeline.channel.schema import Constant
+from equipoise.pipeline.intermediate_tensors import CommHandle, Pollable
+from equipoise.pipeline.tensor_dict import Sent, TensorDictGroup, open_tensor_dicts
+
+REPLACED = "isend_tensor_dict", "irecv_tensor_dict"
+
+
+class Awaited:
+    """A message on its way, that the engine's stream comes behind once somebody has waited.
+
+    Args:
+        inner: orders the edge's stream behind the message.
+        streams: the engine's.
+    """
+
+    def __init__(self, inner: CommHandle, streams: EngineStreams) -> None:
+        self._inner = inner
+        self._streams = streams
+
+    def is_completed(self) -> bool:
+        """Whether to wait takes no time, as far as that can be told."""
+        return isinstance(self._inner, Pollable) and self._inner.is_completed()
+
+    def wait(self) -> None:
+        """Raises what the message's own handle raises."""
+        with self._streams.turn():
+            self._inner.wait()
+
+
+class Handover:
+    """The two calls, as the engine makes them.
+
+    Args:
+        group: that carries the dictionaries.
+        streams: the engine's.
+    """
+
+    def __init__(self, group: TensorDictGroup, streams: EngineStreams) -> None:
+        self._group = group
+        self._streams = streams
+
+    def isend_tensor_dict(
+        self,
+        tensor_dict: Mapping[str, Tensor | Constant],
+        dst: int | None = None,
+        all_gather_group: Any = None,
+        all_gather_tensors: Mapping[str, bool] | None = None,
+    ) -> list[CommHandle]:
+        """See `TensorDictGroup.isend_tensor_dict`; the tensors may be written to behind it.
+
+        Nobody has to wait for the handles, and engines do, before the next forward: they would wait
+        on the host for what the next stage has received. So both say that they are over. What went
+        wrong is raised by the next message, for which there is no room then.
+        """
+        whole = None if all_gather_group is None or all_gather_group.world_size == 1 else self
+        with self._streams.turn():
+            handles = self._group.isend_tensor_dict(tensor_dict, dst, whole, all_gather_tensors)
+        COUNTERS.add("packed_messages")
+        return [Sent() for _ in handles]
+
+    def irecv_tensor_dict(
+        self,
+        src: int | None = None,
+        all_gather_group: Any = None,
+        all_gather_tensors: Mapping[str, bool] | None = None,
+    ) -> tuple[Any, list[CommHandle], list[Callable[[], None]]]:
+        """See `TensorDictGroup.irecv_tensor_dict`."""
+        COUNTERS.add("received_messages")
+        with self._streams.turn():
+            values, handles, behind = self._group.irecv_tensor_dict(src)
+        return values, [Awaited(handle, self._streams) for handle in handles], behind
+
+
+def _slices(site: Site, ranks: list[int]) -> Slices | None:
+    """This rank's tensor-parallel group; None where there is no other rank in it."""
+    if len(ranks) == 1:
+        return None
+    gathering, comparing = (
+        site.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
+        for what in ("gathering", "comparing")
+    )
+    return Slices(gathering, comparing)
+
+
+@contextmanager
+def installed(settings: HandoverSettings, device: torch.device) -> Iterator[None]:
+    """Put our calls into this process's pipeline group, until the context ends; `device` is its."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
+
+    stages, world = get_pp_group(), get_world_group()
+    site = open_site(world, device, settings.deadline)
+    try:
+        place = Place(
+            fabric=site.fabric,
+            accelerator=site.accelerator,
+            stream=site.streams.home,
+            deadline=settings.deadline,
+            slices=_slices(site, places(world, get_tp_group())),
+        )
+        ranks = places(world, stages)
+        group = open_tensor_dicts(f"vllm stages from {ranks[0]} on", ranks, place)
+    except BaseException:
+        site.close()
+        raise
+    ours = Handover(group, site.streams)
+    for name in REPLACED:
+        setattr(stages, name, getattr(ours, name))
+    try:
+        yield
+    finally:
+        for name in REPLACED:
+            delattr(stages, name)
+        group.close()
+        site.close()

@@ -1,0 +1,179 @@
+"""Where a worker is: its device as an accelerator of ours, and the ranks of one of its groups.
+
+The engine has a device, process groups and streams already. The device is opened once more, which
+takes nothing; the stream that the engine is on becomes the compute stream. Ranks meet over a store
+that the first rank of the group holds: an engine has no launcher of ours that would outlive every
+rank, and ends as a whole when a worker dies.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from equipoise.backends.common.tcp_store import LOOPBACK, StoreHost
+from equipoise.backends.devices.host_staging import HostStagedFabric
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric, Rendezvous
+from equipoise.hal.errors import IntegrationError
+from equipoise.hal.stream import Role
+from equipoise.integrations.vllm.settings import COMMUNICATORS
+from equipoise.integrations.vllm.streams import (
+    DeviceStreams,
+    EngineAccelerator,
+    EngineStreams,
+    HostStreams,
+)
+
+LONGEST_ADDRESS = 256
+"""Bytes."""
+ACCELERATORS = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
+"""By type of the engine's device."""
+
+
+class Group(Protocol):
+    """A process group of the engine, as far as it is needed here."""
+
+    ranks: list[int]
+    rank_in_group: int
+    world_size: int
+    cpu_group: Any
+
+
+@dataclass(frozen=True)
+class Site:
+    """One worker's place in one group.
+
+    Attributes:
+        accelerator: the worker's device, with the engine's stream as its compute stream.
+        streams: the engine's, which our work comes between.
+        fabric: to the other ranks of the group.
+        nodes_of_ranks: the node of each rank of the group, numbered as they first come.
+        held: the store, on the group's first rank.
+        deadline: seconds that any wait may last.
+    """
+
+    accelerator: Accelerator
+    streams: EngineStreams
+    fabric: Fabric
+    nodes_of_ranks: tuple[int, ...]
+    held: StoreHost | None
+    deadline: float
+
+    def close(self) -> None:
+        """Part from the other ranks."""
+        self.fabric.close()
+        self.accelerator.close()
+        if self.held is not None:
+            self.held.close()
+
+
+def open_site(
+    group: Group, device: torch.device, deadline: float, communicator: str | None = None
+) -> Site:
+    """Meet the ranks of `group`; collective.
+
+    Args:
+        group: of the engine.
+        device: the worker's; the group's own attribute of that name is a number in some engines.
+        deadline: seconds that any wait may last.
+        communicator: one of `COMMUNICATORS` for the device; None: the first of them.
+
+    Raises:
+        IntegrationError: no backend of ours is for the engine's device, or the communicator is not.
+        BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
+    """
+    kind = device.type
+    if kind not in ACCELERATORS:
+        known = ", ".join(ACCELERATORS)
+        raise IntegrationError(f"no backend for a device of type {kind!r}: {known}")
+    named = _communicator(kind, communicator)
+    with ExitStack() as opened:
+        accelerator, streams = _opened(ACCELERATORS[kind], device, deadline)
+        opened.callback(accelerator.close)
+        nodes = _nodes_of_ranks(group)
+        interface = _interface(nodes)
+        held = StoreHost(interface) if group.rank_in_group == 0 else None
+        if held is not None:
+            opened.callback(held.close)
+        host, port = _told(group, held)
+        where = Rendezvous(
+            rank=group.rank_in_group,
+            size=group.world_size,
+            host=host,
+            port=port,
+            deadline=deadline,
+        )
+        fabric = connect_fabric(named, where, accelerator)
+        opened.pop_all()
+    return Site(accelerator, streams, fabric, nodes, held, deadline)
+
+
+def connect_fabric(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
+    """Meet the other ranks; gloo reaches the tensors of a device through the host."""
+    fabric = registry.communicator(communicator).connect(where)
+    if communicator == "gloo" and accelerator.device.type != "cpu":
+        return HostStagedFabric(fabric, accelerator, where.deadline)
+    return fabric
+
+
+def places(world: Group, group: Group) -> list[int]:
+    """The ranks of `group`, numbered as on a fabric among the ranks of `world`."""
+    return [world.ranks.index(rank) for rank in group.ranks]
+
+
+def _communicator(kind: str, wanted: str | None) -> str:
+    """Raises `IntegrationError` where what is wanted is not for a device of that type."""
+    known = COMMUNICATORS[kind]
+    if wanted is not None and wanted not in known:
+        raise IntegrationError(
+            f"communicator {wanted} is not for a device of type {kind}: {' or '.join(known)}"
+        )
+    return wanted or known[0]
+
+
+def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
+    inner = registry.accelerator(name).open(device.index or 0)
+    if device.type == "cpu":
+        return inner, HostStreams(inner.stream(Role.COMPUTE), deadline)
+    vendor = getattr(torch, device.type)
+    streams = DeviceStreams(inner, lambda: vendor.current_stream(device))
+    return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
+
+
+def _nodes_of_ranks(group: Group) -> tuple[int, ...]:
+    """The node of each rank, numbered as they first come; collective."""
+    from vllm.distributed.parallel_state import in_the_same_node_as
+
+    if group.world_size == 1:
+        return (0,)
+    found: dict[int, int] = {}
+    for rank in range(group.world_size):
+        if rank not in found:
+            node = len(set(found.values()))
+            beside = in_the_same_node_as(group.cpu_group, source_rank=rank)
+            found |= {peer: node for peer, here in enumerate(beside) if here and peer not in found}
+    return tuple(found[rank] for rank in range(group.world_size))
+
+
+def _interface(nodes_of_ranks: Sequence[int]) -> str:
+    """Where the store is held: on loopback, if all ranks are on one node."""
+    from vllm.utils.network_utils import get_ip
+
+    return str(get_ip()) if max(nodes_of_ranks) else LOOPBACK
+
+
+def _told(group: Group, held: StoreHost | None) -> tuple[str, int]:
+    """Where the first rank holds the store, as every rank learns it."""
+    line = torch.zeros(LONGEST_ADDRESS, dtype=torch.uint8)
+    if held is not None:
+        text = json.dumps(held.address).encode().ljust(LONGEST_ADDRESS)
+        line.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(line, src=group.ranks[0], group=group.cpu_group)
+    host, port = json.loads(bytes(line.tolist()))
+    return str(host), int(port)

@@ -1,0 +1,114 @@
+"""The parts of a worker: switched on before it loads its model, and off with it.
+
+What is added to an engine's worker: hooks that the engine calls, and calls for `collective_rpc`.
+
+A worker's own methods come first: an extension adds names and overrides none, so each name here
+must be one that no worker has.
+"""
+
+import logging
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.eplb import install
+from equipoise.integrations.vllm.pp import transport
+from equipoise.integrations.vllm.settings import Settings, settings_of
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is switched on in one worker.
+
+    Attributes:
+        worker: the engine's.
+        settings: what was asked for.
+        opened: closes what was opened for it.
+    """
+
+    worker: Any
+    settings: Settings
+    opened: ExitStack
+
+    def placement(self) -> list[list[int]] | None:
+        """By layer, the expert in every slot; None where our engine is off."""
+        return None if self.settings.engine is None else install.placement(self.worker)
+
+    def close(self) -> None:
+        """Give back what was opened, the last first."""
+        self.opened.close()
+
+
+def enter(worker: Any, settings: Settings) -> Parts:
+    """Switch on what belongs to a worker; the routing of requests is the front end's.
+
+    Raises what a part raises; then none is on.
+    """
+    with ExitStack() as opened:
+        leave(worker)
+        if settings.policy is not None:
+            opened.enter_context(install.install_policy(settings.policy))
+        if settings.engine is not None:
+            opened.enter_context(install.install_eplb_state(worker, settings.engine))
+        if settings.handover is not None:
+            opened.enter_context(transport.installed(settings.handover, worker.device))
+        return Parts(worker, settings, opened.pop_all())
+
+
+def leave(worker: Any) -> None:
+    """Nothing is asked for: an engine before this one in the process may have asked."""
+    install.restore()
+
+
+def hear_equipoise() -> None:
+    """Have our log lines come where the engine's come: one an epoch, and warnings."""
+    ours, theirs = logging.getLogger("equipoise"), logging.getLogger("vllm")
+    for handler in theirs.handlers:
+        if handler not in ours.handlers:
+            ours.addHandler(handler)
+    ours.setLevel(theirs.getEffectiveLevel())
+    # The root logger gets handlers in some engines, and would tell everything once more.
+    ours.propagate = not ours.handlers
+
+
+def _close_at_shutdown(worker: Any) -> None:
+    """The engine shuts a worker down, and not every version tells its extension."""
+    shutdown = worker.shutdown
+
+    def shut_down() -> None:
+        worker.destroy_worker_extension()
+        shutdown()
+
+    worker.shutdown = shut_down
+
+
+class WorkerExtension:
+    """Named by `--worker-extension-cls`; the plugin does that."""
+
+    equipoise_parts: Parts | None = None
+    """What is switched on in this worker."""
+
+    def init_worker_extension(self: Any) -> None:
+        """The device is there, and no model yet: switch on what is asked for. Once."""
+        if self.equipoise_parts is None:
+            asked = settings_of(self.vllm_config.additional_config, os.environ)
+            hear_equipoise()
+            self.equipoise_parts = enter(self, asked or Settings())
+            _close_at_shutdown(self)
+
+    def destroy_worker_extension(self: Any) -> None:
+        """Give back what was opened."""
+        parts, self.equipoise_parts = self.equipoise_parts, None
+        if parts is not None:
+            parts.close()
+
+    def equipoise_counters(self) -> dict[str, int]:
+        """`llm.collective_rpc("equipoise_counters")`: see `counters.NAMES`; one per worker."""
+        return dict(COUNTERS.read())
+
+    def equipoise_placement(self: Any) -> list[list[int]] | None:
+        """Of the target model: by layer, the expert in every slot; None without our engine."""
+        parts = self.equipoise_parts
+        return None if parts is None else parts.placement()

@@ -1,0 +1,277 @@
+"""The verbs that every exchange of this package has, so that a step may run on any of them.
+
+The portable exchange behind the verbs of the fixed one: what a step that did not fit runs on.
+
+Steps on the fast exchange, and again on the sure one where they did not fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import ExchangeError
+from equipoise.hal.stream import Stream
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
+from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, ExchangeFormat, check_rows
+from equipoise.pipeline.all_to_all.status import Fitted, Overflowed
+from equipoise.pipeline.all_to_all.variable_size import ExpertExchange, Route
+
+
+class Combining(Protocol):
+    """A batch whose results were sent."""
+
+    def wait(self, stream: Stream) -> Tensor:
+        """Order `stream` behind the results, [n, top_k, ...]."""
+        ...
+
+    def release(self, stream: Stream) -> None:
+        """All that reads the results has been launched on `stream`, or before."""
+        ...
+
+
+class Dispatching(Protocol):
+    """A batch whose rows were sent."""
+
+    def wait(self, stream: Stream) -> Arrivals:
+        """Order `stream` behind the rows."""
+        ...
+
+    def combine(self, rows: Tensor, stream: Stream) -> Combining:
+        """Send results back, [entries, ...]."""
+        ...
+
+
+class TokenExchange(Protocol):
+    """Rows to the ranks that hold their experts, and back."""
+
+    def dispatch(self, batch: Batch, stream: Stream) -> Dispatching:
+        """Send a batch."""
+        ...
+
+
+T = TypeVar("T")
+
+
+class PortableExchange:
+    """Any number of rows: the host reads the counts, and waits for the stream at each verb.
+
+    Args:
+        form: of the fixed exchange that it stands in for; its capacities do not matter here.
+        communicator: among the ranks that take part, used for nothing else.
+        accelerator: of all streams.
+        deadline: seconds that the host waits for a stream, or for counts.
+        active: for each rank of `communicator` its rank in the fixed exchange.
+
+    Raises:
+        ExchangeError: not one rank for each of the communicator's.
+    """
+
+    def __init__(
+        self,
+        form: ExchangeFormat,
+        communicator: Communicator,
+        accelerator: Accelerator,
+        deadline: float,
+        active: Sequence[int],
+    ) -> None:
+        if len(set(active)) != communicator.size or not set(active) <= set(range(form.ranks)):
+            raise ExchangeError(
+                f"active ranks: expected {communicator.size} of {form.ranks}, got {tuple(active)}"
+            )
+        self._form = form
+        self._communicator = communicator
+        self._event = accelerator.event()
+        self._deadline = deadline
+        self._active = torch.tensor(active).to(accelerator.device)
+        self._renumbered = _renumbered(form, active).to(accelerator.device)
+
+    def dispatch(self, batch: Batch, stream: Stream) -> "PortableDispatched":
+        """Send a batch; returns when its rows are on their way.
+
+        Raises:
+            ExchangeError: it does not fit the format.
+            GenerationMismatch: as `ExpertExchange.prepare`, as the cause of a `StreamFailed`
+                unless the call comes from a program of `stream`.
+        """
+        batch.check(self._form)
+        exchange = ExpertExchange(
+            self._communicator, self._form.slots_per_rank, stream, self._deadline
+        )
+        route, arrivals = self.run(stream, lambda: self._dispatch(exchange, batch))
+        return PortableDispatched(self, exchange, route, arrivals)
+
+    def run(self, stream: Stream, program: Callable[[], T]) -> T:
+        """What a program of `stream` returns. The host waits for it: shapes depend on counts."""
+        made: list[T] = []
+        stream.launch(lambda: made.append(program()))
+        stream.record(self._event)
+        self._event.synchronize(self._deadline)
+        return made[0]
+
+    @property
+    def form(self) -> ExchangeFormat:
+        """Of the rows."""
+        return self._form
+
+    def wait(self, stream: Stream) -> None:
+        """Order `stream` behind the latest verb."""
+        stream.wait(self._event)
+
+    def _dispatch(self, exchange: ExpertExchange, batch: Batch) -> tuple[Route, Arrivals]:
+        last = self._form.slots
+        slots = batch.slots.long()
+        inside = (slots >= 0) & (slots < last)
+        numbers = self._renumbered[torch.where(inside, slots, last)]
+        route = exchange.prepare(numbers, int(batch.generation.item()))
+        rows = exchange.dispatch(route, batch.payloads)
+        return route, Arrivals(
+            payloads=tuple(payload[None] for payload in rows),
+            rows=torch.arange(sum(route.receives), device=slots.device),
+            slots=route.local_slots.int(),
+            counts=self._by_rank(torch.tensor(route.receives, dtype=torch.int32)),
+            loads=self._by_rank(self._gather(batch.loads)),
+        )
+
+    def _gather(self, loads: Tensor) -> Tensor:
+        out = loads.new_empty((self._communicator.size, *loads.shape))
+        self._communicator.all_gather(out, loads).result(self._deadline)
+        return out
+
+    def _by_rank(self, members: Tensor) -> Tensor:
+        """From ranks of the communicator to ranks of the fixed exchange; zeros for the others."""
+        out = torch.zeros(self._form.ranks, *members.shape[1:], dtype=members.dtype)
+        out = out.to(self._active.device)
+        out[self._active] = members.to(out.device)
+        return out
+
+
+class PortableDispatched:
+    """A batch whose rows were sent."""
+
+    def __init__(
+        self, owner: PortableExchange, exchange: ExpertExchange, route: Route, arrivals: Arrivals
+    ) -> None:
+        self._owner = owner
+        self._exchange = exchange
+        self._route = route
+        self._arrivals = arrivals
+
+    def wait(self, stream: Stream) -> Arrivals:
+        """Order `stream` behind the rows; nothing but `combine` ends them."""
+        self._owner.wait(stream)
+        return self._arrivals
+
+    def combine(self, rows: Tensor, stream: Stream) -> "PortableCombined":
+        """Send results back.
+
+        Raises:
+            ExchangeError: rows that do not fit the format.
+        """
+        entries = self._arrivals.rows.shape[0]
+        check_rows("results", rows, entries, self._owner.form.result)
+        exchange, route = self._exchange, self._route
+        found = self._owner.run(stream, lambda: exchange.combine(route, rows))
+        return PortableCombined(self._owner, found)
+
+
+class PortableCombined:
+    """A batch whose results have come."""
+
+    def __init__(self, owner: PortableExchange, results: Tensor) -> None:
+        self._owner = owner
+        self._results = results
+
+    def wait(self, stream: Stream) -> Tensor:
+        """[n, top_k, ...], as of the fixed exchange."""
+        self._owner.wait(stream)
+        return self._results
+
+    def release(self, stream: Stream) -> None:
+        """Nothing to give back: every batch has memory of its own."""
+
+
+def _renumbered(form: ExchangeFormat, active: Sequence[int]) -> Tensor:
+    """int32 [slots + 1], slots as the communicator's ranks number them; the last is invalid."""
+    out = torch.full((form.slots + 1,), len(active) * form.slots_per_rank, dtype=torch.int32)
+    for member, rank in enumerate(active):
+        for local in range(form.slots_per_rank):
+            number = member * form.slots_per_rank + local
+            out[rank * form.slots_per_rank + local] = number
+    return out
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the steps so far.
+
+    Attributes:
+        fitted: steps that ran once.
+        rerun: steps that ran again, because some rank had more rows than fit.
+        rows: the most rows by which a message exceeded its capacity.
+        results: the most results by which one did.
+        stray: choices of this rank that fell on inactive ranks, in steps that ran once.
+    """
+
+    fitted: int = 0
+    rerun: int = 0
+    rows: int = 0
+    results: int = 0
+    stray: int = 0
+
+    def with_step(self, verdict: Fitted | Overflowed) -> "Tally":
+        """One step more."""
+        match verdict:
+            case Fitted(stray=stray):
+                return Tally(
+                    self.fitted + 1, self.rerun, self.rows, self.results, self.stray + stray
+                )
+            case Overflowed(rows=rows, results=results):
+                most = max(self.rows, rows), max(self.results, results)
+                return Tally(self.fitted, self.rerun + 1, *most, self.stray)
+
+
+class SureExchange:
+    """Runs whole steps; all ranks come to the same verdict, so all run again or none does.
+
+    Args:
+        fast: has a capacity, and says behind the step whether it was enough.
+        sure: carries any number of rows.
+        stream: on which the words are read, behind the step.
+    """
+
+    def __init__(self, fast: FixedExchange, sure: TokenExchange, stream: Stream) -> None:
+        self._fast = fast
+        self._sure = sure
+        self._stream = stream
+        self._tally = Tally()
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the steps so far."""
+        return self._tally
+
+    def run(self, step: Callable[[TokenExchange], T], timeout: float) -> T:
+        """One step.
+
+        Args:
+            step: dispatches, combines and releases; what else it writes it writes again when it
+                runs again. Nothing of it may be used, or shown, before this returns.
+            timeout: seconds that the host waits for the words.
+
+        Raises:
+            GenerationMismatch: a rank dispatched with tables of another generation.
+            StreamTimeout: the words were not read in time.
+        """
+        value = step(self._fast)
+        verdict = self._fast.read(self._stream).result(timeout)
+        self._tally = self._tally.with_step(verdict)
+        match verdict:
+            case Fitted():
+                return value
+            case Overflowed():
+                return step(self._sure)

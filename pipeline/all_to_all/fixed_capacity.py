@@ -1,0 +1,330 @@
+"""The states of a room: one frozen dataclass each.
+
+Idle --dispatch--> Sending --wait--> Arrived --combine--> Returning --wait--> Returned
+  ^                                                                              |
+  +----------------------------------- release ----------------------------------+
+
+A room and its state: who has it, and behind what the next one may.
+
+The exchange of fixed capacity: dispatch and combine of several batches in flight.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.errors import ExchangeMisuse
+from equipoise.hal.stream import Event, Stream
+from equipoise.hal.work import Work
+from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, ExchangeFormat, check_rows
+from equipoise.pipeline.all_to_all.kernels import ExchangeKernels, Room
+from equipoise.pipeline.all_to_all.status import Ledger, Reading
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nobody has it; what may still be read of it is behind the room's events."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Rows are on their way."""
+
+    ticket: int
+    tokens: int
+    work: Work
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A stream has waited for the rows and lists the entries."""
+
+    ticket: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Returning:
+    """Results are on their way."""
+
+    ticket: int
+    tokens: int
+    work: Work
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A stream has waited for the results, and somebody reads them."""
+
+    ticket: int
+    tokens: int
+
+
+State = Idle | Sending | Arrived | Returning | Returned
+"""Where a room is."""
+
+
+class Berth:
+    """One batch at a time, from its dispatch to its release.
+
+    Args:
+        kernels: whose room it is.
+        room: the room.
+        event: makes events.
+    """
+
+    def __init__(self, kernels: ExchangeKernels, room: Room, event: Callable[[], Event]) -> None:
+        self._kernels = kernels
+        self._room = room
+        self._unpacked = event()
+        self._returned = event()
+        self._released = event()
+        self._behind: dict[Event, None] = {}  # in one order in every run, as a set is not
+        self._entered: tuple[Event, ...] = ()
+        self._state: State = Idle()
+
+    @property
+    def state(self) -> State:
+        """Where it is."""
+        return self._state
+
+    @property
+    def words(self) -> Tensor:
+        """The room's sticky words."""
+        return self._room.words
+
+    def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
+        """Take the room for a batch. It is idle: the exchange has looked."""
+        for event in self._behind:
+            stream.wait(event)
+        self._kernels.pack_rows(batch, self._room, stream)
+        work = self._kernels.carry_rows(self._room, stream)
+        self._behind.clear()  # not before: after an error the next batch has to wait as well
+        self._state = Sending(ticket, batch.tokens, work)
+
+    def arrive(self, ticket: int, stream: Stream) -> Arrivals:
+        """Order `stream` behind the rows; the first to come lists the entries."""
+        match self._own(ticket):
+            case Sending(tokens=tokens, work=work):
+                work.wait(stream)
+                self._kernels.unpack_rows(self._room, stream)
+                stream.record(self._unpacked)
+                self._entered = (self._unpacked,)
+                self._state = Arrived(ticket, tokens)
+            case _:
+                stream.wait(self._unpacked)
+        return self._room.arrivals
+
+    def combine(self, ticket: int, rows: Tensor, stream: Stream) -> None:
+        """Send results back."""
+        state = self._own(ticket)
+        if not isinstance(state, Arrived):
+            raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not arrived")
+        self._kernels.pack_results(rows, self._room, stream)
+        work = self._kernels.carry_results(self._room, stream)
+        self._state = Returning(ticket, state.tokens, work)
+
+    def deliver(self, ticket: int, stream: Stream) -> Tensor:
+        """Order `stream` behind the results; the first to come puts them in place."""
+        state = self._own(ticket)
+        match state:
+            case Returning(tokens=tokens, work=work):
+                work.wait(stream)
+                self._kernels.unpack_results(tokens, self._room, stream)
+                stream.record(self._returned)
+                self._state = Returned(ticket, tokens)
+            case Returned(tokens=tokens):
+                stream.wait(self._returned)
+            case _:
+                raise ExchangeMisuse(f"results of a batch that is {_name(state)}")
+        return self._room.results[:tokens]
+
+    def release(self, ticket: int, stream: Stream) -> None:
+        """Whatever reads the results has been launched on `stream`."""
+        state = self._own(ticket)
+        if not isinstance(state, Returned):
+            raise ExchangeMisuse(f"release of a batch that is {_name(state)}, not returned")
+        stream.record(self._released)
+        self.follow(self._released)
+        self._state = Idle()
+
+    def check_entered(self) -> None:
+        """Raise `ExchangeMisuse` while there are words to come."""
+        if isinstance(self._state, Sending):
+            raise ExchangeMisuse("a dispatch has not been waited for: its headers are not read")
+
+    def read_words(self, stream: Stream) -> None:
+        """Order `stream` behind what enters words."""
+        for event in self._entered:  # none before the first use
+            stream.wait(event)
+
+    def follow(self, event: Event) -> None:
+        """The next batch comes behind `event`."""
+        self._behind[event] = None
+
+    def abandon(self, stream: Stream, timeout: float) -> None:
+        """Wait until nothing of it is in flight, let nobody go on with it, and clear the words.
+
+        Ranks may have come to different places of the step, so their words may differ.
+
+        Raises:
+            CommunicatorError: as `Work.result`.
+        """
+        if isinstance(self._state, Sending | Returning):
+            self._state.work.result(timeout)
+        self.read_words(stream)
+        stream.launch(self._room.words.zero_)
+        stream.record(self._released)
+        self.follow(self._released)
+        self._state = Idle()
+
+    def _own(self, ticket: int) -> State:
+        """The state, if `ticket` is who has the room."""
+        if isinstance(self._state, Idle) or self._state.ticket != ticket:
+            raise ExchangeMisuse(f"batch {ticket} is over: its room has been released")
+        return self._state
+
+
+def _name(state: State) -> str:
+    return type(state).__name__.lower()
+
+
+class FixedExchange:
+    """Rows to the ranks that hold their experts and back, without a count on the host.
+
+    Every method launches and returns. All ranks dispatch and combine in one order. Every misuse is
+    refused before any side effect. Not for several threads.
+
+    Args:
+        form: the same on all ranks.
+        kernels: pack, carry and unpack.
+        accelerator: of all streams.
+    """
+
+    def __init__(
+        self, form: ExchangeFormat, kernels: ExchangeKernels, accelerator: Accelerator
+    ) -> None:
+        self._form = form
+        self._berths = [Berth(kernels, room, accelerator.event) for room in kernels.rooms]
+        words = [berth.words for berth in self._berths]
+        self._ledger = Ledger(words, accelerator.pinned, accelerator.event())
+        self._tickets = 0
+
+    @property
+    def form(self) -> ExchangeFormat:
+        """What it carries."""
+        return self._form
+
+    def dispatch(self, batch: Batch, stream: Stream) -> "Dispatched":
+        """Send a batch, after what was launched on `stream`.
+
+        The batch's tensors may be overwritten by what is launched on `stream` from now on.
+
+        Raises:
+            ExchangeError: it does not fit the format.
+            ExchangeMisuse: every room is taken: release a batch first.
+        """
+        batch.check(self._form)
+        berth = self._free()
+        berth.dispatch(batch, self._tickets + 1, stream)
+        self._tickets += 1
+        return Dispatched(self._form, berth, self._tickets)
+
+    def read(self, stream: Stream) -> Reading:
+        """Read the sticky words behind the step, and clear them.
+
+        Raises:
+            ExchangeMisuse: a dispatch has not been waited for.
+        """
+        for berth in self._berths:
+            berth.check_entered()
+        for berth in self._berths:
+            berth.read_words(stream)
+        reading = self._ledger.read(stream)
+        for berth in self._berths:
+            berth.follow(self._ledger.event)
+        return reading
+
+    def abandon(self, stream: Stream, timeout: float) -> None:
+        """Give up the step, as after a forward that raised: its batches and its words.
+
+        All ranks do it behind the same dispatch or combine. What read the batches has been launched
+        on `stream`, or before.
+
+        Raises:
+            CommunicatorError: something in flight failed, or did not end within `timeout` seconds.
+                Of an operation that failed the network may still write the buffers: an exchange
+                whose communicator failed is over, and another is made.
+        """
+        for berth in self._berths:
+            berth.abandon(stream, timeout)
+
+    def _free(self) -> Berth:
+        """The room that has been idle for longest, so that batches take turns."""
+        count = len(self._berths)
+        for place in range(count):
+            berth = self._berths[(self._tickets + place) % count]
+            if isinstance(berth.state, Idle):
+                return berth
+        raise ExchangeMisuse(f"all {count} rooms are taken: release a batch first")
+
+
+class Dispatched:
+    """A batch whose rows were sent."""
+
+    def __init__(self, form: ExchangeFormat, berth: Berth, ticket: int) -> None:
+        self._form = form
+        self._berth = berth
+        self._ticket = ticket
+
+    def wait(self, stream: Stream) -> Arrivals:
+        """Order `stream` behind the rows of all ranks; any number of times, on any stream.
+
+        What reads the arrivals is ordered before the combine; they last until the release.
+
+        Raises:
+            ExchangeMisuse: the batch was released.
+        """
+        return self._berth.arrive(self._ticket, stream)
+
+    def combine(self, rows: Tensor, stream: Stream) -> "Combined":
+        """Send results back, after what was launched on `stream`.
+
+        Args:
+            rows: [entries, ...], one an entry of the arrivals; invalid ones are ignored.
+            stream: on which they, and all that reads the arrivals, come before.
+
+        Raises:
+            ExchangeError: rows that do not fit the format.
+            ExchangeMisuse: nobody has waited for the rows, or it was combined before.
+        """
+        check_rows("results", rows, self._form.entries, self._form.result)
+        self._berth.combine(self._ticket, rows, stream)
+        return Combined(self._berth, self._ticket)
+
+
+class Combined:
+    """A batch whose results were sent."""
+
+    def __init__(self, berth: Berth, ticket: int) -> None:
+        self._berth = berth
+        self._ticket = ticket
+
+    def wait(self, stream: Stream) -> Tensor:
+        """Order `stream` behind the results of all ranks; any number of times, on any stream.
+
+        Returns:
+            [n, top_k, ...], a row a (token, choice), never summed; zeros where the slot was
+            invalid. It lasts until the release.
+        """
+        return self._berth.deliver(self._ticket, stream)
+
+    def release(self, stream: Stream) -> None:
+        """Give the room back: all that reads the results has been launched on `stream`, or before.
+
+        Raises:
+            ExchangeMisuse: nobody has waited for the results, or it was released before.
+        """
+        self._berth.release(self._ticket, stream)

@@ -1,0 +1,131 @@
+"""Which row goes where: the sorting of a batch by destination, without a look at the values.
+
+All shapes follow from the batch's shape and the format, so that a graph may hold it; where a place
+is not used, its index points at one past the end.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.pipeline.all_to_all.formats import ExchangeFormat
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """Where the rows of a batch of n tokens go, and where their results will be.
+
+    Attributes:
+        tokens: int64 [ranks, capacity], the token of each row; n where there is none.
+        choices: int32 [n + 1, ranks, top_k], for each destination the local slot of each choice of
+            a token that falls there, else invalid; the last token has none.
+        places: int64 [n * top_k], rank * result_capacity + position of the result of each (token,
+            choice); ranks * result_capacity where none will come.
+        rows: int32 [ranks], rows for each rank that fit.
+        lost: int32 [2], by how many rows, and results, the fullest message exceeds its capacity.
+        stray: int64 [], choices that fall on inactive ranks.
+    """
+
+    tokens: Tensor
+    choices: Tensor
+    places: Tensor
+    rows: Tensor
+    lost: Tensor
+    stray: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Homes:
+    """The rank and local slot of each choice, [n, top_k]; one past the last where it is invalid."""
+
+    rank: Tensor
+    local: Tensor
+    stray: Tensor
+
+
+def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+    """Sort the choices of a batch.
+
+    Args:
+        slots: int32 [n, top_k], global slot ids.
+        form: of the exchange.
+        active: bool [ranks + 1], as `wire.active_mask`.
+    """
+    homes = _homes(slots, form, active)
+    here = homes.rank[:, :, None] == torch.arange(form.ranks, device=slots.device)  # [n, k, ranks]
+    travels = here.any(1)  # [n, ranks]: once to a rank, whatever it chose there
+    row = travels.cumsum(0) - 1
+    counts, results = travels.sum(0), here.sum((0, 1))
+    beyond = torch.stack([(counts - form.capacity).amax(), (results - form.result_capacity).amax()])
+    choices = torch.where(here.transpose(1, 2), homes.local[:, None, :], form.invalid)
+    none = choices.new_full((1, *choices.shape[1:]), form.invalid)
+    return Sorted(
+        tokens=_tokens(travels, row, form),
+        choices=torch.cat([choices, none]).int(),
+        places=_places(homes, here, row, form),
+        rows=counts.clamp(max=form.capacity).int(),
+        lost=beyond.clamp(min=0).int(),
+        stray=homes.stray,
+    )
+
+
+def _homes(slots: Tensor, form: ExchangeFormat, active: Tensor) -> _Homes:
+    flat = slots.long()
+    inside = (flat >= 0) & (flat < form.slots)
+    home = torch.where(inside, flat.div(form.slots_per_rank, rounding_mode="floor"), form.ranks)
+    reached = active[home]
+    return _Homes(
+        rank=torch.where(reached, home, form.ranks),
+        local=torch.where(reached, flat % form.slots_per_rank, form.invalid),
+        stray=(inside & ~reached).sum(),
+    )
+
+
+def _tokens(travels: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
+    """The inverse of `row`: who stands in each row of each message."""
+    count, ranks = travels.shape
+    spare = form.ranks * form.capacity
+    starts = torch.arange(ranks, device=row.device) * form.capacity
+    index = torch.where(travels & (row < form.capacity), starts + row, spare)
+    tokens = row.new_full((spare + 1,), count)
+    numbers = torch.arange(count, device=row.device)[:, None].expand(count, ranks)
+    tokens.scatter_(0, index.reshape(-1), numbers.reshape(-1))
+    return tokens[:spare].view(form.ranks, form.capacity)
+
+
+def _places(homes: _Homes, here: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
+    """Where results come back: by rank, then by token, then by choice, as the entries stand there.
+
+    Rows that do not fit are the last ones, so they shift nothing that travels.
+    """
+    home = homes.rank.reshape(-1, 1)
+    at = home.clamp(max=form.ranks - 1)
+    position = (here.reshape(-1, form.ranks).cumsum(0) - 1).gather(1, at)
+    rows = row.gather(1, at.view(-1, form.top_k)).view(-1, 1)
+    fits = (home < form.ranks) & (rows < form.capacity) & (position < form.result_capacity)
+    places = torch.where(fits, home * form.result_capacity + position, form.entries)
+    return places.view(-1)
+
+
+def list_entries(ids: Tensor, active: Tensor, form: ExchangeFormat) -> tuple[Tensor, Tensor]:
+    """The entries of what came.
+
+    Args:
+        ids: int32 [ranks, capacity, top_k], local slots by source.
+        active: bool [ranks]; of the others nothing came.
+        form: of the exchange.
+
+    Returns:
+        Rows, int64 [entries], and local slots, int32 [entries], as `Arrivals` has them.
+    """
+    flat = ids.reshape(form.ranks, -1)
+    valid = (flat < form.invalid) & active[:, None]
+    position = valid.cumsum(1) - 1
+    starts = torch.arange(form.ranks, device=ids.device)[:, None] * form.result_capacity
+    fits = valid & (position < form.result_capacity)
+    index = torch.where(fits, starts + position, form.entries).view(-1)
+    row = torch.arange(form.ranks * form.capacity, device=ids.device).repeat_interleave(form.top_k)
+    rows = row.new_zeros(form.entries + 1).scatter_(0, index, row)
+    slots = flat.new_full((form.entries + 1,), form.invalid).scatter_(0, index, flat.reshape(-1))
+    return rows[: form.entries], slots[: form.entries]

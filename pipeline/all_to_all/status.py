@@ -1,0 +1,160 @@
+"""The sticky words of an exchange: what went wrong in a step, kept on the device until it is read.
+
+int64 [3 + 3 x ranks]: the most rows, and the most results, by which any rank exceeded a capacity;
+this rank's choices that fell on inactive ranks; then for each rank whether its generation differed,
+its generation and ours of the latest time that it did.
+
+The sticky words on their way to the host.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.errors import ExchangeMisuse, GenerationMismatch
+from equipoise.hal.stream import Event, Stream
+from equipoise.pipeline.all_to_all.formats import Messages
+
+LOST = slice(0, 2)
+STRAY = 2
+FIRST = 3
+"""Where the words of ranks begin."""
+
+
+def length(ranks: int) -> int:
+    """How many words."""
+    return FIRST + 3 * ranks
+
+
+def absorb(words: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+    """Enter what the headers of one dispatch say; nothing of it is read by the host.
+
+    Args:
+        words: changed in place.
+        arrived: the messages that came.
+        own: int64 [1], the generation that this rank sent.
+        active: bool [ranks]; the others' messages never come.
+    """
+    seen = torch.where(active[:, None], arrived.lost.long(), 0).amax(0)
+    words[LOST].copy_(torch.maximum(words[LOST], seen))
+    ranks = words[FIRST:].view(-1, 3)
+    differs = active & (arrived.generation != own)
+    news = torch.stack(
+        [torch.ones_like(arrived.generation), arrived.generation, own.expand_as(active)], dim=1
+    )
+    ranks.copy_(torch.where(differs[:, None], news, ranks))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Every row of the step travelled.
+
+    Attributes:
+        stray: choices of this rank that fell on inactive ranks, and came back as zeros.
+    """
+
+    stray: int
+
+
+@dataclass(frozen=True)
+class Overflowed:
+    """Some rank had more rows than fit: what the step computed is to be discarded by all.
+
+    Attributes:
+        rows: by how many the fullest message exceeded its capacity; 0 if only results did.
+        results: the same of results.
+    """
+
+    rows: int
+    results: int
+
+
+Verdict = Fitted | Overflowed
+"""What became of a step; the same kind on all ranks that took part in it."""
+
+
+def judge(rooms: Sequence[Sequence[int]]) -> Verdict:
+    """What the words of all rooms, read by the host, say.
+
+    Raises:
+        GenerationMismatch: a rank dispatched with tables of another generation.
+    """
+    for words in rooms:
+        for rank in range((len(words) - FIRST) // 3):
+            differs, theirs, ours = words[FIRST + 3 * rank : FIRST + 3 * rank + 3]
+            if differs:
+                raise GenerationMismatch(
+                    f"rank {rank} dispatched with generation {theirs}, this rank with {ours}: "
+                    "what the step computed is to be discarded"
+                )
+    rows, results = (max(words[place] for words in rooms) for place in range(2))
+    if rows or results:
+        return Overflowed(rows, results)
+    return Fitted(sum(words[STRAY] for words in rooms))
+
+
+class Ledger:
+    """Copies the words of all rooms to the host, and clears them.
+
+    Args:
+        rooms: the words of each, int64 [words].
+        pinned: host memory, uint8 [bytes].
+        event: recorded behind each reading.
+    """
+
+    def __init__(
+        self, rooms: Sequence[Tensor], pinned: Callable[[int], Tensor], event: Event
+    ) -> None:
+        self._rooms = tuple(rooms)
+        words = rooms[0].numel()
+        self._host = pinned(8 * words * len(rooms)).view(torch.int64).view(len(rooms), words)
+        self._event = event
+        self._count = 0
+
+    def read(self, stream: Stream) -> "Reading":
+        """Launch it; an earlier reading that nobody has taken is over."""
+        stream.launch(self._copy)
+        stream.record(self._event)
+        self._count += 1
+        return Reading(self, self._count)
+
+    @property
+    def event(self) -> Event:
+        """Behind it the words may be written again."""
+        return self._event
+
+    def take(self, number: int, timeout: float) -> Verdict:
+        """What reading `number` says."""
+        if number != self._count:
+            raise ExchangeMisuse(f"reading {number} was overwritten by reading {self._count}")
+        self._event.synchronize(timeout)
+        return judge(self._host.tolist())
+
+    def _copy(self) -> None:
+        for into, words in zip(self._host, self._rooms, strict=True):
+            into.copy_(words, non_blocking=True)
+            words.zero_()
+
+
+class Reading:
+    """One reading of the words."""
+
+    def __init__(self, ledger: Ledger, number: int) -> None:
+        self._ledger = ledger
+        self._number = number
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._ledger.event.query()
+
+    def result(self, timeout: float) -> Verdict:
+        """What became of the step.
+
+        Raises:
+            GenerationMismatch: a rank dispatched with tables of another generation.
+            ExchangeMisuse: a later reading has overwritten this one.
+            StreamTimeout: not read within `timeout` seconds; it goes on.
+        """
+        return self._ledger.take(self._number, timeout)

@@ -1,0 +1,183 @@
+"""The reference of `ExchangeKernels`: torch operations, over any communicator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.stream import Stream
+from equipoise.hal.work import Work
+from equipoise.pipeline.all_to_all import status
+from equipoise.pipeline.all_to_all.formats import (
+    Arrivals,
+    Batch,
+    ExchangeFormat,
+    MessageLayout,
+    Messages,
+)
+from equipoise.pipeline.all_to_all.kernels import Room
+from equipoise.pipeline.all_to_all.sorting import list_entries, sort_batch
+from equipoise.pipeline.all_to_all.transport import Wire, active_mask
+
+ROOMS = 2
+"""One micro-batch travels while the other is computed."""
+
+Allocate = Callable[[int], Tensor]
+"""Zeroed device memory for so many bytes, uint8 [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffers:
+    """What a room has behind what its callers see.
+
+    Attributes:
+        row_blobs: uint8 [ranks, bytes of a message], those that go and those that come.
+        sent: views of the former.
+        came: views of the latter.
+        result_blobs: uint8 [ranks, bytes of all results of a pair], those that go and that come.
+        places: int64 [max_tokens * top_k], as `Sorted.places`.
+    """
+
+    row_blobs: tuple[Tensor, Tensor]
+    sent: Messages
+    came: Messages
+    result_blobs: tuple[Tensor, Tensor]
+    places: Tensor
+
+
+class TorchKernels:
+    """Even messages of fixed size; an accelerator's own kernels are judged by what this does.
+
+    Args:
+        form: of the exchange.
+        wire: carries the messages.
+        allocate: where the buffers come from.
+    """
+
+    def __init__(self, form: ExchangeFormat, wire: Wire, allocate: Allocate) -> None:
+        self._form = form
+        self._wire = wire
+        self._layout = MessageLayout(form)
+        self._buffers = [self._make_buffers(allocate) for _ in range(ROOMS)]
+        self._rooms = tuple(self._make_room(n, allocate) for n in range(ROOMS))
+        self._active = active_mask(wire, self._rooms[0].words.device)
+
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        """Two."""
+        return self._rooms
+
+    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+        """One message for each rank, header and all."""
+        stream.launch(partial(self._pack_rows, batch, room))
+
+    def carry_rows(self, room: Room, stream: Stream) -> Work:
+        """On the wire."""
+        source, into = self._buffers[room.number].row_blobs
+        return self._wire.carry(into, source, stream)
+
+    def unpack_rows(self, room: Room, stream: Stream) -> None:
+        """List the entries; payloads, counts and loads are read where they came."""
+        stream.launch(partial(self._unpack_rows, room))
+
+    def pack_results(self, rows: Tensor, room: Room, stream: Stream) -> None:
+        """Copy."""
+        stream.launch(partial(self._pack_results, rows, room))
+
+    def carry_results(self, room: Room, stream: Stream) -> Work:
+        """On the wire."""
+        source, into = self._buffers[room.number].result_blobs
+        return self._wire.carry(into, source, stream)
+
+    def unpack_results(self, tokens: int, room: Room, stream: Stream) -> None:
+        """Gather."""
+        stream.launch(partial(self._unpack_results, tokens, room))
+
+    def _pack_rows(self, batch: Batch, room: Room) -> None:
+        form, buffers = self._form, self._buffers[room.number]
+        into, found = buffers.sent, sort_batch(batch.slots, form, self._active)
+        into.generation.copy_(batch.generation.expand(form.ranks))
+        into.rows.copy_(found.rows)
+        into.lost.copy_(found.lost.expand(form.ranks, 2))
+        into.loads.copy_(batch.loads.expand(form.ranks, -1))
+        ranks = torch.arange(form.ranks, device=found.tokens.device)
+        into.ids.copy_(found.choices[found.tokens, ranks[:, None]])
+        if batch.tokens:  # of none nothing can be gathered, and the ids say that there are none
+            tokens = found.tokens.clamp(max=batch.tokens - 1).view(-1)
+            for part, payload, row in zip(
+                into.payloads, batch.payloads, form.payloads, strict=True
+            ):
+                part.copy_(payload.view(row.bits).index_select(0, tokens).view(part.shape))
+        buffers.places[: found.places.numel()].copy_(found.places)
+        room.words[status.STRAY] += found.stray
+
+    def _unpack_rows(self, room: Room) -> None:
+        buffers = self._buffers[room.number]
+        active = self._active[: self._form.ranks]
+        rows, slots = list_entries(buffers.came.ids, active, self._form)
+        room.arrivals.rows.copy_(rows)
+        room.arrivals.slots.copy_(slots)
+        own = buffers.sent.generation[self._wire.rank]
+        status.absorb(room.words, buffers.came, own, active)
+
+    def _pack_results(self, rows: Tensor, room: Room) -> None:
+        into = self._results(self._buffers[room.number].result_blobs[0])
+        into.copy_(rows.view(self._form.result.bits))
+
+    def _unpack_results(self, tokens: int, room: Room) -> None:
+        form, buffers = self._form, self._buffers[room.number]
+        places = buffers.places[: tokens * form.top_k]
+        came = self._results(buffers.result_blobs[1])
+        found = came.index_select(0, places.clamp(max=form.entries - 1))
+        nothing = (places == form.entries).view(-1, *[1] * len(form.result.shape))
+        out = room.results[:tokens].view(form.result.bits)
+        out.copy_(found.masked_fill_(nothing, 0).view(out.shape))
+
+    def _results(self, blob: Tensor) -> Tensor:
+        """The rows of `blob`, as integers [entries, ...]."""
+        row = self._form.result
+        return blob.view(-1).view(row.bits).view(self._form.entries, *row.shape)
+
+    def _make_buffers(self, allocate: Allocate) -> _Buffers:
+        form = self._form
+        messages, results = self._layout.nbytes, form.result_capacity * form.result.nbytes
+        going, coming, back_out, back_in = (
+            allocate(form.ranks * each).view(form.ranks, each)
+            for each in (messages, messages, results, results)
+        )
+        places = allocate(8 * form.max_tokens * form.top_k).view(torch.int64)
+        return _Buffers(
+            (going, coming),
+            self._layout.views(going),
+            self._layout.views(coming),
+            (back_out, back_in),
+            places,
+        )
+
+    def _make_room(self, number: int, allocate: Allocate) -> Room:
+        form, came = self._form, self._buffers[number].came
+        shape = (form.max_tokens, form.top_k, *form.result.shape)
+        results = allocate(prod(shape) * form.result.dtype.itemsize)
+        return Room(
+            number=number,
+            arrivals=Arrivals(
+                payloads=tuple(
+                    bits.view(row.dtype)
+                    for bits, row in zip(came.payloads, form.payloads, strict=True)
+                ),
+                rows=allocate(8 * form.entries).view(torch.int64),
+                slots=allocate(4 * form.entries).view(torch.int32),
+                counts=came.rows,
+                loads=came.loads,
+            ),
+            results=results.view(form.result.dtype).view(shape),
+            words=allocate(8 * status.length(form.ranks)).view(torch.int64),
+        )
+
+
+def device_memory(device: torch.device) -> Allocate:
+    """Of `device`; zeroed on the host, since a device would do it on the current stream."""
+    return lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8).to(device)

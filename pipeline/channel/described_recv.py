@@ -1,0 +1,266 @@
+"""The receiving end of an edge that is told nothing beforehand."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+from torch import Tensor
+
+from equipoise.hal.errors import (
+    ChannelError,
+    EquipoiseError,
+    MessageMismatch,
+)
+from equipoise.hal.stream import Role
+from equipoise.hal.work import Work
+from equipoise.pipeline.channel.buffers import Buffer, Readers
+from equipoise.pipeline.channel.edge import Edge, Reading, Standing, explained
+from equipoise.pipeline.channel.framing import FirstParts
+from equipoise.pipeline.channel.gather import layer_group_specs
+from equipoise.pipeline.channel.message import (
+    Header,
+    Layout,
+    Layouts,
+    Met,
+    heads,
+    read_header,
+    unpack,
+)
+from equipoise.pipeline.channel.schema import Constant, ShapeClass
+
+Values = dict[str, Tensor | Constant]
+
+
+class _Berth:
+    """A buffer of the ring; of the message, and of what is gathered from its slices."""
+
+    def __init__(self, edge: Edge) -> None:
+        self.message = Buffer(edge.memory)
+        self.wholes = Buffer(edge.memory)
+
+    @property
+    def held(self) -> bool:
+        return self.message.held or self.wholes.held
+
+
+class Incoming:
+    """One message, of which nothing is known before it is there.
+
+    A handle as `AsyncIntermediateTensors` takes it.
+
+    Args:
+        finish: blocks until the message is there, and returns what is in it.
+    """
+
+    def __init__(self, finish: Callable[[], Values]) -> None:
+        self._values: Values = {}
+        self._finish = finish
+        self._finishing = threading.Lock()
+        self._over = False
+        self._failure: EquipoiseError | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it has come, or has failed."""
+        return self._over
+
+    def wait(self) -> None:
+        """Block the host until it has come. Raises what `DescribedReceivingEnd` says."""
+        self.attempt()
+        if self._failure is not None:
+            raise self._failure
+
+    def take(self) -> Values:
+        """Tensors and constants by name, once: the end keeps nothing of them. Waits as `wait`."""
+        self.wait()
+        values, self._values = self._values, {}
+        return values
+
+    def attempt(self) -> None:
+        """Block the host until it has come, or has failed."""
+        with self._finishing:
+            if not self._over:
+                try:
+                    self._values = self._finish()
+                except Exception as failure:
+                    self._failure = explained(failure, "a message could not be finished")
+                self._finish, self._over = dict, True
+
+
+class DescribedReceivingEnd:
+    """Receives messages that say what they are, with receives that are posted before they come.
+
+    In the host's memory a message is finished beside the reader, on the communication stream: its
+    second part is asked for, and its slices are gathered, in the order of `receive`, whoever reads
+    first. In a device's memory the host has to look at the header, so that happens at the first
+    read; ranks that gather read in one order there.
+
+    A wait raises `CommunicatorFailed` where a message did not come, `MessageMismatch` where it is
+    another than the next, and `BuffersHeld` where all buffers are still read.
+
+    Args:
+        edge: whose end this is; it has more buffers than are posted ahead.
+        ahead: receives that are posted ahead, as the sender was told.
+    """
+
+    def __init__(self, edge: Edge, ahead: int) -> None:
+        if not 0 < ahead < edge.depth:
+            raise ChannelError(f"{edge.name}: {ahead} receives ahead in {edge.depth} buffers")
+        self._edge = edge
+        self._first = FirstParts(ahead)
+        self._berths = [_Berth(edge) for _ in range(edge.depth)]
+        self._posted: deque[tuple[_Berth, int, Work]] = deque()
+        self._layouts = Layouts(edge.parts, edge.meter)
+        self._count = 0
+        self._sequence = 0
+        self._last: Incoming | None = None
+        self._posting = threading.Lock()
+        self._freed = edge.accelerator.event()
+        self._readers = Readers(edge)
+        self._standing = Standing(edge.name)
+
+    def receive(self) -> Incoming:
+        """The next message, on its way; returns at once.
+
+        Raises:
+            ChannelClosed: the end was closed, or an earlier message failed it.
+        """
+        self._standing.refuse_closed()
+        incoming = Incoming(partial(self._next, self._sequence, self._last))
+        self._sequence, self._last = self._sequence + 1, incoming
+        self._post_ahead()
+        if self._edge.read_by is Reading.HOST:
+            self._edge.accelerator.stream(Role.COMM).launch(incoming.attempt)
+        return incoming
+
+    def close(self) -> None:
+        """Refuse what comes from now on; receives in flight keep their memory until they end."""
+        self._standing.close()
+
+    def _next(self, sequence: int, before: Incoming | None) -> Values:
+        """What is in a message, behind the one before it."""
+        if before is not None:
+            before.attempt()
+        self._standing.refuse_closed()
+        try:
+            return self._finish(sequence)
+        except BaseException as failure:  # half of it may have happened
+            self._standing.fail(failure)
+            raise
+
+    def _finish(self, sequence: int) -> Values:
+        if not self._posted:
+            self._readers.wait(self._next_is_free, self._holder)
+            self._post_ahead()
+        berth, first, work = self._posted.popleft()
+        self._await(work)
+        header = self._header(berth, sequence, first)
+        if header.nbytes > first:
+            self._continue(berth, header)
+        layout = self._layout(berth, header)
+        self._gather(berth, layout)
+        self._edge.meter.message(
+            max(first, header.nbytes),
+            described=header.described,
+            parts=1 + (header.nbytes > first),
+        )
+        self._first.seen(header.nbytes)
+        values: Values = dict(unpack(layout, berth.message.memory, berth.wholes.memory))
+        self._post_ahead()
+        return values | dict(layout.shape_class.constants)
+
+    def _await(self, work: Work) -> None:
+        began = time.monotonic_ns()
+        work.result(self._edge.deadline)
+        self._edge.meter.waited(time.monotonic_ns() - began)
+
+    def _header(self, berth: _Berth, sequence: int, first: int) -> Header:
+        name = f"{self._edge.name}, message {sequence}"
+        header = read_header(heads(berth.message.memory, 1)[0].tolist(), name)
+        if header.sequence != sequence:
+            raise MessageMismatch(f"{name}: message {header.sequence} came in its place")
+        if header.first != first:
+            raise MessageMismatch(f"{name}: {header.first} bytes came first instead of {first}")
+        return header
+
+    def _continue(self, berth: _Berth, header: Header) -> None:
+        """Receive the second part behind the first."""
+        first = berth.message.memory[: header.first].clone()
+        berth.message.make_room(header.nbytes)
+        berth.message.memory[: header.first].copy_(first)
+        rest = berth.message.memory[header.first : header.nbytes]
+        self._await(self._edge.second.irecv(rest, self._edge.peer))
+
+    def _layout(self, berth: _Berth, header: Header) -> Layout:
+        """Of the message's class, which it describes, or which was described before."""
+        payload = header.nbytes - header.described
+        known = self._layouts.known(header.shape_class)
+        if header.described:
+            text = berth.message.memory[payload : header.nbytes]
+            met = self._layouts.of(ShapeClass.from_bytes(bytes(text.tolist())))
+        elif known is not None:
+            met = Met(known, first=False)
+        else:
+            raise self._undescribed()
+        if met.layout.nbytes != payload or met.layout.shape_class.digest != header.shape_class:
+            raise self._undescribed()
+        self._layouts.meet(met)
+        return met.layout
+
+    def _undescribed(self) -> MessageMismatch:
+        return MessageMismatch(f"{self._edge.name}: a message of a class that nobody described")
+
+    def _gather(self, berth: _Berth, layout: Layout) -> None:
+        if self._edge.slices is None or not layout.sliced:
+            return
+        berth.wholes.make_room(layout.gathered_nbytes)
+        parts = layer_group_specs(layout, berth.message.memory, berth.wholes.memory)
+        for part in parts:
+            communicator = self._edge.slices.gathering
+            communicator.all_gather(part.whole, part.slice).result(self._edge.deadline)
+            self._edge.meter.gather()
+        mine, every = heads(berth.message.memory, 1), heads(berth.wholes.memory, self._edge.parts)
+        if not bool((every == mine).all()):
+            raise MessageMismatch(f"{self._edge.name}: slices are of different messages")
+
+    def _holder(self) -> str:
+        return f"{self._edge.name}: all {self._edge.depth} buffers are still read"
+
+    def _post_ahead(self) -> None:
+        """Post what has been asked for and can be posted without waiting for a reader.
+
+        Nothing else: a receive has a deadline, and an engine that is idle sends nothing.
+        """
+        with self._posting:
+            while self._count < self._sequence and self._first.known and self._next_is_free():
+                self._post()
+
+    def _next_is_free(self) -> bool:
+        return not self._berths[self._count % self._edge.depth].held
+
+    def _post(self) -> None:
+        """Post the next receive into a buffer that nobody has a tensor over."""
+        berth, first = self._berths[self._count % self._edge.depth], self._first.use()
+        berth.message.make_room(first)
+        memory = berth.message.memory[:first]
+        with self._behind_readers():
+            work = self._edge.communicator.irecv(memory, self._edge.peer)
+        self._posted.append((berth, first, work))
+        self._count += 1
+
+    def _behind_readers(self) -> AbstractContextManager[None]:
+        """A device may still read what no tensor is over any more; host code holds what it reads.
+
+        (To wait for the stream there would be to wait for a program that waits for this thread.)
+        """
+        if self._edge.read_by is Reading.HOST:
+            return nullcontext()
+        self._edge.stream.record(self._freed)
+        if self._edge.communicator.capabilities.stream_ordered:
+            comm = self._edge.accelerator.stream(Role.COMM)
+            comm.wait(self._freed)
+            return comm.current()
+        self._freed.synchronize(self._edge.deadline)
+        return nullcontext()

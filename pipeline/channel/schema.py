@@ -1,0 +1,202 @@
+"""What travels over an edge in one step: names, shapes, dtypes, and what is sliced.
+
+Everything that one stage hands to the next in a step is of one *shape class*. A class is known to
+both ends before the first of its messages, so that a message is its tensors' bytes and a header of
+fixed size: no metadata, nothing to unpickle. Classes are compared by digest.
+
+What every step of an edge looks like, but for how many rows it has.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from hashlib import blake2b
+from math import prod
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.errors import ShapeClassError
+
+Constant = str | int | float | bool | None
+"""What may stand beside tensors: part of the class, so another value is another class."""
+
+
+class Split(StrEnum):
+    """How much of a tensor travels over the edge of one rank."""
+
+    WHOLE = "whole"
+    SLICED = "sliced"
+    """The tensor is the same on every rank of the sending group (tensor parallelism), each of which
+    sends one slice of it; the receivers gather."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a class.
+
+    Attributes:
+        name: its key.
+        shape: of the whole tensor.
+        dtype: any whose elements are bytes.
+        split: how much of it travels.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    split: Split = Split.WHOLE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """The tensors of one step over one edge, in the order in which they are packed.
+
+    Attributes:
+        fields: the tensors; each name once.
+        constants: what stands beside them, by name; both ends know it, and nothing of it travels.
+    """
+
+    fields: tuple[Field, ...]
+    constants: tuple[tuple[str, Constant], ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.fields] + [name for name, _ in self.constants]
+        if len(set(names)) != len(names):
+            raise ShapeClassError(f"a name stands more than once in {sorted(names)}")
+        for one in self.fields:
+            if min(one.shape, default=0) < 0:
+                raise ShapeClassError(f"{one.name} cannot have shape {one.shape}")
+
+    @cached_property
+    def digest(self) -> int:
+        """A number below 2**63 that stands for the class in headers (blake2b of its text)."""
+        return int.from_bytes(blake2b(self.to_bytes(), digest_size=8).digest(), "big") >> 1
+
+    def to_bytes(self) -> bytes:
+        """As text (JSON), the same on every machine."""
+        fields = [
+            [f.name, list(f.shape), str(f.dtype).removeprefix("torch."), f.split]
+            for f in self.fields
+        ]
+        text = {"fields": fields, "constants": [list(pair) for pair in self.constants]}
+        return json.dumps(text, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> "ShapeClass":
+        """From `to_bytes`. Raises `ShapeClassError` where that is not what it is."""
+        try:
+            read = json.loads(text)
+            fields = tuple(
+                Field(name, tuple(shape), _dtype(dtype), Split(split))
+                for name, shape, dtype, split in read["fields"]
+            )
+            return cls(fields, tuple((name, value) for name, value in read["constants"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShapeClassError(f"not a description of a shape class: {error}") from error
+
+    def __str__(self) -> str:
+        tensors = ", ".join(f"{f.name} {list(f.shape)} {f.dtype}" for f in self.fields)
+        beside = ", ".join(f"{name}={value!r}" for name, value in self.constants)
+        return " and ".join(part for part in (tensors, beside) if part) or "nothing"
+
+
+def same_constant(one: object, other: Constant) -> bool:
+    """Whether two constants make the same class: 1 and True do not, and a NaN and itself do."""
+    return isinstance(one, type(other)) and json.dumps(one) == json.dumps(other)
+
+
+def shape_class(
+    tensors: Mapping[str, Tensor | Constant], sliced: Collection[str] = ()
+) -> ShapeClass:
+    """The class of what is to be handed over.
+
+    Args:
+        tensors: by name; what is no tensor is a constant.
+        sliced: names of tensors of which every rank of the sending group sends a slice.
+
+    Raises:
+        ShapeClassError: something is neither a tensor nor a constant, or a name is not there.
+    """
+    fields, constants = [], []
+    for name, value in tensors.items():
+        if isinstance(value, Tensor):
+            split = Split.SLICED if name in sliced else Split.WHOLE
+            fields.append(Field(name, tuple(value.shape), value.dtype, split))
+        elif value is None or isinstance(value, str | int | float):
+            constants.append((name, value))
+        else:
+            raise ShapeClassError(
+                f"{name} is a {type(value).__name__}: neither tensor nor constant"
+            )
+    if strange := set(sliced) - {field.name for field in fields}:
+        raise ShapeClassError(f"{sorted(strange)} cannot be sliced: no such tensor")
+    return ShapeClass(tuple(fields), tuple(constants))
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ShapeClassError(f"no dtype is called {name!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class RowField:
+    """A tensor of the template.
+
+    Attributes:
+        name: its key.
+        tail: its shape behind the rows.
+        dtype: any whose elements are bytes.
+        split: how much of it travels.
+    """
+
+    name: str
+    tail: tuple[int, ...]
+    dtype: torch.dtype
+    split: Split = Split.WHOLE
+
+
+@dataclass(frozen=True)
+class Template:
+    """The tensors of an edge, each [rows, *tail]; a class for every number of rows.
+
+    Attributes:
+        fields: in the order in which they are packed.
+        most: rows of the largest step.
+    """
+
+    fields: tuple[RowField, ...]
+    most: int
+    _classes: dict[int, ShapeClass] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, rows: int) -> ShapeClass:
+        """The class of a step of so many rows.
+
+        Raises:
+            ShapeClassError: more rows than the largest step has, or fewer than none.
+        """
+        if not 0 <= rows <= self.most:
+            raise ShapeClassError(f"a step of {rows} rows: 0 to {self.most} were announced")
+        if rows not in self._classes:
+            fields = (Field(f.name, (rows, *f.tail), f.dtype, f.split) for f in self.fields)
+            self._classes[rows] = ShapeClass(tuple(fields))
+        return self._classes[rows]
+
+    @property
+    def sliced(self) -> tuple[str, ...]:
+        """Names of the tensors that travel in slices."""
+        return tuple(f.name for f in self.fields if f.split is Split.SLICED)
+
+    def to_json(self) -> str:
+        """As text, the same on every machine; for both ends to compare."""
+        fields = [[f.name, list(f.tail), str(f.dtype), f.split] for f in self.fields]
+        return json.dumps({"fields": fields, "most": self.most}, separators=(",", ":"))

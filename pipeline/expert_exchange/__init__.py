@@ -1,1 +1,0 @@
-"""The expert exchange of fixed capacity: no host reads a count, and messages have one size."""

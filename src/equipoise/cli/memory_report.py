@@ -1,0 +1,116 @@
+"""Device memory that balancing takes in the demo, worked out before anything is allocated."""
+
+from equipoise.balancer.experts.config import CommitMode, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.balancer.experts.weights.memory_report import (
+    COUNTER_BYTES,
+    OWN_TABLES,
+    MemoryItem,
+    MemoryReport,
+    RoundOrder,
+    own_tables,
+    packed_slots,
+    packed_why,
+    tables_bytes,
+)
+from equipoise.demo.model.config import ModelConfig
+from equipoise.demo.settings import Balance, RunSettings, staging_buffers
+from equipoise.hal import registry
+from equipoise.hal.communicator import CommunicatorBackend, CountsMemory
+from equipoise.hal.errors import BackendUnavailable
+from equipoise.report.run.table import human_bytes
+
+WEIGHT_BYTES = 4
+"""The model computes in float32."""
+
+
+def demo_ledger(run: RunSettings) -> MemoryReport:
+    """Bytes per rank by purpose, of the variant that the run is about.
+
+    Staging holds a few layers of which every slot changes. What a communicator takes is known of
+    those backends that say so.
+    """
+    model = ModelConfig()
+    expert = 3 * model.hidden * model.expert_width * WEIGHT_BYTES
+    home = model.experts // run.ranks * model.layers
+    balanced = run.balance is Balance.ON
+    slots = run.slots // run.ranks * model.layers if balanced else home
+    staging = staging_buffers(run) if balanced and run.placement is None else 0
+    shape = ExpertShape(model.layers, model.experts, slots // model.layers * run.ranks, run.ranks)
+    return MemoryReport(
+        (
+            MemoryItem(
+                "experts held without balancing", home * expert, f"{home} slots, the model's own"
+            ),
+            MemoryItem("redundant slots", (slots - home) * expert, f"{slots - home} more"),
+            MemoryItem("staging", staging * expert, "where weights arrive during a forward pass"),
+            _blobs(run, staging, slots, expert),
+            MemoryItem("routing tables", tables_bytes(shape), "two sets, for two generations"),
+            *_own_tables(run, shape),
+            MemoryItem(
+                "load counters", model.layers * model.experts * COUNTER_BYTES, "rows by expert"
+            ),
+            _communicators(run),
+        )
+    )
+
+
+def demo_memory(run: RunSettings) -> dict[str, int | None]:
+    """The same as numbers; None where nobody can say."""
+    return {entry.what: entry.nbytes for entry in demo_ledger(run).entries}
+
+
+def render_ledger(run: RunSettings) -> str:
+    """The ledger as a few lines, for whoever starts a run."""
+    ledger = demo_ledger(run)
+    rows = [(entry.what, words(entry.nbytes), entry.why) for entry in ledger.entries]
+    unknown = any(entry.nbytes is None for entry in ledger.entries)
+    rows.append(("total", words(ledger.total), "at least" if unknown else ""))
+    first = max(len(what) for what, _, _ in rows)
+    lines = [f"  {what:<{first}}  {size:>9}  {why}".rstrip() for what, size, why in rows]
+    return "\n".join(["device memory of a rank:", *lines])
+
+
+def words(nbytes: int | None) -> str:
+    """Bytes for people."""
+    return "unknown" if nbytes is None else human_bytes(nbytes)
+
+
+def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryItem:
+    """What is packed while it travels, `expert` bytes a slot."""
+    try:
+        rounds = RoundOrder.over(_backend(run).capabilities)
+    except BackendUnavailable:
+        return MemoryItem("packed slots", None, "no backend")
+    packed = packed_slots(staging, slots, run.parcel, rounds)
+    return MemoryItem("packed slots", packed * expert, packed_why(rounds))
+
+
+def _own_tables(run: RunSettings, shape: ExpertShape) -> list[MemoryItem]:
+    """What the backend keeps for routing beside the tables of all backends."""
+    try:
+        backend = registry.accelerator(run.backend)
+    except BackendUnavailable:
+        return [MemoryItem(OWN_TABLES, None, "no backend")]
+    return own_tables(backend, [shape])
+
+
+def _backend(run: RunSettings) -> CommunicatorBackend:
+    """Of communicators. Raises `BackendUnavailable`."""
+    return registry.communicator(run.communicator or registry.accelerator(run.backend).communicator)
+
+
+def _communicators(run: RunSettings) -> MemoryItem:
+    """Experts, loads, and as configured moves and routing."""
+    opened = ["experts", "loads"]
+    if run.balance is Balance.ON and run.placement is None:
+        opened += ["moves"] if run.commit is CommitMode.STAGED else []
+        opened += ["routing"] if run.shares is ShareMode.EXACT else []
+    try:
+        backend = _backend(run)
+    except BackendUnavailable:
+        return MemoryItem("communicators", None, "no backend")
+    why = f"{len(opened)} of {backend.name}: {', '.join(opened)}"
+    if not isinstance(backend, CountsMemory):
+        return MemoryItem("communicators", None, f"{why}; it does not say")
+    return MemoryItem("communicators", backend.device_bytes(len(opened), run.ranks - 1), why)

@@ -1,0 +1,254 @@
+"""How rows come to the ranks that hold their experts, and back: on either form of the exchange.
+
+The expert-parallel layer of the demo: route, dispatch, compute, combine.
+
+Experts for ranks that hold the same rows.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.routing.routers import Router
+from equipoise.balancer.experts.weights.expert_weights import LayerGroup
+from equipoise.balancer.experts.weights.registry import ModelRegistry
+from equipoise.demo.model import (
+    HOST,
+    ModelConfig,
+    MoeLayer,
+    combine_in_order,
+    expert_rows,
+)
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import ExchangeError
+from equipoise.hal.stream import Stream
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
+from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat
+from equipoise.pipeline.all_to_all.status import Fitted
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
+from equipoise.pipeline.all_to_all.transport import WholeGroup
+from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
+
+Compute = Callable[[Tensor, Tensor], Tensor]
+"""From rows [m, hidden] and their local slots [m] to results [m, hidden]; what stands in rows of
+the slot behind the last one is of no account."""
+
+
+class Carrier(Protocol):
+    """Called by programs of the compute stream."""
+
+    def carry(
+        self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
+    ) -> Tensor:
+        """Results by token and choice.
+
+        Args:
+            layer: the layer's number here.
+            x: [n, hidden].
+            slots: int32 [n, top_k], global ids.
+            generation: of the tables that made them.
+            compute: on the rows that come to this rank.
+
+        Returns:
+            [n, top_k, hidden].
+        """
+        ...
+
+
+class PortableCarrier:
+    """See `ExchangeForm.PORTABLE`."""
+
+    def __init__(self, exchange: ExpertExchange) -> None:
+        self._exchange = exchange
+
+    def carry(
+        self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
+    ) -> Tensor:
+        """See `Carrier`."""
+        route = self._exchange.prepare(slots, generation)
+        (rows,) = self._exchange.dispatch(route, [x])
+        return self._exchange.combine(route, compute(rows, route.local_slots))
+
+
+class FixedCarrier:
+    """See `ExchangeForm.FIXED`.
+
+    Args:
+        exchange: whose capacity cannot overflow.
+        layers: of a forward; behind the last one its words are read.
+        stream: whose programs call.
+        deadline: seconds that the host waits for the words.
+    """
+
+    def __init__(
+        self, exchange: FixedExchange, layers: int, stream: Stream, deadline: float
+    ) -> None:
+        self._exchange = exchange
+        self._last = layers - 1
+        self._stream = stream
+        self._deadline = deadline
+
+    def carry(
+        self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
+    ) -> Tensor:
+        """See `Carrier`. Raises `GenerationMismatch` behind the last layer."""
+        stream = self._stream
+        stamp = torch.tensor([generation], dtype=torch.int64).to(x.device)
+        none = torch.zeros(0, dtype=torch.int32).to(x.device)
+        sent = self._exchange.dispatch(Batch(slots, (x,), stamp, none), stream)
+        arrivals = sent.wait(stream)
+        back = sent.combine(compute(arrivals.gather(0), arrivals.slots.long()), stream)
+        results = back.wait(stream).clone()
+        back.release(stream)
+        if layer == self._last:
+            self._check()
+        return results
+
+    def _check(self) -> None:
+        verdict = self._exchange.read(self._stream).result(self._deadline)
+        if not isinstance(verdict, Fitted):
+            raise ExchangeError(f"a capacity that cannot overflow has: {verdict}")
+
+
+def fixed_exchange(
+    communicator: Communicator,
+    accelerator: Accelerator,
+    form: ExchangeFormat,
+    deadline: float,
+) -> FixedExchange:
+    """By the reference kernels, among all ranks of a communicator that is used for nothing else."""
+    wire = WholeGroup(communicator, accelerator, deadline)
+    kernels = TorchKernels(form, wire, device_memory(accelerator.device))
+    return FixedExchange(form, kernels, accelerator)
+
+
+class SlotWeights:
+    """The expert weights of one rank's slots: what the balancer moves.
+
+    `gate_up` float32 [layers, slots_per_rank, hidden, 2 * width] and `down` float32
+    [layers, slots_per_rank, width, hidden]; a slot is one row of each, so all but the first have
+    an offset into a shared storage. Zeroed on the host, so that no stream can come before it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        slots_per_rank: int,
+        device: torch.device = HOST,
+    ) -> None:
+        self._experts = config.experts
+        lead = (config.layers, slots_per_rank)
+        self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width).to(device)
+        self.down = torch.zeros(*lead, config.expert_width, config.hidden).to(device)
+
+    def family(self) -> LayerGroup:
+        """All slots: every layer has the same descriptor."""
+        registry = ModelRegistry("demo", self.down.shape[1], self._experts)
+        for layer, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            registry.register(layer, gate_up=gate_up, down=down)
+        model = registry.finalize([("gate_up", self.gate_up), ("down", self.down)])
+        (family,) = model.groups
+        return family
+
+
+Reading = Callable[[int, int], AbstractContextManager[None]]
+
+
+class Clock(Protocol):
+    """Says which forward is being computed."""
+
+    turn: int
+
+
+class ExpertParallel:
+    """A `MoeLayer` whose experts live on all ranks.
+
+    Args:
+        router: chooses a slot for every (token, k).
+        generation: of a layer's routing tables.
+        carrier: takes rows to their experts and back.
+        weights: of this rank's slots.
+        clock: enters the routing hash.
+        reading: around what reads the slots of (layer, step).
+        received: called with (layer, rows computed here).
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        generation: Callable[[int], int],
+        carrier: Carrier,
+        weights: SlotWeights,
+        clock: Clock,
+        reading: Reading,
+        received: Callable[[int, int], None],
+    ) -> None:
+        self._router = router
+        self._generation = generation
+        self._carrier = carrier
+        self._weights = weights
+        self._clock = clock
+        self._reading = reading
+        self._received = received
+
+    def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
+        """See `equipoise.demo.model.MoeLayer`."""
+        slots = self._router.route(layer, self._clock.turn, expert_ids)
+        compute, generation = partial(self._compute, layer), self._generation(layer)
+        return combine_in_order(self._carrier.carry(layer, x, slots, generation, compute), gates)
+
+    def _compute(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
+        """Each slot's expert on the rows sent to it; those of the slot behind the last are none."""
+        by_slot = torch.argsort(slots, stable=True)
+        local = self._weights.down.shape[1]
+        counts = torch.bincount(slots, minlength=local)[:local].tolist()
+        by_slot = by_slot[: sum(counts)]
+        self._received(layer, sum(counts))
+        with self._reading(layer, self._clock.turn):
+            return self._by_slot(layer, rows, by_slot, counts)
+
+    def _by_slot(self, layer: int, rows: Tensor, by_slot: Tensor, counts: list[int]) -> Tensor:
+        parts = torch.split(rows[by_slot], counts)
+        computed = [
+            expert_rows(part, self._weights.gate_up[layer, slot], self._weights.down[layer, slot])
+            for slot, part in enumerate(parts)
+            if part.shape[0]
+        ]
+        out = torch.empty_like(rows)
+        if computed:
+            out[by_slot] = torch.cat(computed)
+        return out
+
+
+class SlicedMoe:
+    """A `MoeLayer` of which every rank of a group computes a slice of the rows; all get all.
+
+    A row's result does not depend on its company, so it is the same to the bit.
+
+    Args:
+        inner: computes a slice.
+        communicator: of the ranks that hold the same rows; used for nothing else.
+        stream: whose programs call.
+    """
+
+    def __init__(self, inner: MoeLayer, communicator: Communicator, stream: Stream) -> None:
+        self._inner = inner
+        self._communicator = communicator
+        self._stream = stream
+
+    def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
+        """See `MoeLayer`."""
+        parts, rows = self._communicator.size, x.shape[0]
+        share = -(-rows // parts)
+        first = min(self._communicator.rank * share, rows)
+        own = slice(first, min(first + share, rows))
+        computed = self._inner(layer, x[own], expert_ids[own], gates[own])
+        padded = torch.cat((computed, computed.new_zeros(share - computed.shape[0], x.shape[1])))
+        every = padded.new_empty(parts, share, x.shape[1])
+        self._communicator.all_gather(every, padded).wait(self._stream)
+        return every.flatten(0, 1)[:rows]

@@ -1,0 +1,244 @@
+"""How a rank serves as a stage of a pipeline.
+
+One pass of one rank over the traffic, as a stage of a pipeline.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.runtime.events import EventSink, StepDone, now
+from equipoise.demo.expert_parallel import SlicedMoe
+from equipoise.demo.grid import Grid
+from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
+from equipoise.demo.model.attention import plan_rows
+from equipoise.demo.rank_context import Site
+from equipoise.demo.scheduler import Desk, capacity, most_rows
+from equipoise.demo.serve_loop import CountingMoe, Meter, Post
+from equipoise.demo.traffic import Traffic
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.stream import Stream
+from equipoise.pipeline.channel.edge import Place, Slices
+from equipoise.pipeline.channel.schema import RowField, Split, Template
+from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
+from equipoise.pipeline.stage import TOKENS, Ends, Pipeline, StageLoop, Turn, open_ends
+
+HIDDEN = "hidden"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a rank serves as a stage.
+
+    Attributes:
+        grid: who does what.
+        rank: this one, of the run.
+        micro_batches: into which a step's requests are divided, and so turns in flight.
+        ends: of its edges.
+        accelerator: makes events.
+        slices: ranks that serve the same requests; None where there is one.
+    """
+
+    grid: Grid
+    rank: int
+    micro_batches: int
+    ends: Ends
+    accelerator: Accelerator
+    slices: Communicator | None
+
+    def sliced(self, moe: MoeLayer, compute: Stream) -> MoeLayer:
+        """Experts as this rank asks for them: for a slice of its rows, where others have them."""
+        return moe if self.slices is None else SlicedMoe(moe, self.slices, compute)
+
+    @property
+    def desk_count(self) -> int:
+        """Among how many desks the requests of a step are divided."""
+        return self.grid.data * self.micro_batches
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.grid.stage(self.rank) == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it samples tokens."""
+        return self.grid.stage(self.rank) == self.grid.stages - 1
+
+
+def pipeline_of(
+    grid: Grid, rank: int, traffic: Traffic, hidden: int, micro_batches: int, name: str
+) -> Pipeline:
+    """What this rank's column of stages hands over: float32 [rows, hidden].
+
+    Args:
+        grid: who does what.
+        rank: of the run.
+        traffic: says how many rows there can be in one turn.
+        hidden: width of the model.
+        micro_batches: turns in flight.
+        name: no two pipelines of a run have one name.
+    """
+    desks = grid.data * micro_batches
+    sequences = capacity(traffic, desks)
+    split = Split.SLICED if grid.tensor > 1 else Split.WHOLE
+    field = RowField(HIDDEN, (hidden,), torch.float32, split)
+    return Pipeline(
+        name=f"{name} {rank % grid.per_stage}",
+        ranks=grid.column(rank),
+        handed=Template((field,), most=most_rows(traffic, desks)),
+        sequences=sequences,
+        in_flight=micro_batches,
+        depth=micro_batches + 1,
+    )
+
+
+@contextmanager
+def course(site: Site, name: str) -> Iterator[Course]:
+    """The rank's way through a pass, with its edges and communicators; collective of all ranks."""
+    grid, rank, turns = site.grid, site.rank, site.settings.turns
+    members = grid.slices(rank)
+    opened = [
+        site.run.open(f"{name}.{purpose} of {members[0]}", members)
+        for purpose in ("gathering", "comparing", "rows")
+        if grid.tensor > 1
+    ]
+    place = Place(
+        fabric=site.run,
+        accelerator=site.accelerator,
+        stream=site.post.compute,
+        deadline=site.post.deadline,
+        slices=Slices(opened[0], opened[1]) if opened else None,
+    )
+    hidden = site.weights.config.hidden
+    pipeline = pipeline_of(grid, rank, site.traffic, hidden, turns, f"{name}, column")
+    ends = open_ends(pipeline, place)
+    yield Course(grid, rank, turns, ends, site.accelerator, opened[2] if opened else None)
+    ends.close()
+    for communicator in opened:
+        communicator.close()
+
+
+@dataclass
+class _UnderWay:
+    """A turn's rows, and its logits where they are computed: float32 [rows, vocabulary]."""
+
+    batch: Batch
+    logits: Tensor | None = None
+
+
+@dataclass
+class ServedStage:
+    """What one rank computes of the model; see `Stage`.
+
+    Attributes:
+        post: where it serves; the weights are of its layers only.
+        course: how.
+        traffic: what is served.
+        moe: the experts of its layers.
+        meter: counts.
+        around_step: entered around the launch of a forward, with its number.
+        watch: called behind each step.
+        name: of what is served.
+        journal: is told of steps.
+        finished: digest by request id, on the ranks that sample; of every request once.
+    """
+
+    post: Post
+    course: Course
+    traffic: Traffic
+    moe: MoeLayer
+    meter: Meter
+    around_step: Callable[[int], AbstractContextManager[None]]
+    watch: Callable[[int], None]
+    name: str
+    journal: EventSink
+    finished: dict[int, bytes] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        course, weights = self.course, self.post.weights
+        micro, count = course.micro_batches, course.desk_count
+        first = course.grid.group(course.rank) * micro
+        slots = capacity(self.traffic, count)
+        self._counting = CountingMoe(self.moe, self.meter)
+        self._decoder = Decoder(weights)
+        self._desks = [Desk(self.traffic, first + number, count) for number in range(micro)]
+        self._caches = [KVCache(weights.config, slots, weights.device) for _ in range(micro)]
+        self._under_way: dict[int, _UnderWay] = {}
+        self._began = now()
+
+    def run(self) -> dict[int, bytes]:
+        """Serve every step; returns the digest of every request that was sampled for here.
+
+        Raises what `StageLoop.run` raises.
+        """
+        course, deadline = self.course, self.post.deadline * 2
+        loop = StageLoop(
+            self, course.ends, course.accelerator, self.post.compute, course.micro_batches, deadline
+        )
+        loop.run(self.traffic.steps * course.micro_batches)
+        if course.is_last and course.grid.slice(course.rank) == 0:
+            for desk in self._desks:
+                desk.close()
+                self.finished |= desk.finished
+        return self.finished
+
+    def begin(self, number: int) -> Turn:
+        """See `Stage`."""
+        step, micro = divmod(number, self.course.micro_batches)
+        batch = self._desks[micro].batch(step)
+        self._under_way[number] = _UnderWay(batch)
+        return Turn(number, batch.rows, len(list(batch)))
+
+    @contextmanager
+    def around(self, number: int) -> Iterator[None]:
+        """See `Stage`."""
+        enter, step = self.post.control.enter, number // self.course.micro_batches
+        enter(f"the vote before step {step} ({self.name})")
+        with self.around_step(number):
+            enter(f"step {step} ({self.name})")
+            yield
+
+    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+        """See `Stage`."""
+        self.meter.step, micro = divmod(turn.number, self.course.micro_batches)
+        self.meter.turn = turn.number
+        under_way, cache = self._under_way[turn.number], self._caches[micro]
+        plan = plan_rows(under_way.batch, cache)
+        x = self._decoder.embed(plan, cache) if handed is None else handed[HIDDEN]
+        layers = range(self.post.weights.config.layers)
+        x = self._decoder.run_layers(layers, x, plan, cache, self._counting)
+        if not self.course.is_last:
+            return {HIDDEN: x}
+        under_way.logits = self._decoder.head(x)
+        return {TOKENS: _sampled(under_way.batch, under_way.logits)}
+
+    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+        """See `Stage`."""
+        step, micro = divmod(turn.number, self.course.micro_batches)
+        under_way, desk = self._under_way.pop(turn.number), self._desks[micro]
+        if under_way.logits is not None:
+            desk.take(under_way.batch, under_way.logits.cpu())
+        else:
+            known = [0] * turn.sequences if tokens is None else tokens.tolist()
+            desk.follow(under_way.batch, known)
+        if micro == self.course.micro_batches - 1:
+            self._close_step(step)
+
+    def _close_step(self, step: int) -> None:
+        ended = now()
+        self.meter.seconds[step] = ended - self._began
+        self.journal.emit(StepDone(step, self._began, ended))
+        self._began = ended
+        self.watch(step)
+
+
+def _sampled(batch: Batch, logits: Tensor) -> Tensor:
+    """The likeliest token behind each sequence, int64 [sequences], as the desks choose it."""
+    lengths = torch.tensor([len(sequence.tokens) for sequence in batch], dtype=torch.int64)
+    last = (lengths.cumsum(0) - 1).to(logits.device)
+    return logits[last].argmax(-1)

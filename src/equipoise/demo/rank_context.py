@@ -1,0 +1,54 @@
+"""Where a rank serves, whatever it serves."""
+
+from dataclasses import dataclass
+
+from equipoise.balancer.experts.placement import ExpertShape, Layout
+from equipoise.demo.grid import Grid
+from equipoise.demo.model import ModelWeights
+from equipoise.demo.observers import Observers
+from equipoise.demo.serve_loop import Post
+from equipoise.demo.settings import RunSettings
+from equipoise.demo.traffic import Traffic
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric
+
+
+@dataclass(frozen=True)
+class Site:
+    """All that outlives a pass on one rank.
+
+    Attributes:
+        settings: what was asked for.
+        accelerator: the rank's device.
+        run: the fabric of all ranks.
+        fabric: of the ranks of this stage, which share its experts; all of them where there is one.
+        rank: of the run.
+        grid: which rank does what.
+        weights: the whole model.
+        post: where the rank serves: its stage's ranks, layers and control plane.
+        traffic: what is served.
+        observers: who is told.
+        layout: what was given to be served unchanged, of all layers; None where nothing was.
+    """
+
+    settings: RunSettings
+    accelerator: Accelerator
+    run: Fabric
+    fabric: Fabric
+    rank: int
+    grid: Grid
+    weights: ModelWeights
+    post: Post
+    traffic: Traffic
+    observers: Observers
+    layout: Layout | None
+
+    @property
+    def layers(self) -> range:
+        """The layers of this rank's stage."""
+        return self.grid.layers(self.rank, self.weights.config.layers)
+
+    def shape(self, slots: int) -> ExpertShape:
+        """Of the stage's layers in so many slots."""
+        config = self.post.weights.config
+        return ExpertShape(config.layers, config.experts, slots, self.post.ranks)

@@ -1,0 +1,166 @@
+"""The oracle: one process that serves the same requests with no exchange and no balancer.
+
+One pass of one rank over the traffic.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from equipoise.balancer.experts.runtime.events import (
+    NO_EVENTS,
+    EventSink,
+    StepDone,
+    TraceSpan,
+    Track,
+    now,
+)
+from equipoise.demo.model import Decoder, KVCache, LocalExperts, ModelWeights, MoeLayer
+from equipoise.demo.progress import Progress
+from equipoise.demo.run_record import Counts
+from equipoise.demo.scheduler import Desk, capacity
+from equipoise.demo.traffic import Traffic
+from equipoise.hal.control_plane import ControlPlane
+from equipoise.hal.stream import Stream
+
+NAME = "reference"
+
+
+def serve_alone(weights: ModelWeights, traffic: Traffic, progress: Progress) -> Desk:
+    """Serve everything where the weights are; the digests are what every variant must equal."""
+    desk = Desk(traffic, rank=0, ranks=1)
+    decoder, experts = Decoder(weights), LocalExperts(weights)
+    cache = KVCache(weights.config, capacity(traffic, ranks=1), weights.device)
+    progress.variant(NAME, traffic.steps)
+    began = time.perf_counter()
+    for step in range(traffic.steps):
+        batch = desk.batch(step)
+        desk.take(batch, decoder.forward(batch, cache, experts).cpu())
+        progress.step(step + 1, float("nan"), f"{time.perf_counter() - began:.0f} s")
+    desk.close()
+    return desk
+
+
+@dataclass
+class Meter:
+    """What one rank measured in one pass.
+
+    `rows` int64 [steps, layers]: rows computed here; `experts` int64 [steps, layers, experts]:
+    rows that this rank's tokens asked of each expert; `seconds` float64 [steps]. `step` is the one
+    that is being counted, and `turn` the forward: one a step, where a step has one. Layers are
+    the model's; this rank's are numbered from `first` on.
+    """
+
+    rows: Counts
+    experts: Counts
+    seconds: np.ndarray[tuple[int], np.dtype[np.float64]]
+    first: int = 0
+    step: int = 0
+    turn: int = 0
+
+    @staticmethod
+    def sized(steps: int, layers: int, experts: int, first: int = 0) -> "Meter":
+        """All zeros."""
+        return Meter(
+            np.zeros((steps, layers), dtype=np.int64),
+            np.zeros((steps, layers, experts), dtype=np.int64),
+            np.zeros(steps),
+            first,
+        )
+
+    def received(self, layer: int, rows: int) -> None:
+        """`rows` of the current step were computed here, by this rank's layer of that number."""
+        self.rows[self.step, self.first + layer] += rows
+
+    def asked(self, layer: int, expert_ids: torch.Tensor) -> None:
+        """Tokens of the current step asked for these experts of this rank's layer."""
+        experts = self.experts[self.step, self.first + layer]
+        experts += np.bincount(expert_ids.cpu().numpy().ravel(), minlength=experts.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """Where a rank serves: its model, its stream, its plane."""
+
+    weights: ModelWeights
+    compute: Stream
+    control: ControlPlane
+    rank: int
+    ranks: int
+    deadline: float
+
+
+class CountingMoe:
+    """Counts what each expert is asked for, then lets the inner layer do it."""
+
+    def __init__(self, inner: MoeLayer, meter: Meter) -> None:
+        self._inner = inner
+        self._meter = meter
+
+    def __call__(
+        self, layer: int, x: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        """See `MoeLayer`."""
+        self._meter.asked(layer, expert_ids)
+        return self._inner(layer, x, expert_ids, gates)
+
+
+@dataclass
+class ServeLoop:
+    """Drives the model through every step of the traffic."""
+
+    post: Post
+    traffic: Traffic
+    moe: MoeLayer
+    meter: Meter
+    around: Callable[[int], AbstractContextManager[None]]
+    watch: Callable[[int], None]
+    name: str
+    journal: EventSink = NO_EVENTS
+    desk: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.traffic, self.post.rank, self.post.ranks)
+        config = self.post.weights.config
+        self._decoder = Decoder(self.post.weights)
+        slots = capacity(self.traffic, self.post.ranks)
+        self._cache = KVCache(config, slots, self.post.weights.device)
+        self._layer = CountingMoe(self.moe, self.meter)
+
+    def run(self) -> Desk:
+        """Serve every step; returns the desk with all outputs.
+
+        Raises:
+            StreamFailed: a forward failed; its cause says why.
+            AgreementLost: the balancer could not learn the outcome of a vote.
+        """
+        for step in range(self.traffic.steps):
+            self.meter.step = self.meter.turn = step
+            began = now()
+            self._step(step)
+            ended = now()
+            self.meter.seconds[step] = ended - began
+            self.journal.emit(StepDone(step, began, ended))
+            self.watch(step)
+        self.desk.close()
+        return self.desk
+
+    def _step(self, step: int) -> None:
+        enter = self.post.control.enter
+        enter(f"the vote before step {step} ({self.name})")
+        logits: list[torch.Tensor] = []
+        with self.around(step):
+            enter(f"step {step} ({self.name})")
+            began = now()
+            batch = self.desk.batch(step)
+            self.post.compute.launch(
+                lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
+            )
+        self.post.compute.synchronize(self.post.deadline * 2)
+        details = {"step": step, "tokens": batch.rows}
+        self.journal.emit(TraceSpan("step", Track.COMPUTE, began, now(), details))
+        self.desk.take(batch, logits[0].cpu())

@@ -1,0 +1,183 @@
+"""What is asked: everything that advice rests on.
+
+What chance leaves: imbalance of rows thrown on ranks without preference, for any number.
+
+A trial: some windows to plan on, others to measure on.
+
+A step: its rows, and how long its experts take.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balancer.experts.placement import Placement
+from equipoise.balancer.experts.planning.planner import plan
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.statistics import Statistics
+from equipoise.report.advice.hardware import Expert, Hardware, Roofline
+from equipoise.report.placement.spread import Reals, mean_known, serve, summed
+from equipoise.report.run.metrics import noise_floor
+
+Told = Callable[[str], None]
+"""Hears what is planned next."""
+
+
+def unheard(what: str) -> None:
+    """Nobody hears of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Recorded load, and where it is to be served.
+
+    Attributes:
+        statistics: what was recorded.
+        ranks: that serve.
+        slots: of a layer; None to be advised.
+        installed: what runs now; None for experts in their order on consecutive ranks.
+        target: imbalance, max/mean - 1 of the ranks, that is good enough.
+        step_rows: rows of a layer in a step, over all ranks; None: a window is a step.
+        expert: what an expert weighs; None where unknown.
+        hardware: of a rank; None where unknown.
+        link: that weights come over, a name of `hardware.LINKS`.
+        latency: seconds from token to token; None where there is no aim.
+        memory_share: part of a rank's memory that experts may take.
+        moe_share: part of the latency that experts may take.
+    """
+
+    statistics: Statistics
+    ranks: int
+    slots: int | None = None
+    installed: Arrangement | None = None
+    target: float = 0.02
+    step_rows: int | None = None
+    expert: Expert | None = None
+    hardware: Hardware | None = None
+    link: str = "node"
+    latency: float | None = None
+    memory_share: float = 0.8
+    moe_share: float = 0.5
+
+    @property
+    def roofline(self) -> Roofline | None:
+        """Where the hardware and what an expert weighs are known."""
+        if self.expert is None or self.hardware is None:
+            return None
+        return Roofline(self.expert, self.hardware)
+
+
+EXACT_RANKS = 16
+"""Up to which the rows' fixed sum is heeded; beyond, counts of ranks are as good as independent."""
+TAIL = 12.0
+"""Standard deviations above the mean that a count hardly ever passes."""
+
+
+def floor(rows: int, ranks: int) -> float:
+    """Expected max/mean - 1 of `rows` rows thrown uniformly on `ranks` ranks.
+
+    Up to `EXACT_RANKS` as `noise_floor` says. Beyond, the largest of independent Poisson counts:
+    the sum over m of 1 - F(m)^ranks, where F is their distribution.
+    """
+    if ranks <= EXACT_RANKS:
+        return noise_floor(rows, ranks)
+    mean = rows / ranks
+    most = math.ceil(mean + TAIL * math.sqrt(mean) + TAIL**2)
+    low = max(0, math.floor(mean - TAIL * math.sqrt(mean)))
+    # Counts below `low` have next to no probability: there the largest is surely above.
+    counts = np.arange(low, most)
+    logs = counts * math.log(mean) - mean - np.array([math.lgamma(m + 1) for m in counts])
+    below = np.minimum(np.cumsum(np.exp(logs)), 1.0)
+    return float(low + (1.0 - below**ranks).sum()) / mean - 1.0
+
+
+MOST_WINDOWS = 64
+"""To measure on: more take time and change nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Windows of one run.
+
+    Attributes:
+        train: the first half, that is planned on.
+        test: the other half, or of it as many, evenly spaced, as `MOST_WINDOWS`; the same as
+            `train` where there is one window only.
+    """
+
+    train: Statistics
+    test: Statistics
+
+    @classmethod
+    def of(cls, statistics: Statistics) -> "Trial":
+        """One window is planned on and measured on."""
+        half = statistics.windows // 2
+        if not half:
+            return cls(statistics, statistics)
+        rest = range(half, statistics.windows)
+        places = np.linspace(rest[0], rest[-1], min(len(rest), MOST_WINDOWS)).round().astype(int)
+        return cls(_windows(statistics, np.arange(half)), _windows(statistics, places))
+
+    @property
+    def held_out(self) -> bool:
+        """Whether other windows are measured on than planned on."""
+        return self.train is not self.test
+
+    @property
+    def rows(self) -> int:
+        """Of a layer in a window, the mean over those measured on; at least 1."""
+        return max(1, round(float(self.test.counts.sum(axis=2).mean())))
+
+    def planned(self, layout: Arrangement) -> float:
+        """Imbalance of the rows that are planned on, summed; mean over layers."""
+        return mean_known(serve("", summed(self.train), layout).by_rank.imbalance)
+
+    def measured(self, layout: Arrangement) -> Reals:
+        """(layers,): imbalance in the windows that are measured on, mean over them."""
+        return serve("", self.test, layout).by_rank.imbalance
+
+    def levelled(self, placement: Placement, ranks: int) -> Reals:
+        """(layers,): the same where shares are solved anew on the rows of each window itself."""
+        slots = placement.shape[1]
+        found = []
+        for counts in self.test.counts:
+            solved = plan(counts, slots=slots, ranks=ranks, installed=placement, max_copies=0)
+            found.append(np.where(counts.any(axis=1), solved.layer_imbalance, np.nan))
+        return _mean_of_known(np.array(found))
+
+    def floor(self, ranks: int, rows: int) -> float:
+        """What chance alone leaves of so many rows of a layer on balanced ranks."""
+        return floor(rows, ranks)
+
+
+def _windows(statistics: Statistics, places: "np.typing.NDArray[np.int64]") -> Statistics:
+    return Statistics(statistics.counts[places], statistics.layers)
+
+
+def _mean_of_known(values: Reals) -> Reals:
+    """(windows, layers) to (layers,)."""
+    seen = ~np.isnan(values)
+    total = np.where(seen, values, 0.0).sum(axis=0)
+    count = seen.sum(axis=0)
+    mean: Reals = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return mean
+
+
+def step_rows(question: Question, trial: Trial) -> int:
+    """Rows of a layer in a step, over all ranks: as said, or those of a window."""
+    return question.step_rows or trial.rows
+
+
+def layer_seconds(question: Question, trial: Trial, layout: Arrangement) -> Reals | None:
+    """(layers,): seconds of a step on the slowest rank; None without hardware and an expert."""
+    if question.roofline is None:
+        return None
+    return question.roofline.layers(trial.test, layout, step_rows(question, trial) / trial.rows)
+
+
+def step_seconds(question: Question, trial: Trial, layout: Arrangement) -> float | None:
+    """Of all layers."""
+    found = layer_seconds(question, trial, layout)
+    return None if found is None else float(found.sum())

@@ -1,0 +1,206 @@
+"""How many redundant slots?
+
+On how many ranks: the size of the expert-parallel group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from equipoise.balancer.experts.planning.planner import plan
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.report.advice.inputs import Question, Told, Trial, step_seconds, unheard
+from equipoise.report.placement.spread import mean_known
+
+STEPS = 4
+"""Slots of a rank more than it needs that are tried."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """So many slots.
+
+    Attributes:
+        slots: of a layer, over all ranks.
+        per_rank: of a layer.
+        connected: whether ranks can be connected, so that shares can level any batch.
+        planned: imbalance of the rows planned on, mean over layers.
+        measured: imbalance of the windows measured on, mean over them and layers.
+        extra_bytes: of a rank, over all layers, more than with the fewest slots; None where nobody
+            said what an expert weighs.
+        seconds: of all layers of a step on the slowest ranks; None without hardware.
+    """
+
+    slots: int
+    per_rank: int
+    connected: bool
+    planned: float
+    measured: float
+    extra_bytes: int | None
+    seconds: float | None
+
+
+class Reason(StrEnum):
+    """Why so many slots."""
+
+    TARGET = "the fewest that meet the target"
+    BEST = "none that was tried meets the target; these come nearest"
+    READING = "to read the weights of more takes longer than balance saves"
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    """Choices of ever more slots; `advised` is one of them."""
+
+    choices: tuple[Choice, ...]
+    advised: Choice
+    reason: Reason
+
+
+def fewest(experts: int, ranks: int) -> int:
+    """Slots of a rank that are needed to hold every expert once."""
+    return -(-experts // ranks)
+
+
+def connectable(experts: int, slots: int, ranks: int) -> bool:
+    """Ranks can be connected from `ranks` - 1 slots more than experts on."""
+    return slots - experts >= ranks - 1
+
+
+def redundancy(question: Question, trial: Trial, told: Told = unheard) -> Redundancy:
+    """Tries some numbers of slots, each planned anew. Raises `PlacementError`."""
+    experts, ranks = question.statistics.experts, question.ranks
+    least = fewest(experts, ranks)
+    sizes = {least + more for more in range(STEPS + 1)}
+    if question.slots is not None:
+        sizes.add(question.slots // ranks)
+    # More than one copy of an expert on a rank serves nothing.
+    choices = []
+    for size in sorted(sizes):
+        if size <= experts:
+            told(f"{size * ranks:,} slots on {ranks:,} ranks")
+            choices.append(_choice(question, trial, size))
+    return Redundancy(tuple(choices), *advised(choices, question.target))
+
+
+def advised(choices: Sequence[Choice], target: float) -> tuple[Choice, Reason]:
+    """The fewest slots that meet the target, connected ranks first; but see `Reason`."""
+    good = [one for one in choices if one.planned <= target]
+    if good:
+        found, reason = min(good, key=lambda one: (not one.connected, one.slots)), Reason.TARGET
+    else:
+        found, reason = min(choices, key=lambda one: (one.planned, one.slots)), Reason.BEST
+    least = choices[0]
+    if found.seconds is not None and least.seconds is not None and found.seconds > least.seconds:
+        return least, Reason.READING
+    return found, reason
+
+
+def _choice(question: Question, trial: Trial, per_rank: int) -> Choice:
+    experts, ranks = question.statistics.experts, question.ranks
+    slots = per_rank * ranks
+    found = plan(trial.train.counts, slots=slots, ranks=ranks, policy="connected")
+    layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
+    extra = None
+    if question.expert is not None:
+        more = per_rank - fewest(experts, ranks)
+        extra = more * len(trial.train.layers) * question.expert.size
+    return Choice(
+        slots=slots,
+        per_rank=per_rank,
+        connected=connectable(experts, slots, ranks),
+        planned=trial.planned(layout),
+        measured=mean_known(trial.measured(layout)),
+        extra_bytes=extra,
+        seconds=step_seconds(question, trial, layout),
+    )
+
+
+REACH = 8
+"""Ranks are tried from a part of those asked about to so many times as many."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """The same rows on so many ranks.
+
+    Attributes:
+        ranks: that serve.
+        per_rank: slots of a layer and rank; as few as can hold all experts and connect the ranks.
+        measured: imbalance of the windows measured on, mean over them and layers.
+        weight_bytes: of a rank, over all layers; None where nobody said what an expert weighs.
+        memory: part of a rank's memory that these take; None without hardware.
+        seconds: of all layers of a step on the slowest ranks; None without hardware.
+        latency: part of the latency asked for that these are; None where there is none.
+    """
+
+    ranks: int
+    per_rank: int
+    measured: float
+    weight_bytes: int | None
+    memory: float | None
+    seconds: float | None
+    latency: float | None
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Ever more ranks; `advised` is the first that fits memory and latency, None where none does.
+
+    `judged` says by what: nothing, memory, or memory and latency.
+    """
+
+    choices: tuple[Width, ...]
+    advised: Width | None
+    judged: str
+
+
+def candidates(experts: int, ranks: int) -> list[int]:
+    """Numbers of ranks that divide the experts, and the one asked about."""
+    divisors = {size for size in range(2, experts + 1) if experts % size == 0}
+    near = {size for size in divisors if ranks <= size * REACH and size <= ranks * REACH}
+    return sorted(near | {ranks})
+
+
+def connected_slots(experts: int, ranks: int) -> int:
+    """Slots of a rank: the fewest with which ranks can be connected, none holding all twice."""
+    size = fewest(experts, ranks)
+    while not connectable(experts, size * ranks, ranks) and size < experts:
+        size += 1
+    return size
+
+
+def widths(question: Question, trial: Trial, told: Told = unheard) -> Widths:
+    """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
+    sizes = candidates(question.statistics.experts, question.ranks)
+    choices = []
+    for size in sizes:
+        told(f"{size:,} ranks")
+        choices.append(_width(question, trial, size))
+    if choices[0].memory is None:
+        return Widths(tuple(choices), None, "nothing")
+    judged = "memory" if choices[0].latency is None else "memory and latency"
+    fitting = [one for one in choices if _fits(question, one)]
+    return Widths(tuple(choices), fitting[0] if fitting else None, judged)
+
+
+def _fits(question: Question, one: Width) -> bool:
+    in_memory = one.memory is not None and one.memory <= question.memory_share
+    return in_memory and (one.latency is None or one.latency <= question.moe_share)
+
+
+def _width(question: Question, trial: Trial, ranks: int) -> Width:
+    per_rank = connected_slots(question.statistics.experts, ranks)
+    found = plan(trial.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
+    layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
+    expert = question.expert
+    size = None if expert is None else expert.size * per_rank * len(layout.layers)
+    memory = None
+    if question.hardware is not None and size is not None:
+        memory = size / question.hardware.memory_bytes
+    seconds = step_seconds(question, trial, layout)
+    latency = None
+    if seconds is not None and question.latency is not None:
+        latency = seconds / question.latency
+    measured = mean_known(trial.measured(layout))
+    return Width(ranks, per_rank, measured, size, memory, seconds, latency)

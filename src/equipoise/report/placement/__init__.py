@@ -1,0 +1,1 @@
+"""How evenly a placement spreads recorded load: `equipoise report` and `equipoise plan`."""

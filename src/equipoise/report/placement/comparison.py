@@ -1,0 +1,119 @@
+"""Recorded rows as linear experts would serve them, and as a placement would.
+
+The table of `equipoise report`, 80 columns wide.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise import __version__
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.statistics import Statistics
+from equipoise.report.placement.forecast import counted, figure, plain
+from equipoise.report.placement.spread import Served, Spread, linear, serve
+from equipoise.report.terminal import Ink, Tint, paint
+
+FIGURES = "mean", "std", "imbalance"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same statistics, served in one way or two; linear first."""
+
+    statistics: Statistics
+    ranks: int
+    served: tuple[Served, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; null where a layer had no rows."""
+        return {
+            "equipoise": __version__,
+            "ranks": self.ranks,
+            "experts": self.statistics.experts,
+            "windows": self.statistics.windows,
+            "layers": list(self.statistics.layers),
+            "served": {
+                found.name: {
+                    "slots": found.slots,
+                    "by_rank": _figures(found.by_rank),
+                    "by_slot": _figures(found.by_slot),
+                }
+                for found in self.served
+            },
+        }
+
+
+def compare(statistics: Statistics, placement: Arrangement | None, ranks: int) -> Comparison:
+    """Raises `PlacementError` where the placement is of other layers or experts."""
+    served = [serve("linear", statistics, linear(statistics, ranks))]
+    if placement is not None:
+        served.append(serve("placement", statistics, placement))
+    return Comparison(statistics, ranks, tuple(served))
+
+
+def _figures(spread: Spread) -> dict[str, Any]:
+    columns = spread.mean, spread.std, spread.imbalance
+    return {
+        "average": {n: plain(v) for n, v in zip(FIGURES, spread.average, strict=True)},
+        "layers": {n: [plain(v) for v in c] for n, c in zip(FIGURES, columns, strict=True)},
+    }
+
+
+COLUMNS = "", "slots", "mean", "std", "imbalance", "worst", "in layer"
+WIDTHS = 20, 7, 12, 12, 11, 9, 9
+
+
+def render(found: Comparison, ink: Ink) -> str:
+    """The whole table; its last lines say what the figures are."""
+    lines = [
+        paint(_title(found), Tint.BOLD, ink),
+        paint(_source(found), Tint.DIM, ink),
+        "",
+        paint(_aligned(COLUMNS), Tint.DIM, ink),
+        *_rows(found, "rank"),
+        *_rows(found, "slot"),
+        "",
+        "rows of a rank or slot in a window; imbalance is max/mean - 1; each is the mean",
+        "over windows, then over layers",
+    ]
+    return "\n".join(lines)
+
+
+def _title(found: Comparison) -> str:
+    layers, experts = len(found.statistics.layers), found.statistics.experts
+    served = f"{counted(layers, 'layer')} of {counted(experts, 'expert')}"
+    return f"{served} on {counted(found.ranks, 'rank')}"
+
+
+def _source(found: Comparison) -> str:
+    statistics = found.statistics
+    if statistics.iterations is None:
+        return counted(statistics.windows, "window")
+    last = statistics.iterations + statistics.windows - 1
+    return f"iterations {statistics.iterations} to {last}"
+
+
+def _rows(found: Comparison, unit: str) -> list[str]:
+    return [_row(found, f"{served.name}, by {unit}", served, unit) for served in found.served]
+
+
+def _row(found: Comparison, name: str, served: Served, unit: str) -> str:
+    spread: Spread = served.by_rank if unit == "rank" else served.by_slot
+    mean, std, imbalance = spread.average
+    worst = spread.worst
+    texts = (
+        name,
+        str(served.slots),
+        figure(mean, ",.1f"),
+        figure(std, ",.1f"),
+        figure(imbalance),
+        figure(float(spread.imbalance[worst]), ".3f"),
+        str(found.statistics.layers[worst]),
+    )
+    return _aligned(texts)
+
+
+def _aligned(texts: tuple[str, ...]) -> str:
+    first = f"{texts[0]:<{WIDTHS[0]}}"
+    rest = zip(texts[1:], WIDTHS[1:], strict=True)
+    return first + "".join(f"{text:>{width}}" for text, width in rest)

@@ -1,0 +1,172 @@
+"""The heat maps of a comparison: which rank, and which expert, had how much to do.
+
+The page of `equipoise report`: one HTML file that needs nothing else.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise import __version__
+from equipoise.report import plot_helpers
+from equipoise.report.placement.comparison import FIGURES, Comparison
+from equipoise.report.placement.forecast import counted, figure
+from equipoise.report.placement.spread import Reals, Spread
+from equipoise.report.run.html import visible
+from equipoise.report.run.metrics import relative_load
+from equipoise.report.stylesheet import CSS
+from equipoise.report.svg import DIVERGING, SEQUENTIAL, Picture, draw
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEAST_TOP = 1.2
+"""The scale ends there or above: what is nearly even should look so."""
+SEEN = 99.5
+"""Per cent of the experts that the scale holds: a few wild ones would wash out all others."""
+
+
+def heat_maps(found: Comparison) -> tuple[Picture, ...]:
+    """Raises PlotsMissing without matplotlib."""
+    return rank_heat(found), expert_heat(found)
+
+
+def rank_heat(found: Comparison) -> Picture:
+    """Rows / mean of every rank by layer, in each way, on one scale."""
+    loads = [relative_load(served.rank_rows) for served in found.served]
+    top = max(LEAST_TOP, *(float(np.nanmax(load)) for load in loads))
+
+    def paint(figure: "Figure") -> None:
+        from matplotlib.colors import TwoSlopeNorm
+
+        axes = figure.subplots(len(loads), 1, squeeze=False)[:, 0]
+        for axis, served, load in zip(axes, found.served, loads, strict=True):
+            norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top)
+            _image(axis, load, cmap=plot_helpers.colours(DIVERGING), norm=norm)
+            axis.set_title(served.name, pad=6)
+            _names(axis, found, "destination rank")
+        plot_helpers.scale(figure, list(axes), "rows of the rank / mean over ranks")
+
+    return Picture(
+        "Rows by layer and destination rank",
+        "All windows summed. Red makes the others wait, blue waits.",
+        draw("ranks", 0.8 + 3.2 * len(loads), paint),
+    )
+
+
+def expert_heat(found: Comparison) -> Picture:
+    """Rows / mean of every expert by layer."""
+    load = relative_load(found.statistics.counts.sum(axis=0))
+    top = max(1.0, float(np.nanpercentile(load, SEEN)))
+
+    def paint(figure: "Figure") -> None:
+        axis = figure.subplots()
+        _image(axis, load, cmap=plot_helpers.colours(SEQUENTIAL), vmin=0.0, vmax=top)
+        _names(axis, found, "expert")
+        plot_helpers.scale(figure, [axis], "rows of the expert / mean over experts")
+
+    return Picture(
+        "Rows by layer and expert",
+        "All windows summed. What is dark here is what copies are for.",
+        draw("experts", 4.0, paint),
+    )
+
+
+def _image(axis: "Axes", load: Reals, **look: object) -> None:
+    rows, columns = load.shape
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    axis.imshow(load, aspect="auto", interpolation="nearest", extent=extent, **look)  # type: ignore[arg-type]
+    plot_helpers.frameless(axis)
+
+
+def _names(axis: "Axes", found: Comparison, across: str) -> None:
+    layers = found.statistics.layers
+    shown = range(0, len(layers), -(-len(layers) // 12))
+    axis.set_yticks(list(shown), [str(layers[place]) for place in shown])
+    axis.set_ylabel("layer")
+    axis.set_xlabel(across)
+    axis.locator_params(axis="x", integer=True)
+
+
+SHAPES = ",.1f", ",.1f", ".4f"
+
+
+def render_html(found: Comparison, about: Mapping[str, str]) -> str:
+    """The whole file as text; `about` names command and files. Raises PlotsMissing."""
+    body = "\n".join(
+        (
+            _head(found),
+            _section("Mean over layers", _averages(found)),
+            *(_picture(picture) for picture in heat_maps(found)),
+            _section("Layer by layer, ranks", _layers(found)),
+            _section("Where from", _about(about)),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Equipoise: rows on {found.ranks} ranks</title>\n<style>{CSS}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _head(found: Comparison) -> str:
+    statistics = found.statistics
+    return (
+        "<header><h1>Who has how much to do</h1>"
+        f'<p class="soft">{counted(len(statistics.layers), "layer")} of '
+        f"{counted(statistics.experts, 'expert')} on {counted(found.ranks, 'rank')}, "
+        f"{counted(statistics.windows, 'window')}. Imbalance is max / mean \u2212 1; "
+        "every figure is the mean over windows, the first table's also over layers.</p></header>"
+    )
+
+
+def _averages(found: Comparison) -> str:
+    rows = [
+        (f"{served.name}, by {unit}", str(served.slots), *_three(spread.average))
+        for unit in ("rank", "slot")
+        for served in found.served
+        for spread in (served.by_rank if unit == "rank" else served.by_slot,)
+    ]
+    return _table(("", "slots", *FIGURES), rows)
+
+
+def _layers(found: Comparison) -> str:
+    heads = [f"{served.name}: {name}" for served in found.served for name in FIGURES]
+    rows = [
+        (str(layer), *(text for served in found.served for text in _of(served.by_rank, place)))
+        for place, layer in enumerate(found.statistics.layers)
+    ]
+    return f"<details><summary>All layers</summary>{_table(('layer', *heads), rows)}</details>"
+
+
+def _of(spread: Spread, place: int) -> tuple[str, ...]:
+    return _three((spread.mean[place], spread.std[place], spread.imbalance[place]))
+
+
+def _three(values: Iterable[float]) -> tuple[str, ...]:
+    return tuple(figure(float(v), shape) for v, shape in zip(values, SHAPES, strict=True))
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{visible(name)}</th>" for name in heads)
+    lines = ("".join(f"<td>{visible(text)}</td>" for text in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _picture(picture: Picture) -> str:
+    inner = f'<p class="soft">{visible(picture.caption)}</p>{picture.svg}'
+    return _section(picture.title, inner)
+
+
+def _about(about: Mapping[str, str]) -> str:
+    facts = {"equipoise": __version__, **about}
+    pairs = (f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in facts.items())
+    return f"<dl>{''.join(pairs)}</dl>"
+
+
+def _section(title: str, inner: str) -> str:
+    return f'<section><h2>{visible(title)}</h2><div class="card">{inner}</div></section>'

@@ -1,0 +1,274 @@
+"""What a plan would bring: imbalance before and after, on the rows that it was planned for.
+
+The table that `equipoise plan` ends with, 80 columns wide.
+"""
+
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise import __version__
+from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.statistics import Statistics
+from equipoise.report.placement.spread import Reals, linear, lower_bound, mean_known, serve
+from equipoise.report.terminal import Ink, Tint, paint
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the plan is compared with: `name` is installed, or linear where nothing is."""
+
+    name: str
+    layout: Arrangement
+
+    @classmethod
+    def of(cls, statistics: Statistics, installed: Arrangement | None, ranks: int) -> "Before":
+        """The installed arrangement, or experts in their order on consecutive ranks."""
+        if installed is None:
+            return cls("linear", linear(statistics, ranks))
+        return cls("installed", installed)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan was asked for, as far as its figures depend on it.
+
+    Attributes:
+        policy: how it was planned.
+        objective: what is to be equal: tokens, or active_experts.
+        capacities: of the ranks, in any unit; None for equal ones.
+        expert_bytes: weights of one expert in one layer; None where unknown.
+        sigma: standard deviations over windows that a rank's load was counted with.
+    """
+
+    policy: str
+    objective: str = "tokens"
+    capacities: tuple[float, ...] | None = None
+    expert_bytes: int | None = None
+    sigma: float = 0.0
+
+    def counted(self, statistics: Statistics) -> Statistics:
+        """One window: rows, or windows in which an expert had any."""
+        counts = statistics.counts
+        if self.objective == "active_experts":
+            counts = (counts > 0).astype(np.int64)
+        return Statistics(counts.sum(axis=0, keepdims=True), statistics.layers)
+
+    def imbalance(self, rows: Reals) -> Reals:
+        """(layers,): max/mean - 1 of (layers, ranks) for what a rank can take, NaN without any."""
+        if self.capacities is not None:
+            rows = rows / (np.array(self.capacities) / np.mean(self.capacities))
+            mean = (rows * self.capacities).sum(axis=1) / np.sum(self.capacities)
+        else:
+            mean = rows.mean(axis=1)
+        peak = rows.max(axis=1)
+        ratio: Reals = np.divide(peak, mean, out=np.full_like(mean, np.nan), where=mean > 0)
+        return ratio - 1
+
+    def bound(self, rows: Statistics, ranks: int, slots: int) -> Reals:
+        """(layers,): no placement goes below; unknown where ranks differ."""
+        if self.capacities is not None:
+            return np.full(len(rows.layers), np.nan)
+        return lower_bound(rows, ranks, slots)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One plan. Every imbalance is max/mean - 1 of the ranks, (layers,), NaN without rows.
+
+    Where ranks differ it is of what each has for what it can take.
+
+    Attributes:
+        layout: what was planned.
+        before_name: what it is compared with.
+        before: imbalance of that.
+        after: imbalance of the plan, with its shares.
+        even: imbalance of the plan where copies take even parts.
+        bound: no placement in so many slots goes below.
+        moves: copies that their rank did not hold.
+        layer_moves: the same by layer.
+        windows: windows that were summed.
+        asked: what the plan was asked for.
+        seconds: that planning took.
+    """
+
+    layout: Arrangement
+    before_name: str
+    before: Reals
+    after: Reals
+    even: Reals
+    bound: Reals
+    moves: int
+    layer_moves: npt.NDArray[np.int64]
+    windows: int
+    asked: Asked
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; null where a layer had no rows."""
+        curves = {self.before_name: self.before} | self.curves
+        return {
+            "equipoise": __version__,
+            "policy": self.asked.policy,
+            "objective": self.asked.objective,
+            "capacities": self.asked.capacities,
+            "ranks": self.layout.ranks,
+            "slots": self.layout.slots,
+            "experts": self.layout.experts,
+            "layers": list(self.layout.layers),
+            "windows": self.windows,
+            "sigma": self.asked.sigma,
+            "digest": self.layout.digest,
+            "moves": self.moves,
+            "bytes_moved": self.bytes_moved,
+            "slots_total": self.layout.placement.size,
+            "plan_seconds": self.seconds,
+            "imbalance": {name: plain(mean_known(values)) for name, values in curves.items()},
+            "by_layer": {name: [plain(v) for v in values] for name, values in curves.items()}
+            | {"moves": self.layer_moves.tolist()},
+        }
+
+    @property
+    def bytes_moved(self) -> int | None:
+        """Of all copies that move; None where nobody said what an expert weighs."""
+        size = self.asked.expert_bytes
+        return None if size is None else size * self.moves
+
+    @property
+    def curves(self) -> dict[str, Reals]:
+        """Imbalance of the plan by layer, in three ways."""
+        return {"planned": self.after, "even_split": self.even, "bound": self.bound}
+
+
+def forecast(
+    statistics: Statistics,
+    layout: Arrangement,
+    before: Before,
+    asked: Asked,
+    *,
+    moves: int,
+    layer_moves: npt.NDArray[np.int64],
+    seconds: float,
+) -> Forecast:
+    """Measure a plan on the rows that it was made from, all windows summed."""
+    rows = asked.counted(statistics)
+    even = Arrangement.even(layout.placement, layout.ranks, layout.layers)
+    old, new, halved = (
+        asked.imbalance(serve("", rows, found).rank_rows) for found in (before.layout, layout, even)
+    )
+    return Forecast(
+        layout=layout,
+        before_name=before.name,
+        before=old,
+        after=new,
+        even=halved,
+        bound=asked.bound(rows, layout.ranks, layout.slots),
+        moves=moves,
+        layer_moves=layer_moves,
+        windows=statistics.windows,
+        asked=asked,
+        seconds=seconds,
+    )
+
+
+def plain(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if isnan(value) else float(value)
+
+
+WIDTHS = 14, 12, 12, 12
+COLUMNS = "", "imbalance", "worst", "in layer"
+NAMES = {"even_split": "  split evenly", "bound": "lower bound"}
+
+
+def render(forecast: Forecast, ink: Ink) -> str:
+    """The whole table; its last line says what has to move."""
+    lines = [
+        paint(_title(forecast), Tint.BOLD, ink),
+        paint(_source(forecast), Tint.DIM, ink),
+        "",
+        paint(_aligned(COLUMNS), Tint.DIM, ink),
+        _row(forecast, forecast.before_name, forecast.before),
+    ]
+    for name, values in forecast.curves.items():
+        row = _row(forecast, NAMES.get(name, name), values)
+        lines.append(paint(row, Tint.BOLD, ink) if name == "planned" else row)
+    return "\n".join([*lines, "", _moves(forecast)])
+
+
+def _title(forecast: Forecast) -> str:
+    layout = forecast.layout
+    return (
+        f"{counted(len(layout.layers), 'layer')} of {counted(layout.experts, 'expert')} "
+        f"in {counted(layout.slots, 'slot')} on {counted(layout.ranks, 'rank')}"
+    )
+
+
+def _source(forecast: Forecast) -> str:
+    windows = counted(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
+    asked = forecast.asked
+    fresh = asked.policy == "incremental" and forecast.before_name == "linear"
+    policy = "connected, as nothing is installed" if fresh else asked.policy
+    lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
+    if asked.sigma and forecast.windows > 1:
+        lines.append(
+            f"sigma {asked.sigma:g}: of a rank its mean load counts and so many standard deviations"
+        )
+    if asked.objective != "tokens":
+        lines.append("figures are of experts that have any rows in a window, not of rows")
+    if asked.capacities is not None:
+        least, most = min(asked.capacities), max(asked.capacities)
+        lines.append(f"capacities {least:g} to {most:g}: figures are for what a rank can take")
+    return "\n".join(lines)
+
+
+def _row(forecast: Forecast, name: str, values: Reals) -> str:
+    worst = int(np.nan_to_num(values, nan=-1.0).argmax())
+    layer = str(forecast.layout.layers[worst])
+    return _aligned((name, figure(mean_known(values)), figure(float(values[worst])), layer))
+
+
+def _aligned(texts: tuple[str, ...]) -> str:
+    first = f"{texts[0]:<{WIDTHS[0]}}"
+    rest = zip(texts[1:], WIDTHS[1:], strict=True)
+    return (first + "".join(f"{text:>{width}}" for text, width in rest)).rstrip()
+
+
+def _moves(forecast: Forecast) -> str:
+    total = forecast.layout.placement.size
+    size = forecast.asked.expert_bytes
+    if forecast.before_name == "linear":
+        return f"nothing installed: {counted(total, 'slot')} to fill{_weight(size, total)}"
+    busy = int((forecast.layer_moves > 0).sum())
+    share = forecast.moves / total
+    return (
+        f"copies to move: {forecast.moves:,} = {share:.2%} of {total:,} slots, in {busy} of "
+        f"{len(forecast.layer_moves)} layers{_weight(size, forecast.moves)}"
+    )
+
+
+def _weight(size: int | None, copies: int) -> str:
+    return "" if size is None else f"\n{volume(size * copies)} of weights"
+
+
+def volume(size: float) -> str:
+    """Bytes in the largest binary unit that leaves a whole number of them."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def counted(number: int, what: str) -> str:
+    """So many of something, with thousands marked."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def figure(value: float, shape: str = ".4f") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if isnan(value) else format(value, shape)

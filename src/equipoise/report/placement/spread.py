@@ -1,0 +1,172 @@
+"""How evenly rows spread over ranks and slots: the figures of Table 1 of TensorRT-LLM's blog 4.
+
+Of every layer a matrix (windows, units), where a unit is a rank or a slot, and of that the mean
+over windows of its rows' mean, sample standard deviation, and max/mean - 1. A window in which a
+layer had no rows is left out.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, initial_placement
+from equipoise.balancer.formats.placement import Arrangement, Numbering
+from equipoise.balancer.formats.statistics import Statistics
+from equipoise.hal.errors import PlacementError
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Each float64 (layers,), NaN where a layer had no rows.
+
+    Attributes:
+        mean: rows of a unit.
+        std: sample standard deviation of the units.
+        imbalance: max/mean - 1.
+    """
+
+    mean: Reals
+    std: Reals
+    imbalance: Reals
+
+    @property
+    def average(self) -> tuple[float, float, float]:
+        """Mean, std and imbalance, each averaged over the layers that had rows."""
+        return mean_known(self.mean), mean_known(self.std), mean_known(self.imbalance)
+
+    @property
+    def worst(self) -> int:
+        """Place of the layer with the largest imbalance."""
+        return int(np.nan_to_num(self.imbalance, nan=-1.0).argmax())
+
+
+@dataclass(frozen=True)
+class Served:
+    """Statistics as an arrangement would serve them.
+
+    Attributes:
+        name: of the arrangement, for people.
+        slots: of all ranks.
+        by_rank: spread over ranks.
+        by_slot: spread over slots.
+        rank_rows: float64 (layers, ranks), summed over windows.
+    """
+
+    name: str
+    slots: int
+    by_rank: Spread
+    by_slot: Spread
+    rank_rows: Reals
+
+
+def serve(name: str, statistics: Statistics, layout: Arrangement) -> Served:
+    """Raises `PlacementError` where the arrangement is of other layers or experts."""
+    rows = fitting_rows(statistics, layout)
+    part = parts(layout)
+    by_rank, by_slot, summed = [], [], []
+    # Layer by layer: all slots of all windows of all layers may be more than memory.
+    for place, row in enumerate(rows):
+        slots = statistics.counts[:, place, layout.placement[row]] * part[row]
+        ranks = slots.reshape(statistics.windows, layout.ranks, -1).sum(axis=2)
+        by_rank.append(figures(ranks))
+        by_slot.append(figures(slots))
+        summed.append(ranks.sum(axis=0))
+    return Served(name, layout.slots, _spread(by_rank), _spread(by_slot), np.stack(summed))
+
+
+def figures(rows: Reals) -> tuple[float, float, float]:
+    """Mean, std and imbalance of one layer's (windows, units); NaN where it had no rows."""
+    rows = rows[rows.sum(axis=1) > 0]
+    if not rows.size:
+        return np.nan, np.nan, np.nan
+    mean = rows.mean(axis=1)
+    std = rows.std(axis=1, ddof=1).mean() if rows.shape[1] > 1 else 0.0
+    return float(mean.mean()), float(std), float((rows.max(axis=1) / mean - 1).mean())
+
+
+def summed(statistics: Statistics) -> Statistics:
+    """One window: the rows of all of them."""
+    return Statistics(statistics.counts.sum(axis=0, keepdims=True), statistics.layers)
+
+
+def linear(statistics: Statistics, ranks: int) -> Arrangement:
+    """Experts in their order on consecutive ranks, in as few slots as can be.
+
+    Where ranks do not divide experts, the last slots of some ranks hold second copies. Raises
+    `PlacementError`.
+    """
+    slots = -(-statistics.experts // ranks) * ranks
+    shape = ExpertShape(len(statistics.layers), statistics.experts, slots, ranks)
+    return Arrangement.even(initial_placement(shape), ranks, statistics.layers)
+
+
+def parts(layout: Arrangement) -> Reals:
+    """(layers, slots): the part of its expert that each slot takes; exact where all are even."""
+    if not layout.is_even:
+        return layout.shares / SHARE_ONE
+    found = np.empty(layout.placement.shape)
+    for row, held in enumerate(layout.placement):
+        found[row] = 1 / np.bincount(held)[held]
+    return found
+
+
+def fitting_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
+    """Which row of the arrangement is each layer of the statistics. Raises `PlacementError`."""
+    if layout.experts != statistics.experts:
+        raise PlacementError(
+            f"places {layout.experts} experts, and the statistics are of {statistics.experts}"
+        )
+    # A file that numbers its layers from 0 perhaps counts those with experts only; then statistics
+    # of as many layers are of the same ones.
+    counted = layout.numbering is Numbering.UNKNOWN and len(layout.layers) == len(statistics.layers)
+    numbers = statistics.layers if counted else layout.layers
+    known = {layer: row for row, layer in enumerate(numbers)}
+    for layer in statistics.layers:
+        if layer not in known:
+            raise PlacementError(f"has no layer {layer}, which the statistics have")
+    return [known[layer] for layer in statistics.layers]
+
+
+def fitted(layout: Arrangement, statistics: Statistics) -> Arrangement:
+    """The arrangement of just the layers of the statistics. Raises `PlacementError`."""
+    rows = fitting_rows(statistics, layout)
+    return replace(
+        layout,
+        placement=layout.placement[rows],
+        shares=layout.shares[rows],
+        layers=statistics.layers,
+    )
+
+
+def lower_bound(statistics: Statistics, ranks: int, slots: int) -> Reals:
+    """(layers,): the imbalance that no placement can go below, NaN where a layer had no rows.
+
+    No rank may have more than t rows only if every expert has its rows / t copies, rounded up, and
+    those are at most the slots. The least such t is found by halving.
+    """
+    load = statistics.counts.sum(axis=0).astype(np.float64)
+    mean = load.sum(axis=1) / ranks
+    low, high = mean.copy(), np.maximum(load.max(axis=1), mean)
+    for _ in range(60):
+        middle = np.maximum((low + high) / 2, np.finfo(float).tiny)
+        copies = np.maximum(np.ceil(load / middle[:, None] - 1e-9), 1)
+        fits = copies.sum(axis=1) <= slots
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    # The mean itself may do, which halving comes near to and does not reach.
+    bound = np.where(high <= mean * (1 + 1e-9), mean, low)
+    ratio: Reals = np.divide(bound, mean, out=np.full_like(mean, np.nan), where=mean > 0)
+    return ratio - 1
+
+
+def mean_known(values: Reals) -> float:
+    """Mean of the values that are known; NaN where none is."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def _spread(rows: list[tuple[float, float, float]]) -> Spread:
+    mean, std, imbalance = np.array(rows, dtype=np.float64).T
+    return Spread(mean, std, imbalance)

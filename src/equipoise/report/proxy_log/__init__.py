@@ -1,0 +1,1 @@
+"""The report of `equipoise route-report`: what the proxy's request log says."""

@@ -1,0 +1,217 @@
+"""Load of workers over time, reconstructed from a log of requests.
+
+Figures of a proxy's log: of all requests together, and of each worker's.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from equipoise.report.proxy_log.requests import COMPLETED, Routed, Trip
+
+Reals: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+MOMENTS = 4096
+
+
+@dataclass(frozen=True)
+class Loads:
+    """KV tokens of every worker at moments that lie equally far apart.
+
+    Attributes:
+        times: seconds since the first request arrived, [moments].
+        tokens: [moments, workers].
+        busy: moments from which figures are taken: from the first binding to the last one, and
+            with any load. Behind the last one workers only empty, [moments].
+    """
+
+    times: Reals
+    tokens: Reals
+    busy: "np.ndarray[Any, np.dtype[np.bool_]]"
+
+    @property
+    def envelope(self) -> Reals:
+        """Workers times the largest load, at each moment."""
+        return np.asarray(self.tokens.max(axis=1) * self.tokens.shape[1], dtype=np.float64)
+
+    @property
+    def imbalance(self) -> float:
+        """Mean of workers x largest load - all load, tokens; nan where nothing was busy."""
+        gap = self.envelope - self.tokens.sum(axis=1)
+        return float(gap[self.busy].mean()) if self.busy.any() else float("nan")
+
+    @property
+    def idle(self) -> float:
+        """That, as a part of workers x largest load, 0 to 1; nan where nothing was busy."""
+        envelope = self.envelope[self.busy]
+        return self.imbalance / float(envelope.mean()) if envelope.size else float("nan")
+
+
+def loads_of(routed: Routed, moments: int = MOMENTS) -> Loads | None:
+    """None where no worker had a request.
+
+    A request weighs its prompt from its binding on, and its tokens as they come: at equal
+    distances from the first to the end, since a log has no others. Tokens of an answer that is not
+    streamed weigh nothing: the policy learns of them at the end.
+    """
+    if not routed.bound:
+        return None
+    begin = routed.begin
+    step = max(routed.seconds, 1e-9) / moments
+    times: Reals = np.asarray((np.arange(moments) + 0.5) * step, dtype=np.float64)
+    columns = [
+        _load([trip for trip in trips if trip.bound is not None], begin, times)
+        for trips in routed.by_worker.values()
+    ]
+    tokens = np.stack(columns, axis=1)
+    starts = [trip.bound - begin for trip in routed.bound if trip.bound is not None]
+    during = (times >= min(starts)) & (times <= max(max(starts), min(starts) + step))
+    return Loads(times, tokens, during & (tokens.max(axis=1) > 0))
+
+
+def _load(trips: list[Trip], begin: float, times: Reals) -> Reals:
+    """Of one worker: a sum of steps and ramps, each of which is switched on and off again."""
+    if not trips:
+        return np.zeros_like(times)
+    edges = [edge for trip in trips for edge in _edges(trip, begin)]
+    when = np.array([edge[0] for edge in edges])
+    order = np.argsort(when, kind="stable")
+    level, slope = (np.array([edge[k] for edge in edges])[order] for k in (1, 2))
+    passed = np.searchsorted(when[order], times, side="right")
+    levels = np.concatenate([[0.0], np.cumsum(level)])[passed]
+    slopes = np.concatenate([[0.0], np.cumsum(slope)])[passed]
+    # What is switched on and off leaves the rounding of a sum behind.
+    load = levels + slopes * times
+    return np.where(load > 1e-3, load, 0.0)
+
+
+def _edges(trip: Trip, begin: float) -> list[tuple[float, float, float]]:
+    """(seconds behind `begin`, by how much the level changes, by how much the slope does)."""
+    assert trip.bound is not None
+    bound = trip.bound - begin
+    end = max(trip.end - begin, bound)
+    edges = [(bound, float(trip.prompt), 0.0), (end, -float(trip.prompt), 0.0)]
+    if trip.begun is None or not trip.output:
+        return edges
+    first = min(max(trip.begun - begin, bound), end)
+    rate = (trip.output - 1) / (end - first) if end > first else 0.0
+    ramp = 1.0 - rate * first
+    return [*edges, (first, ramp, rate), (end, -ramp, -rate)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and 99th percentile in seconds; nan where nobody has any."""
+
+    mean: float
+    p99: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What some of the requests came to.
+
+    Attributes:
+        requests: that ended.
+        completed: of them, those that came to a good end.
+        retried: of them, those that were sent more than once.
+        prompt: tokens.
+        output: tokens.
+        wait: until a worker had them.
+        ttft: time to the first token, from arrival; streams only.
+        tpot: time for each further token; completed streams only.
+        load: mean KV tokens while requests were bound; nan without.
+    """
+
+    requests: int
+    completed: int
+    retried: int
+    prompt: int
+    output: int
+    wait: Spread
+    ttft: Spread
+    tpot: Spread
+    load: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Everything that a table of a log has.
+
+    Attributes:
+        seconds: from the first arrival to the last end.
+        outcomes: how many requests ended so, most first.
+        total: of all requests.
+        workers: of each worker that had any.
+        imbalance: workers x largest load - all load, mean, tokens; nan without load.
+        idle: that, as a part of workers x largest load; nan without load.
+        cut: lines of the log that were left out.
+    """
+
+    seconds: float
+    outcomes: dict[str, int]
+    total: Share
+    workers: dict[str, Share]
+    imbalance: float
+    idle: float
+    cut: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; None for what is not known."""
+        found: dict[str, Any] = _known(asdict(self))
+        return found
+
+
+def figures_of(routed: Routed) -> Figures:
+    """All of them."""
+    loads = loads_of(routed)
+    means = {} if loads is None else dict(zip(routed.workers, _build_context(loads), strict=True))
+    return Figures(
+        seconds=routed.seconds,
+        outcomes=dict(Counter(trip.outcome for trip in routed.trips).most_common()),
+        total=_share(routed.trips, sum(means.values()) if means else float("nan")),
+        workers={
+            name: _share(trips, means.get(name, float("nan")))
+            for name, trips in routed.by_worker.items()
+        },
+        imbalance=float("nan") if loads is None else loads.imbalance,
+        idle=float("nan") if loads is None else loads.idle,
+        cut=routed.cut,
+    )
+
+
+def spread_of(values: Iterable[float | None]) -> Spread:
+    """Of those that are known."""
+    known = np.array([value for value in values if value is not None], dtype=np.float64)
+    if not known.size:
+        return Spread(float("nan"), float("nan"))
+    return Spread(float(known.mean()), float(np.quantile(known, 0.99)))
+
+
+def _build_context(loads: Loads) -> list[float]:
+    if not loads.busy.any():
+        return [float("nan")] * loads.tokens.shape[1]
+    return [float(mean) for mean in loads.tokens[loads.busy].mean(axis=0)]
+
+
+def _share(trips: Sequence[Trip], load: float) -> Share:
+    return Share(
+        requests=len(trips),
+        completed=sum(trip.outcome == COMPLETED for trip in trips),
+        retried=sum(trip.attempts > 1 for trip in trips),
+        prompt=sum(trip.prompt for trip in trips),
+        output=sum(trip.output for trip in trips),
+        wait=spread_of(trip.wait for trip in trips),
+        ttft=spread_of(trip.ttft for trip in trips),
+        tpot=spread_of(trip.tpot for trip in trips),
+        load=load,
+    )
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _known(one) for key, one in value.items()}
+    return None if isinstance(value, float) and isnan(value) else value

@@ -1,0 +1,120 @@
+"""The page of `equipoise route-report`: one HTML file that needs nothing else."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from equipoise import __version__
+from equipoise.report.proxy_log.figures import Figures
+from equipoise.report.proxy_log.plots import gantt, load_lines, wait_by_size
+from equipoise.report.proxy_log.requests import COMPLETED, Routed
+from equipoise.report.proxy_log.table import HEADS, UNITS, notes, number, rows_of, title
+from equipoise.report.run.html import visible
+from equipoise.report.stylesheet import CSS
+from equipoise.report.svg import Picture
+
+PARTS = (("Requests and tokens", 0, 4), ("Times", 4, 10))
+"""The columns, in tables that fit a page."""
+
+
+def render_html(routed: Routed, figures: Figures, about: Mapping[str, str]) -> str:
+    """The whole file as text; `about` names the command. Raises PlotsMissing."""
+    drawn = (gantt(routed), load_lines(routed), wait_by_size(routed))
+    body = "\n".join(
+        (
+            _head(routed, figures),
+            _tiles(figures),
+            *(_picture(picture) for picture in drawn if picture is not None),
+            _section("Worker by worker", _workers(figures)),
+            _section("How requests ended", _outcomes(figures)),
+            _section("Where from", _about(about)),
+            _figures(about, figures),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Equipoise: {visible(title(figures))}</title>\n<style>{CSS}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _head(routed: Routed, figures: Figures) -> str:
+    completed, total = figures.outcomes.get(COMPLETED, 0), figures.total.requests
+    mood = "good" if completed == total else "bad"
+    verdict = f"{completed:,} of {total:,} requests completed"
+    return (
+        "<header><h1>Where requests went</h1>"
+        f'<p class="soft">{visible(routed.log)}: {visible(title(figures))}. From the log of '
+        "equipoise route.</p>"
+        f'<div class="verdict {mood}">{visible(verdict)}</div></header>'
+    )
+
+
+def _tiles(figures: Figures) -> str:
+    total, seconds = figures.total, max(figures.seconds, 1e-9)
+    tiles = (
+        (number(figures.imbalance, 1.0, 0), "imbalance, tokens"),
+        (f"{number(figures.idle, 100.0, 1)} %", "idle, if a step waits for the fullest worker"),
+        (f"{total.output / seconds:,.0f}", "output tokens/s"),
+        (f"{number(total.wait.p99, 1.0, 3)} s", "wait at the proxy, P99"),
+        (f"{number(total.ttft.mean, 1.0, 3)} s", "time to the first token, mean"),
+        (f"{number(total.tpot.mean, 1e3, 2)} ms", "time per further token, mean"),
+    )
+    inner = "".join(
+        f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
+        for value, words in tiles
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _workers(figures: Figures) -> str:
+    tables = []
+    for name, first, last in PARTS:
+        columns = zip(HEADS[first:last], UNITS[first:last], strict=True)
+        heads = (name, *(f"{head}, {unit}" if unit else head for head, unit in columns))
+        rows = [(row[0], *row[1 + first : 1 + last]) for row in rows_of(figures)]
+        tables.append(f'<div class="card">{_table(heads, rows)}</div>')
+    lines = "".join(f"<li>{visible(_sentence(line))}</li>" for line in notes(figures))
+    return f"{''.join(tables)}<ul class=soft>{lines}</ul>"
+
+
+def _outcomes(figures: Figures) -> str:
+    total = figures.total.requests
+    rows = [
+        (name, f"{count:,}", f"{count / total:.1%}") for name, count in figures.outcomes.items()
+    ]
+    return f'<div class="card">{_table(("", "requests", "part"), rows)}</div>'
+
+
+def _about(about: Mapping[str, str]) -> str:
+    facts = {"equipoise": __version__, **about}
+    pairs = (f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in facts.items())
+    return f'<div class="card"><dl>{"".join(pairs)}</dl></div>'
+
+
+def _figures(about: Mapping[str, str], figures: Figures) -> str:
+    whole: dict[str, Any] = {**about, **figures.to_json()}
+    text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
+    inner = f"<summary>All figures as JSON</summary><pre>{visible(text)}</pre>"
+    return f'<div class="card"><details>{inner}</details></div>'
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{visible(name)}</th>" for name in heads)
+    lines = ("".join(f"<td>{visible(text)}</td>" for text in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _picture(picture: Picture) -> str:
+    inner = f'<p class="soft">{visible(picture.caption)}</p><div class="card">{picture.svg}</div>'
+    return _section(picture.title, inner)
+
+
+def _section(name: str, inner: str) -> str:
+    return f"<section><h2>{visible(name)}</h2>{inner}</section>"
+
+
+def _sentence(line: str) -> str:
+    return f"{line[:1].upper()}{line[1:]}."

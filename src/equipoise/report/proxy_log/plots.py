@@ -1,0 +1,299 @@
+"""Which requests a Gantt chart shows, and in which lanes.
+
+Requests of every worker over time: waiting, computing a prompt, making tokens.
+
+Load of every worker over time, and who waits how long.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.report import plot_helpers
+from equipoise.report.proxy_log.figures import Loads, Reals, loads_of
+from equipoise.report.proxy_log.requests import COMPLETED, Routed, Trip
+from equipoise.report.run.table import printable
+from equipoise.report.simulation.plot_style import gridded
+from equipoise.report.svg import INK, MUTED, SEQUENTIAL, Picture, draw
+
+MOST_WORKERS = 8
+"""That are drawn: more would be a carpet."""
+MOST_REQUESTS = 480
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Requests that arrived one after the other, and the workers that had them.
+
+    Attributes:
+        workers: names.
+        lanes: of each worker, lanes of requests that do not overlap.
+        whole: whether these are all requests that any worker had.
+        begin: when the first of them arrived.
+    """
+
+    workers: tuple[str, ...]
+    lanes: tuple[tuple[tuple[Trip, ...], ...], ...]
+    whole: bool
+    begin: float
+
+
+def excerpt_of(routed: Routed) -> Excerpt | None:
+    """Those in the middle, where there are more than can be drawn; None where there are none."""
+    workers = routed.workers[:MOST_WORKERS]
+    shown = set(workers)
+    known = sorted(
+        (trip for trip in routed.bound if trip.worker in shown), key=lambda trip: trip.arrival
+    )
+    if not known:
+        return None
+    skipped = max(0, len(known) - MOST_REQUESTS) // 2
+    middle = known[skipped : skipped + MOST_REQUESTS]
+    lanes = tuple(packed([t for t in middle if t.worker == worker]) for worker in workers)
+    return Excerpt(workers, lanes, len(middle) == len(routed.bound), middle[0].arrival)
+
+
+def packed(trips: Sequence[Trip]) -> tuple[tuple[Trip, ...], ...]:
+    """In as few lanes as can be: each request takes the lane that is free first."""
+    lanes: list[list[Trip]] = []
+    free: list[tuple[float, int]] = []
+    for trip in sorted(trips, key=lambda one: one.arrival):
+        if free and free[0][0] <= trip.arrival:
+            lane = heappop(free)[1]
+        else:
+            lane = len(lanes)
+            lanes.append([])
+        lanes[lane].append(trip)
+        heappush(free, (trip.end, lane))
+    return tuple(map(tuple, lanes))
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PARTS = {
+    "waits at the proxy": "#d8d3c7",
+    "until the first token": "#e0a458",
+    "makes tokens": "#3d6fb6",
+    "whole answer, not streamed": "#7a5ba6",
+}
+ILL = "ended otherwise than well"
+ILL_COLOUR = "#b3331d"
+LEAST, MOST = 0.55, 2.2
+"""Inches for a worker."""
+A_LANE = 0.035
+LONGEST_NAME = 18
+
+
+def gantt(routed: Routed) -> Picture | None:
+    """None where no worker had a request."""
+    excerpt = excerpt_of(routed)
+    if excerpt is None:
+        return None
+    heights = [min(MOST, max(LEAST, A_LANE * len(lanes))) for lanes in excerpt.lanes]
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[
+            :, 0
+        ]
+        for axis, name, lanes in zip(axes, excerpt.workers, excerpt.lanes, strict=True):
+            _worker(axis, name, lanes, excerpt.begin)
+        axes[-1].set_xlabel("seconds" + ("" if excerpt.whole else ", from the first one shown"))
+        _legend(figure)
+
+    return Picture(
+        "Requests, worker by worker",
+        f"{_which(routed, excerpt)} Each is a line from its arrival at the proxy to its end, at "
+        "the worker that had it last. Waiting is done at the proxy, where a request can still go "
+        "anywhere; a red end is one that did not end well.",
+        draw("requests", 1.0 + sum(heights), paint),
+    )
+
+
+def _which(routed: Routed, excerpt: Excerpt) -> str:
+    shown = sum(len(lane) for lanes in excerpt.lanes for lane in lanes)
+    if excerpt.whole:
+        return f"All {shown:,} requests that a worker had."
+    of = f"of the {len(routed.bound):,} that a worker had"
+    workers = f", on {len(excerpt.workers)} of {len(routed.workers)} workers"
+    fewer = workers if len(excerpt.workers) < len(routed.workers) else ""
+    return f"{shown:,} requests from the middle {of}{fewer}."
+
+
+def _worker(axis: "Axes", name: str, lanes: Sequence[Sequence[Trip]], begin: float) -> None:
+    bars = [
+        (number, part, start - begin, end - start)
+        for number, lane in enumerate(lanes)
+        for trip in lane
+        for part, start, end in parts(trip)
+    ]
+    for part, colour in PARTS.items():
+        own = [bar for bar in bars if bar[1] == part]
+        axis.barh(
+            [bar[0] for bar in own], [bar[3] for bar in own], left=[bar[2] for bar in own],
+            height=0.82, color=colour, linewidth=0,
+        )  # fmt: skip
+    ends = [
+        (trip.end - begin, number)
+        for number, lane in enumerate(lanes)
+        for trip in lane
+        if trip.outcome != COMPLETED
+    ]
+    axis.plot([end[0] for end in ends], [end[1] for end in ends], marker="|", markersize=5,
+              linestyle="none", color=ILL_COLOUR, markeredgewidth=1.6)  # fmt: skip
+    _tidy(axis, name, len(lanes))
+
+
+def _tidy(axis: "Axes", name: str, lanes: int) -> None:
+    text = printable(name)
+    short = text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "\u2026"
+    axis.set_ylim(max(lanes, 1) - 0.4, -0.6)
+    axis.set_yticks([])
+    axis.set_ylabel(short, rotation=0, ha="right", va="center")
+    axis.spines["left"].set_visible(False)
+    axis.margins(x=0.01)
+    axis.grid(axis="x", color=MUTED, alpha=0.2, linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+def parts(trip: Trip) -> Iterator[tuple[str, float, float]]:
+    """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
+    waits, prompts, makes, whole = PARTS
+    bound = trip.end if trip.bound is None else max(trip.bound, trip.arrival)
+    yield waits, trip.arrival, bound
+    if trip.bound is None:
+        return
+    if not trip.streamed:
+        yield whole, bound, max(trip.end, bound)
+        return
+    first = max(trip.end if trip.first is None else trip.first, bound)
+    yield prompts, bound, first
+    yield makes, first, max(trip.end, first)
+
+
+def _legend(figure: "Figure") -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Patch | Line2D] = [Patch(color=c, label=name) for name, c in PARTS.items()]
+    handles.append(Line2D([], [], marker="|", linestyle="none", color=ILL_COLOUR,
+                          markeredgewidth=1.6, label=ILL))  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=8.5,
+                  handlelength=1.0, columnspacing=1.4)  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DRAWN = 800
+"""Moments of a line."""
+RASTER_FROM = 16
+"""Lines as such up to so many; more are an image, which does not grow with their number."""
+CLASSES = 10
+FEWEST = 20
+"""Requests, of which classes can be told apart."""
+BLUE, RED = "#3d6fb6", "#b3331d"
+
+
+def load_lines(routed: Routed) -> Picture | None:
+    """None where no worker had a request."""
+    loads = loads_of(routed, DRAWN)
+    if loads is None:
+        return None
+
+    def paint(figure: "Figure") -> None:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
+        _loads(above, loads)
+        _idle(below, loads)
+        below.set_xlabel("seconds since the first request arrived")
+        figure.legend(handles=_keys(), loc="outside upper right", ncols=2, frameon=False,
+                      fontsize=9)  # fmt: skip
+
+    return Picture(
+        "Load of every worker",
+        "KV tokens of the requests that a worker has, prompts and tokens made, reconstructed from "
+        "the log: tokens at equal distances from the first to the last, prompts as long as "
+        "workers said in the end, those of an answer that is not streamed when it ends, which is "
+        "when a policy learns of them. A retried request counts where it was last. Below: what "
+        "workers are short of the fullest one, which is what they idle if a step waits for all "
+        "of them. A worker that never had a request is not in the log, and not counted.",
+        draw("loads", 4.6, paint),
+    )
+
+
+def _loads(axis: "Axes", loads: Loads) -> None:
+    tones = plot_helpers.colours(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.tokens.shape[1]))
+    raster = loads.tokens.shape[1] > RASTER_FROM
+    for worker, tone in enumerate(tones):
+        axis.plot(loads.times, loads.tokens[:, worker] / 1e3, color=tone, linewidth=0.9, alpha=0.85,
+                  rasterized=raster)  # fmt: skip
+    axis.plot(loads.times, loads.tokens.max(axis=1) / 1e3, color=INK, linewidth=1.0)
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("KV tokens, thousands")
+    gridded(axis)
+
+
+def _idle(axis: "Axes", loads: Loads) -> None:
+    envelope = loads.envelope
+    gap = envelope - loads.tokens.sum(axis=1)
+    share = np.divide(gap, envelope, out=np.zeros_like(gap), where=envelope > 0)
+    axis.fill_between(loads.times, share * 100, color=MUTED, alpha=0.55, linewidth=0, step="mid")
+    axis.set_ylim(0, 100)
+    axis.set_ylabel("idle, %")
+    gridded(axis)
+
+
+def _keys() -> list[object]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=INK, linewidth=1.4, label="the fullest worker"),
+        Line2D(
+            [], [], color=plot_helpers.colours(SEQUENTIAL)(0.5), linewidth=1.4, label="each worker"
+        ),
+    ]
+
+
+def classes_of(routed: Routed) -> list[Reals]:
+    """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
+    known = [(trip.prompt, trip.wait) for trip in routed.bound if trip.wait is not None]
+    if len(known) < FEWEST:
+        return []
+    pairs = np.array(known, dtype=np.float64)
+    edges = np.unique(np.quantile(pairs[:, 0], np.arange(1, CLASSES) / CLASSES))
+    which = np.searchsorted(edges, pairs[:, 0])
+    return [pairs[which == number] for number in np.unique(which)]
+
+
+def wait_by_size(routed: Routed) -> Picture | None:
+    """None where prompts are too few, or too much alike, to be classed."""
+    classes = classes_of(routed)
+    if len(classes) < 2:
+        return None
+
+    def paint(figure: "Figure") -> None:
+        axis = figure.subplots()
+        across = range(len(classes))
+        axis.plot(across, [np.quantile(one[:, 1], 0.99) for one in classes], color=RED,
+                  marker="o", markersize=3.5, linewidth=1.2, label="P99")  # fmt: skip
+        axis.plot(across, [one[:, 1].mean() for one in classes], color=BLUE, marker="o",
+                  markersize=4.5, linewidth=2.0, label="mean")  # fmt: skip
+        axis.set_xticks(across, [f"{one[:, 0].mean():,.0f}" for one in classes])
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("mean prompt of each class of requests, tokens")
+        axis.set_ylabel("wait at the proxy, s")
+        axis.legend(frameon=False, fontsize=9)
+        gridded(axis)
+
+    return Picture(
+        "Who waits: small requests or large ones",
+        "Requests in classes by prompt length, ten of as many where lengths differ, from arrival "
+        "to the worker that had them last. A level line is fair; a policy that picks what fits "
+        "lets those wait that seldom fit.",
+        draw("waits", 3.6, paint),
+    )

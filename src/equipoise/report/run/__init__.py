@@ -1,0 +1,1 @@
+"""The report of `equipoise run`: formulas, table, plots, page, trace."""

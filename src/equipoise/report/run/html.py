@@ -1,0 +1,186 @@
+"""The report: one HTML file that needs nothing else, neither network nor folder."""
+
+import json
+from collections.abc import Iterable
+from html import escape
+
+from equipoise.demo.run_record import RunRecord
+from equipoise.report.run.plots import pictures
+from equipoise.report.run.summary import Summary
+from equipoise.report.run.table import COLUMNS, cells, human_bytes, ordered, verdict
+from equipoise.report.stylesheet import CSS
+from equipoise.report.svg import Picture, PlotsMissing
+
+__all__ = ["PlotsMissing", "render_html"]
+
+
+def render_html(record: RunRecord, summary: Summary, command: str) -> str:
+    """The whole file as text. Raises PlotsMissing without matplotlib.
+
+    Every text of the run is escaped: prompts are whatever a file held.
+    """
+    body = "\n".join(
+        (
+            _head(summary),
+            _tiles(summary),
+            _section("The same traffic, served in each way", _table(summary)),
+            *(_picture(picture) for picture in pictures(record)),
+            _section("What the model was asked, and wrote", _samples(record)),
+            *_engine(summary),
+            _section("Machine and command", _machine(summary, command)),
+            _figures(summary),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Equipoise: a run on {summary.where}</title>\n<style>{CSS}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def visible(text: str) -> str:
+    """Escaped for HTML; control characters, which no page may hold, are replaced."""
+    kept = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return escape(kept, quote=True)
+
+
+def _head(summary: Summary) -> str:
+    kinds = " \u2192 ".join(visible(phase) for phase in summary.phases)
+    mood = "bad" if summary.exit_code else "good"
+    return (
+        "<header><h1>Equipoise</h1>"
+        f'<p class="soft">{summary.where}, {summary.layers} layers of {summary.experts} '
+        f"experts in {summary.slots} slots, {visible(summary.way)}. "
+        f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}.</p>"
+        f'<div class="verdict {mood}">{visible(verdict(summary))}</div></header>'
+    )
+
+
+def _tiles(summary: Summary) -> str:
+    compared = summary.has_unbalanced
+    noise = f"; noise {_seconds(summary.stall_noise_seconds)}" if compared else ""
+    untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
+    before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
+    moved = [
+        (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
+        (f"{summary.epochs}", "epochs committed"),
+        (_seconds(summary.stall_seconds), f"stall{noise}"),
+    ]
+    tiles = [
+        *(before if compared else []),
+        (_decimal(summary.imbalance_balanced), f"balanced, {summary.way}"),
+        *([(_smaller(summary), "times smaller")] if compared else []),
+        (_decimal(summary.noise_floor), "noise floor"),
+        *([] if summary.is_given else moved),
+        (_rate(summary.tokens_per_second), f"tokens/s{untouched if compared else ''}"),
+    ]
+    inner = "".join(
+        f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
+        for value, words in tiles
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _table(summary: Summary) -> str:
+    header = "".join(f"<th>{visible(column)}</th>" for column in COLUMNS)
+    lines = []
+    for name, _ in ordered(summary):
+        texts = (text.removeprefix("* ").strip() for text in cells(summary, name))
+        row = "".join(f"<td>{visible(text)}</td>" for text in texts)
+        lines.append(f'<tr class="{"main" if name == summary.shares else "other"}">{row}</tr>')
+    return (
+        '<p class="soft">Imbalance is max / mean \u2212 1 of the rows that ranks computed, mean '
+        f"over layers and steps {summary.measured_from_step} to {summary.steps - 1}; beside it "
+        f"as a multiple of the noise floor{_compared_with(summary)}.</p>"
+        f'<div class="card"><table><thead><tr>{header}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _compared_with(summary: Summary) -> str:
+    """What the columns of the table are compared with, in words."""
+    if summary.has_unbalanced:
+        return (
+            ", and how many times smaller than without balancing. "
+            "Stall is time above the median step without balancing"
+        )
+    return (
+        ". The traffic was not served without balancing. "
+        "Stall is time above the variant's own median step"
+    )
+
+
+def _picture(picture: Picture) -> str:
+    # An <svg> of our own making: its texts were escaped when it was drawn.
+    return _section(
+        picture.title,
+        f'<p class="soft">{visible(picture.caption)}</p><div class="card">{picture.svg}</div>',
+    )
+
+
+def _samples(record: RunRecord) -> str:
+    cards = "".join(
+        f'<div class="card"><h3>{visible(phase)}</h3>'
+        f"<pre>{visible(prompt)}<mark>{visible(written)}</mark></pre></div>"
+        for phase, prompt, written in zip(
+            record.phases, record.prompts, record.continuations, strict=False
+        )
+    )
+    note = '<p class="soft">A small byte-level model; its continuation is in colour.</p>'
+    return f'{note}<div class="samples">{cards}</div>' if cards else "<p>No sample was kept.</p>"
+
+
+def _engine(summary: Summary) -> list[str]:
+    """What the engine was told; nothing where there was none."""
+    if not summary.engine:
+        return []
+    note = '<p class="soft">By option of the command; in_flight is of a rank.</p>'
+    facts = (
+        (key, human_bytes(int(value)) if key == "in_flight" else value)
+        for key, value in summary.engine.items()
+    )
+    return [_section("What the engine was told", note + _list(facts))]
+
+
+def _machine(summary: Summary, command: str) -> str:
+    facts: Iterable[tuple[str, str]] = (
+        ("command", command),
+        ("equipoise", f"{summary.version}, {summary.backend} over {summary.communicator}"),
+        *summary.machine.items(),
+        ("outputs", summary.reference_outputs),
+        *([("placement", summary.placement)] if summary.is_given else []),
+    )
+    return _list(facts)
+
+
+def _list(facts: Iterable[tuple[str, object]]) -> str:
+    items = "".join(f"<dt>{visible(k)}</dt><dd>{visible(str(v))}</dd>" for k, v in facts)
+    return f'<div class="card"><dl>{items}</dl></div>'
+
+
+def _figures(summary: Summary) -> str:
+    text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+    inner = f"<summary>All figures as JSON</summary><pre>{visible(text)}</pre>"
+    return f'<div class="card"><details>{inner}</details></div>'
+
+
+def _section(title: str, inner: str) -> str:
+    return f"<section><h2>{visible(title)}</h2>{inner}</section>"
+
+
+def _smaller(summary: Summary) -> str:
+    before, after = summary.imbalance_unbalanced, summary.imbalance_balanced
+    return f"{before / after:.1f}\u00d7" if before is not None and after else "\u2013"
+
+
+def _decimal(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:.3f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:.2f} s"
+
+
+def _rate(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:,.0f}"

@@ -1,0 +1,247 @@
+"""What a run amounts to: every figure that the table, the report and the JSON show."""
+
+import math
+from dataclasses import asdict, dataclass
+
+from equipoise.balancer.experts.runtime.events import COMMITTED, COMPLETED, UNCHANGED
+from equipoise.demo.engine_options import Told, is_ours
+from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.settings import VariantName
+from equipoise.report.run import metrics
+from equipoise.report.run.metrics import Window
+
+EPOCHS_PER_PHASE = 2
+"""Epochs, committed or unchanged, that every phase needs before a run counts as having balanced."""
+
+
+SETUP = (
+    *("version", "backend", "communicator", "machine", "layers", "experts", "slots"),
+    *("ranks", "stages", "tensor_ranks"),
+    *("shares", "steps", "phases", "switch_steps", "reference_outputs", "placement", "engine"),
+)
+"""Keys that a summary takes over from the record as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantSummary:
+    """One variant over the same steps as the others; seconds, tokens per second, bytes."""
+
+    imbalance: float | None
+    balancedness: float | None
+    tokens_per_second: float | None
+    stall_seconds: float
+    epochs: int
+    epochs_per_phase: tuple[int, ...]
+    epochs_unchanged: int
+    slots_moved: int
+    bytes_moved: int
+    aborts: dict[str, int]
+    outputs: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The JSON of a run, key by key (`docs/run.md` explains each); None: was not run."""
+
+    version: str
+    backend: str
+    communicator: str
+    ranks: int
+    stages: int
+    tensor_ranks: int
+    layers: int
+    experts: int
+    slots: int
+    shares: str
+    placement: str
+    """Digest of the placement that was given; empty where none was."""
+    engine: Told
+    """What the engine was told, by option; empty without one."""
+    steps: int
+    tokens: int
+    phases: tuple[str, ...]
+    switch_steps: tuple[int, ...]
+    measured_from_step: int
+    imbalance_unbalanced: float | None
+    imbalance_balanced: float | None
+    imbalance_static: float | None
+    imbalance_lagged: float | None
+    imbalance_placement: float | None
+    noise_floor: float | None
+    epochs: int
+    epochs_per_phase: tuple[int, ...]
+    epochs_unchanged: int
+    slots_moved: int
+    slots_total: int
+    bytes_moved: int
+    aborts: dict[str, int]
+    stall_seconds: float | None
+    stall_noise_seconds: float | None
+    tokens_per_second: float | None
+    tokens_per_second_unbalanced: float | None
+    outputs_identical: bool
+    reference_outputs: str
+    not_exercised: str | None
+    variants: dict[str, VariantSummary]
+    machine: dict[str, str]
+
+    @property
+    def main(self) -> VariantSummary | None:
+        """The variant that the run is about; None where it did not balance."""
+        return self.variants.get(self.shares)
+
+    @property
+    def has_unbalanced(self) -> bool:
+        """Whether the traffic was also served without balancing, to compare with."""
+        return VariantName.UNBALANCED in self.variants
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a placement was given and served unchanged: nothing moves, and nothing has to."""
+        return self.shares == VariantName.PLACEMENT
+
+    @property
+    def where(self) -> str:
+        """On how many ranks, in words."""
+        every = f"{self.ranks * self.stages} ranks"
+        if self.stages > 1:
+            every += f" in {self.stages} stages"
+        if self.tensor_ranks > 1:
+            every += f", {self.tensor_ranks} with the same requests"
+        return every
+
+    @property
+    def way(self) -> str:
+        """How the variant that the run is about served, in words."""
+        rule = "" if is_ours(self.engine) else f", rule {self.engine['rule']}"
+        if self.is_given:
+            return f"the given placement{rule}"
+        return "no balancing" if self.main is None else f"{self.shares} shares{rule}"
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a run that shows what it should; 1 if outputs differ or nothing was exercised."""
+        return 0 if self.outputs_identical and self.not_exercised is None else 1
+
+    def to_json(self) -> dict[str, object]:
+        """Plain lists, numbers, strings and null."""
+        return asdict(self)
+
+
+def summarise(record: RunRecord) -> Summary:
+    """Every figure of a run. Raises KeyError if the run's own variant is not in the record."""
+    if record.shares != "none" and main_variant(record) is None:
+        raise KeyError(f"the run was about {record.shares!r}, which is not in its record")
+    window = metrics.after_first_commit(main_variant(record), record.steps)
+    variants = {name: _variant(record, v, window) for name, v in record.variants.items()}
+    main = variants.get(record.shares)
+    unbalanced = variants.get(VariantName.UNBALANCED)
+    return Summary(
+        **{name: getattr(record, name) for name in SETUP},
+        tokens=int(record.step_tokens.sum()),
+        measured_from_step=window.first,
+        imbalance_unbalanced=_imbalance(unbalanced),
+        imbalance_balanced=_imbalance(main),
+        imbalance_static=_imbalance(variants.get("static")),
+        imbalance_lagged=_imbalance(variants.get("lagged")),
+        imbalance_placement=_imbalance(variants.get(VariantName.PLACEMENT)),
+        noise_floor=_noise_floor(record, window),
+        epochs=main.epochs if main else 0,
+        epochs_per_phase=main.epochs_per_phase if main else tuple(0 for _ in record.phases),
+        epochs_unchanged=main.epochs_unchanged if main else 0,
+        slots_moved=main.slots_moved if main else 0,
+        slots_total=record.slots * record.layers,
+        bytes_moved=main.bytes_moved if main else 0,
+        aborts=main.aborts if main else {},
+        stall_seconds=main.stall_seconds if main else None,
+        stall_noise_seconds=unbalanced.stall_seconds if unbalanced else None,
+        tokens_per_second=main.tokens_per_second if main else None,
+        tokens_per_second_unbalanced=unbalanced.tokens_per_second if unbalanced else None,
+        outputs_identical=outputs_identical(record),
+        not_exercised=None
+        if record.shares == VariantName.PLACEMENT
+        else _not_exercised(record, main),
+        variants=variants,
+    )
+
+
+def outputs_identical(record: RunRecord) -> bool:
+    """Whether every variant's digest is that of the one process without exchange."""
+    outputs = {variant.outputs for variant in record.variants.values()}
+    return outputs == {record.reference_outputs}
+
+
+def committed(variant: VariantRecord) -> tuple[Epoch, ...]:
+    """The epochs that changed what slots hold."""
+    return tuple(epoch for epoch in variant.epochs if epoch.outcome == COMMITTED)
+
+
+def main_variant(record: RunRecord) -> VariantRecord | None:
+    """The variant that the run is about; None where it did not balance."""
+    return record.variants.get(record.shares)
+
+
+def _variant(record: RunRecord, variant: VariantRecord, window: Window) -> VariantSummary:
+    epochs = committed(variant)
+    return VariantSummary(
+        imbalance=_known(metrics.imbalance(variant.rank_rows, window)),
+        balancedness=_known(metrics.balancedness(variant.rank_rows, window)),
+        tokens_per_second=_rate(record, variant),
+        stall_seconds=_stall(record, variant),
+        epochs=len(epochs),
+        epochs_per_phase=_per_phase(record, epochs),
+        epochs_unchanged=sum(epoch.outcome == UNCHANGED for epoch in variant.epochs),
+        slots_moved=sum(epoch.slots_moved for epoch in epochs),
+        bytes_moved=sum(epoch.bytes_moved for epoch in epochs),
+        aborts=dict(variant.aborts),
+        outputs=variant.outputs,
+    )
+
+
+def _stall(record: RunRecord, variant: VariantRecord) -> float:
+    """Against the unbalanced steps, or against the variant's own where there are none."""
+    base = record.variants.get(VariantName.UNBALANCED, variant)
+    begun = metrics.after_first_epoch_began(main_variant(record), record.steps)
+    return metrics.stall_seconds(variant.step_seconds, base.step_seconds, begun)
+
+
+def _rate(record: RunRecord, variant: VariantRecord) -> float | None:
+    seconds = float(variant.step_seconds.sum())
+    return float(record.step_tokens.sum()) / seconds if seconds > 0 else None
+
+
+def _per_phase(record: RunRecord, epochs: tuple[Epoch, ...]) -> tuple[int, ...]:
+    """Epochs by the phase that their step belongs to."""
+    counts = [0] * len(record.phases)
+    for epoch in epochs:
+        counts[sum(epoch.step >= switch for switch in record.switch_steps)] += 1
+    return tuple(counts)
+
+
+def _not_exercised(record: RunRecord, main: VariantSummary | None) -> str | None:
+    """Why the run proves nothing about balancing; None where it does, or was not asked to."""
+    if main is None or record.ranks == 1 < record.stages:
+        return None  # a stage of one rank has every expert, and nothing to balance
+    if main.slots_moved == 0:
+        return "no slot moved"
+    ended = tuple(
+        epoch for epoch in record.variants[record.shares].epochs if epoch.outcome in COMPLETED
+    )
+    for phase, epochs in zip(record.phases, _per_phase(record, ended), strict=True):
+        if epochs < EPOCHS_PER_PHASE:
+            return f"phase {phase} had {epochs} epoch(s) without an abort, needs {EPOCHS_PER_PHASE}"
+    return None
+
+
+def _imbalance(variant: VariantSummary | None) -> float | None:
+    return variant.imbalance if variant else None
+
+
+def _noise_floor(record: RunRecord, window: Window) -> float | None:
+    """Of the rows of any variant: they all serve the same tokens."""
+    some = next(iter(record.variants.values()), None)
+    return _known(metrics.floor(some.rank_rows, window)) if some else None
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

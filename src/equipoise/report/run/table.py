@@ -1,0 +1,165 @@
+"""The table that a run ends with, 80 columns wide."""
+
+from collections.abc import Sequence
+
+from equipoise.demo.engine_options import Told, is_ours
+from equipoise.demo.settings import VariantName
+from equipoise.report.run.summary import Summary, VariantSummary
+from equipoise.report.terminal import Ink, Tint, paint
+
+ORDER = tuple(VariantName)
+WIDTH = 80
+COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
+
+
+def render(summary: Summary, ink: Ink) -> str:
+    """The whole table; its last line is `verdict(summary)`. No line is wider than `WIDTH`, save
+    where a phase's name is longer than a line."""
+    lines = [
+        paint(_title(summary), Tint.BOLD, ink),
+        paint(_traffic(summary), Tint.DIM, ink),
+        "",
+        *_rows(summary, ink),
+        paint("-" * WIDTH, Tint.DIM, ink),
+        *_moves(summary),
+        *_notes(summary),
+        "",
+        paint(verdict(summary), Tint.RED if summary.exit_code else Tint.GREEN, ink),
+    ]
+    return "\n".join(lines)
+
+
+def verdict(summary: Summary) -> str:
+    """`outputs identical: yes` or `no`, followed by why nothing was exercised, if so."""
+    line = f"outputs identical: {'yes' if summary.outputs_identical else 'no'}"
+    if summary.not_exercised is None:
+        return line
+    return f"{line}; not exercised: {printable(summary.not_exercised)}; try more --steps"
+
+
+def ordered(summary: Summary) -> tuple[tuple[str, VariantSummary], ...]:
+    """The variants that were run, from no balancing to the most."""
+    rank = {str(name): place for place, name in enumerate(ORDER)}
+    return tuple(sorted(summary.variants.items(), key=lambda v: rank.get(v[0], len(ORDER))))
+
+
+def cells(summary: Summary, name: str) -> tuple[str, ...]:
+    """The row of one variant, as text under `COLUMNS`."""
+    variant = summary.variants[name]
+    same = variant.outputs == summary.reference_outputs
+    return (
+        f"* {name}" if name == summary.shares else f"  {name}",
+        _number(variant.imbalance, "{:.4f}"),
+        _number(_ratio(variant.imbalance, summary.noise_floor), "{:.2f}"),
+        _number(_ratio(summary.imbalance_unbalanced, variant.imbalance), "{:.2f}"),
+        _number(variant.tokens_per_second, "{:,.0f}"),
+        f"{variant.stall_seconds:.2f}",
+        "identical" if same else "DIFFERENT",
+    )
+
+
+def _title(summary: Summary) -> str:
+    return (
+        f"equipoise {summary.version}: {summary.where} on {summary.backend} over "
+        f"{summary.communicator}, {summary.layers} layers, "
+        f"{summary.experts} experts in {summary.slots} slots"
+    )
+
+
+def _traffic(summary: Summary) -> str:
+    kinds = " > ".join(printable(phase) for phase in summary.phases)
+    switches = ", ".join(str(step) for step in summary.switch_steps)
+    tail = f" (switch at {switches})" if switches else ""
+    return f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}{tail}"
+
+
+def _rows(summary: Summary, ink: Ink) -> list[str]:
+    lines = [paint(_aligned(COLUMNS), Tint.DIM, ink)]
+    for name, _ in ordered(summary):
+        line = _aligned(cells(summary, name))
+        lines.append(paint(line, Tint.BOLD, ink) if name == summary.shares else line)
+    return lines
+
+
+def _aligned(texts: Sequence[str]) -> str:
+    widths = (14, 11, 9, 11, 11, 10, 14)
+    first = f"{texts[0]:<{widths[0]}}"
+    return first + "".join(f"{t:>{w}}" for t, w in zip(texts[1:], widths[1:], strict=True))
+
+
+def _moves(summary: Summary) -> list[str]:
+    if summary.main is None:
+        return ["balancing was off: nothing moved"]
+    if summary.is_given:
+        given = f"placement  {summary.placement} served unchanged: nothing moved"
+        return [given, *_engine(summary.engine)]
+    per_epoch = summary.slots_moved / summary.epochs if summary.epochs else 0.0
+    share = per_epoch / summary.slots_total
+    by_phase = ", ".join(
+        f"{printable(phase)} {n}"
+        for phase, n in zip(summary.phases, summary.epochs_per_phase, strict=True)
+    )
+    unchanged = f", {summary.epochs_unchanged} unchanged" if summary.epochs_unchanged else ""
+    lines = [
+        f"epochs     {summary.epochs} committed ({by_phase}){unchanged}",
+        f"copies     {summary.slots_moved:,} moved, {per_epoch:.1f} per epoch "
+        f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
+        *_engine(summary.engine),
+    ]
+    if summary.aborts:
+        reasons = ", ".join(f"{why} {n}" for why, n in sorted(summary.aborts.items()))
+        lines.append(f"aborted    {reasons}")
+    return lines
+
+
+def _engine(told: Told) -> list[str]:
+    """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
+    lines = []
+    match told:
+        case {"commit": "boundary", "in_flight": room, "parcel": slots}:
+            lines.append(
+                f"path       boundary: {human_bytes(int(room))} in flight into a rank, "
+                f"messages of {slots} slots"
+            )
+        case {"commit": "locked", "layer_updates_per_iter": layers}:
+            lines.append(f"path       locked: {layers} layer(s) a step")
+    if not is_ours(told):
+        lines.append(f"rule       {told['rule']}: even parts, no shares")
+    return lines
+
+
+def _notes(summary: Summary) -> list[str]:
+    floor = _number(summary.noise_floor, "{:.4f}")
+    if not summary.has_unbalanced:
+        stall = "stall      above the variant's own median step: unbalanced was not served"
+    else:
+        noise = _number(summary.stall_noise_seconds, "{:.2f}")
+        stall = (
+            f"stall      above the unbalanced median step; {noise} s is this machine's own noise"
+        )
+    return [
+        f"imbalance  max/mean - 1 over ranks, steps {summary.measured_from_step} to "
+        f"{summary.steps - 1}; noise floor {floor}",
+        stall,
+    ]
+
+
+def printable(text: str) -> str:
+    """Text without control characters: a file's name must not drive the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1."""
+    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
+
+
+def _number(value: float | None, shape: str) -> str:
+    return "-" if value is None else shape.format(value)

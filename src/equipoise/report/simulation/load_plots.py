@@ -1,0 +1,212 @@
+"""The load of every worker, step by step, a small picture for each router.
+
+A few steps as a Gantt chart: who reads, and who waits at the barrier.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.balancer.requests.cluster import Cluster
+from equipoise.balancer.requests.policy_comparison import Result
+from equipoise.balancer.requests.simulation_result import Reals
+from equipoise.report import plot_helpers
+from equipoise.report.simulation.plot_style import gridded, of_policy
+from equipoise.report.simulation.result import EXCERPT, Excerpt, Lines, Simulated
+from equipoise.report.svg import INK, MUTED, SEQUENTIAL, Picture, draw
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ACROSS = 3
+DASHES = (0, (4, 3))
+MOST_DRAWN = 16
+"""Lines as such; more are drawn as an image, which does not grow with their number."""
+
+
+def load_lines(found: Simulated) -> Picture | None:
+    """None where nobody served anything."""
+    shown = [r for r in found.results if r.contender.label in found.seen]
+    if not shown:
+        return None
+    down = -(-len(shown) // ACROSS)
+    lines = [found.seen[result.contender.label].lines for result in shown]
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(down, ACROSS, sharex=True, sharey=True, squeeze=False)
+        for place, axis in enumerate(axes.flat):
+            if place < len(shown):
+                _load_panel(axis, shown[place], lines[place])
+            else:
+                axis.set_axis_off()
+        axes[0, 0].set_ylim(*_extent(lines))
+        last = max(int(one.steps[-1]) for one in lines)
+        axes[0, 0].set_xlim(0, last + 1)
+        axes[0, 0].locator_params(axis="x", nbins=5)
+        _load_legend(figure, any(one.warm <= last for one in lines))
+        figure.supylabel("KV tokens of a worker, thousands", fontsize=10)
+        figure.supxlabel("step", fontsize=10)
+
+    return Picture(
+        "Load of every worker",
+        "One line for each worker, first seed, all on one scale, which may not begin at 0. A step "
+        "takes as long as the fullest worker says; what the others are below it, they wait.",
+        draw("loads", 1.0 + 1.5 * down, paint),
+    )
+
+
+def _load_panel(axis: "Axes", result: Result, lines: Lines) -> None:
+    steps, loads = lines.steps, lines.loads
+    tones = plot_helpers.colours(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.shape[1]))
+    raster = loads.shape[1] > MOST_DRAWN
+    for worker, tone in enumerate(tones):
+        axis.plot(
+            steps, loads[:, worker] / 1e3, color=tone, linewidth=0.8, alpha=0.8, rasterized=raster
+        )
+    axis.plot(steps, loads.max(axis=1) / 1e3, color=INK, linewidth=0.9)
+    if lines.warm <= steps[-1]:
+        axis.axvline(lines.warm, color=MUTED, linewidth=0.9, linestyle=DASHES)
+    label, idle = result.contender.label, result.interval("idle").mean
+    axis.set_title(f"{label}, {idle:.1%} idle", color=of_policy(label), fontsize=9.5, pad=4)
+    gridded(axis)
+
+
+def _extent(lines: Sequence[Lines]) -> tuple[float, float]:
+    """From somewhat below the lowest load, once workers have filled, to above the highest."""
+    filled = [one.loads[len(one.loads) // 10 :] for one in lines]
+    low, high = min(int(one.min()) for one in filled), max(int(one.max()) for one in filled)
+    room = max(high - low, 1)
+    return max(0.0, low - 0.25 * room) / 1e3, (high + 0.05 * room) / 1e3
+
+
+def _load_legend(figure: "Figure", dashed: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=INK, linewidth=1.4, label="the fullest worker"),
+        Line2D(
+            [], [], color=plot_helpers.colours(SEQUENTIAL)(0.5), linewidth=1.4, label="the others"
+        ),
+    ]
+    if dashed:
+        words = "figures are taken from here on"
+        handles.append(Line2D([], [], color=MUTED, linestyle=DASHES, label=words))
+    figure.legend(handles=handles, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_WORKERS = 12
+"""That are drawn: more would be a carpet."""
+READING, WAITING, FIXED = "#82aedb", "#d9604a", "#c9c4b8"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive steps; seconds from the first, k steps, g workers.
+
+    Attributes:
+        begins: of each step, [k].
+        reading: of each worker, [k, g].
+        barrier: until the fullest worker has read, [k].
+        seconds: of each step, [k].
+    """
+
+    begins: Reals
+    reading: Reals
+    barrier: Reals
+    seconds: Reals
+
+
+def stretch(excerpt: Excerpt, cluster: Cluster) -> Stretch:
+    """From tokens to seconds."""
+    rate = cluster.step.per_token
+    return Stretch(
+        excerpt.clock - excerpt.clock[0],
+        np.asarray(excerpt.loads * rate, dtype=np.float64),
+        excerpt.largest * rate,
+        excerpt.seconds,
+    )
+
+
+def barrier_gantt(found: Simulated) -> Picture | None:
+    """The routers with most and with least idle time, and the default; None without any."""
+    shown = _telling(found)
+    if not shown:
+        return None
+    cluster = found.subject.cluster
+    workers = min(cluster.workers, MOST_WORKERS)
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, result in zip(axes, shown, strict=True):
+            excerpt = found.seen[result.contender.label].excerpt
+            _barrier_panel(axis, result, stretch(excerpt, cluster), workers)
+        _barrier_legend(figure)
+        axes[-1].set_xlabel("milliseconds")
+
+    more = "" if workers == cluster.workers else f" The first {workers} workers."
+    return Picture(
+        f"{EXCERPT} steps, worker by worker",
+        "Every worker reads the KV of its requests, then waits at the barrier for the fullest one; "
+        "the rest of the step is the same for all. Most idle, least idle, and the default, on one "
+        f"scale; steps as idle as the run is, first seed.{more}{_caveat(cluster)}",
+        draw("barrier", 0.8 + len(shown) * (0.45 + 0.17 * workers), paint),
+    )
+
+
+def _caveat(cluster: Cluster) -> str:
+    if cluster.prefill is None and not cluster.step.noise:
+        return ""
+    return " Prompts that are computed, and noise, count as waiting here: only loads were kept."
+
+
+def _telling(found: Simulated) -> list[Result]:
+    """At most three, by falling idle time."""
+    drawn = [r for r in found.results if r.contender.label in found.seen]
+    ranked = sorted(drawn, key=lambda result: -result.interval("idle").mean)
+    wanted = [*ranked[:1], *(r for r in ranked if r is found.reference), *ranked[-1:]]
+    return [r for r in ranked if any(r is one for one in wanted)]
+
+
+def _barrier_panel(axis: "Axes", result: Result, seen: Stretch, workers: int) -> None:
+    for left, width, row, colour in _boxes(seen, workers):
+        axis.barh(row, width * 1e3, left=left * 1e3, height=0.8, color=colour, linewidth=0)
+    for begin in seen.begins[1:]:
+        axis.axvline(begin * 1e3, color=MUTED, linewidth=0.5, alpha=0.7)
+    axis.set_ylim(workers - 0.4, -0.6)
+    axis.set_yticks(range(workers), [str(worker) for worker in range(workers)], fontsize=7.5)
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlim(left=0)
+    label, idle = result.contender.label, result.interval("idle").mean
+    axis.set_title(f"{label}, {idle:.1%} idle", color=of_policy(label), pad=4)
+    axis.set_ylabel("worker")
+
+
+def _boxes(seen: Stretch, workers: int) -> Iterator[tuple[Reals, Reals, int, str]]:
+    """Left edges and widths of all steps [k], row and colour."""
+    for row in range(workers):
+        reading = seen.reading[:, row]
+        yield seen.begins, reading, row, READING
+        yield seen.begins + reading, np.maximum(seen.barrier - reading, 0), row, WAITING
+        yield seen.begins + seen.barrier, np.maximum(seen.seconds - seen.barrier, 0), row, FIXED
+
+
+def _barrier_legend(figure: "Figure") -> None:
+    from matplotlib.patches import Patch
+
+    names = {"reads KV": READING, "waits at the barrier": WAITING, "rest of the step": FIXED}
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in names.items()],
+        loc="outside lower right",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        handlelength=1.0,
+    )

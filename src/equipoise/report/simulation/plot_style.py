@@ -1,0 +1,80 @@
+"""Colours of routers: one family for each way to decide, the default stands out."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.balancer.requests.policy_settings import RULES
+from equipoise.report.simulation.result import REFERENCE
+from equipoise.report.svg import MUTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COUNTING = ("#b9a79a", "#c8553d", "#d9906f", "#b8472a", "#8f7a70", "#ab6650")
+"""Those that count requests, or nothing."""
+WEIGHING = ("#c99a2e",)
+CACHING = ("#c77f9f", "#a8547c", "#d9a3bb", "#86405f")
+"""Those that look at what is cached of a prompt."""
+LOADED = ("#a67c1a",)
+POOLING = ("#4f8f8b", "#7ab08a")
+IN_ORDER = (*COUNTING, *WEIGHING, *CACHING, *LOADED, *POOLING, "#dcb968", "#3b78d0")
+SHADES = dict(zip(RULES, IN_ORDER, strict=True))
+"""In the order of `RULES`."""
+ORACLE = "#7a5ba6"
+
+
+def of_policy(label: str) -> str:
+    """Grey for one that this palette does not know."""
+    if label in SHADES:
+        return SHADES[label]
+    return ORACLE if label.endswith("oracle") else MUTED
+
+
+def width_of(label: str) -> float:
+    """Of its line."""
+    return 2.4 if label == REFERENCE else 1.3
+
+
+def layer_of(label: str) -> int:
+    """The default above the others."""
+    return 5 if label == REFERENCE else 3
+
+
+def names_beside(axis: "Axes", rows: Sequence[tuple[str, str]]) -> None:
+    """Right of the axis, from the top: (label, words behind it), each in its colour."""
+    step = min(0.075, 1.0 / max(len(rows), 1))
+    for place, (label, words) in enumerate(rows):
+        axis.text(
+            1.02,
+            0.985 - place * step,
+            f"{label}  {words}".rstrip(),
+            color=of_policy(label),
+            transform=axis.transAxes,
+            va="top",
+            fontsize=9,
+            fontweight="bold" if label == REFERENCE else "normal",
+        )
+
+
+def names_below(figure: "Figure", labels: Sequence[str]) -> None:
+    """A legend of all, below all axes."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=of_policy(name), linewidth=2.4) for name in labels]
+    figure.legend(
+        lines,
+        list(labels),
+        loc="outside lower center",
+        ncols=min(7, len(labels)),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.2,
+    )
+
+
+def gridded(axis: "Axes") -> None:
+    """Thin lines behind everything."""
+    axis.grid(color=MUTED, alpha=0.22, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.minorticks_off()

@@ -1,0 +1,141 @@
+"""Colours and typography of the pictures.
+
+From a matplotlib figure to SVG that can stand inside a page.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from equipoise import install_command
+from equipoise.hal.errors import EquipoiseError
+
+INK = "#1b2a41"
+"""Stands for the text colour of the page: the report replaces it by `currentColor`."""
+
+ON_HEAT = "#22304a"
+"""Lines across a heat map, which is as light on dark paper as on light."""
+
+MUTED = "#8a93a3"
+"""Readable on light and on dark paper."""
+
+VARIANTS = {
+    "unbalanced": "#c8553d",
+    "placement": "#7a5ba6",
+    "static": "#c99a2e",
+    "lagged": "#4f8f8b",
+    "exact": "#3d6fb6",
+}
+
+DIVERGING = ("#2456a4", "#82aedb", "#f3f0e8", "#eda268", "#b3331d")
+"""Below the mean, the mean, above it."""
+
+SEQUENTIAL = ("#f3f0e8", "#f0c987", "#e08e4f", "#b3441f", "#5c1a1b")
+
+PHASES = {
+    "planning": "#c99a2e",
+    "proposed": "#d9c08a",
+    "transferring": "#3d6fb6",
+    "staged": "#1f7a4d",
+    "updating": "#4f8f8b",
+    "draining": "#c8553d",
+    "failed": "#b3331d",
+}
+"""What an epoch is in."""
+
+WORK = {
+    "compute stream": "#9aa7ba",
+    "transfer": "#82aedb",
+    "copy stream": "#2456a4",
+    "planner": "#c99a2e",
+    "vote": "#7a5ba6",
+}
+"""Work by the thread or stream that does it."""
+
+STYLE: dict[str, object] = {
+    "font.size": 10.0,
+    "font.family": "DejaVu Sans",
+    "svg.fonttype": "none",
+    # File names become labels: a dollar sign in one must not start a formula.
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+def of_variant(name: str) -> str:
+    """The colour of a variant; grey for one that this palette does not know."""
+    return VARIANTS.get(name, MUTED)
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 10.0
+"""Inches of every picture; heights differ."""
+
+
+class PlotsMissing(EquipoiseError):
+    """matplotlib, which is optional, is not installed."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An `<svg>` element and what to see in it."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+def draw(name: str, height: float, paint: Callable[["Figure"], None]) -> str:
+    """An `<svg>` element of `WIDTH` x `height` inches that `paint` filled; same in, same out.
+
+    `name` keeps the identifiers of several pictures on one page apart. Raises PlotsMissing.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotsMissing(f"matplotlib is missing: {install_command('plots')}") from error
+
+    with rc_context(STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():  # type: ignore[arg-type]
+        # The browser brings the glyphs that matplotlib's own font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained", dpi=144)
+        paint(figure)
+        buffer = io.StringIO()
+        FigureCanvasSVG(figure)
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return _for_a_page(buffer.getvalue())
+
+
+def _for_a_page(svg: str) -> str:
+    """Without prologue, metadata and unused identifiers; sized by the page, in its ink."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r"(?:url\(|href=\")#([\w.-]+)", svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    opening, rest = svg[: svg.index(">")], svg[svg.index(">") :]
+    svg = re.sub(r'\s(?:width|height)="[^"]*"', "", opening) + rest
+    return svg.replace(INK, "currentColor")

@@ -1,0 +1,323 @@
+"""Reads the body of a request, within limits.
+
+Connections of clients: how many there are, how long a request's head takes, and how long it is.
+
+aiohttp bounds a line of a head, and the wait for the next request. A head that comes a byte at a
+time, or that never ends, is bounded here.
+
+A stream towards a client: its head goes out with its first bytes, and not before.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import ClientResponse, web
+from aiohttp.http_exceptions import LineTooLong
+
+from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
+from equipoise.serve.headers import towards_client
+from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request, overloaded
+from equipoise.serve.settings import Limits, Patience
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LATE = Fault(408, Outcome.TIMED_OUT, Reason.BODY.value, "timeout")
+
+
+class Bodies:
+    """Bounds what the bodies of all requests take together.
+
+    Attributes:
+        bytes: kept now.
+    """
+
+    def __init__(self, limits: Limits, patience: Patience) -> None:
+        self._limits, self._patience = limits, patience
+        self.bytes = 0
+
+    async def read(self, request: web.BaseRequest) -> bytes:
+        """All of it; to be given back by `forget`.
+
+        Raises: Refused: 413 too long, 408 too slow, 415 compressed, 429 no room, 400 broken.
+        """
+        self._check_head(request)
+        body = bytearray()
+        try:
+            async with Scope() as scope:
+                scope.within(self._patience.body, Reason.BODY)
+                while piece := await request.content.readany():
+                    body += piece
+                    self.bytes += len(piece)
+                    self._check(len(body))
+        except BaseException as error:
+            self.forget(len(body))
+            raise _refusal(error) from None
+        return bytes(body)
+
+    def forget(self, size: int) -> None:
+        """So many bytes are not kept any more."""
+        self.bytes -= size
+
+    def _check(self, size: int) -> None:
+        if size > self._limits.body:
+            raise _too_large(self._limits.body)
+        if self.bytes > self._limits.buffered:
+            raise overloaded("the proxy has no room for another body")
+
+    def _check_head(self, request: web.BaseRequest) -> None:
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise bad_request("the body has to come as it is", 415, "unsupported_encoding")
+        if (request.content_length or 0) > self._limits.body:
+            raise _too_large(self._limits.body)
+        expected = request.headers.get("Expect")
+        if expected is None:
+            return
+        if expected.lower() != "100-continue":
+            raise bad_request("only 100-continue can be expected", 417, "expectation_failed")
+        if request.transport is not None:
+            request.transport.write(CONTINUE)
+
+
+def _too_large(most: int) -> Refused:
+    message = f"the body is longer than {most} bytes"
+    return Refused(Fault(413, Outcome.TOO_LARGE, message, "body_too_large"))
+
+
+def _refusal(error: BaseException) -> BaseException:
+    if isinstance(error, Interrupted):
+        return Refused(LATE)
+    if isinstance(error, web.RequestPayloadError):
+        return bad_request("the body is not framed as HTTP/1.1 frames it")
+    return error
+
+
+LOG = logging.getLogger("equipoise.route")
+LINGER = 2.0
+"""Seconds for which a body that nobody wants is read, so that the client reads why."""
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Told = Callable[[Outcome], None]
+
+TOO_LONG = Fault(431, Outcome.TOO_LARGE, "the head of the request is too long", "header_too_large")
+TOO_LATE = Fault(408, Outcome.TIMED_OUT, "the head of the request came too slowly", "timeout")
+NOT_HTTP = Fault(400, Outcome.BAD_REQUEST, "this is not a request of HTTP/1.1", "invalid_request")
+BROKEN = Fault(500, Outcome.FAILED, "the proxy failed", "internal_error")
+
+
+class Listener(web.Server):
+    """Makes a `Connection` for each client.
+
+    Args:
+        handler: answers a request.
+        limits: see `Limits`.
+        patience: see `Patience`.
+        told: of requests that did not come as far as the handler.
+    """
+
+    def __init__(self, handler: Handler, limits: Limits, patience: Patience, told: Told) -> None:
+        super().__init__(
+            handler,
+            request_factory=_begun,
+            # A client that goes takes its request with it.
+            handler_cancellation=True,
+        )
+        self.limits, self.patience, self.told = limits, patience, told
+
+    def __call__(self) -> "Connection":
+        """For a client that has connected."""
+        return Connection(self, asyncio.get_running_loop())
+
+
+class Connection(web.RequestHandler):
+    """Of one client."""
+
+    __slots__ = ("_heading", "_listener", "_pending", "_timer")
+
+    def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+        longest = listener.limits.header
+        super().__init__(
+            listener,
+            loop=loop,
+            keepalive_timeout=listener.patience.idle,
+            access_log=None,  # type: ignore[arg-type]  # it is how aiohttp is told to write none
+            max_line_size=longest,
+            max_field_size=longest,
+            lingering_time=LINGER,
+            auto_decompress=False,
+        )
+        self._listener = listener
+        self._pending = 0
+        self._heading = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        super().connection_made(transport)
+        if len(self._listener.connections) > self._listener.limits.connections:
+            self._listener.told(Outcome.OVERLOADED)
+            self.force_close()
+            return
+        self._expect()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio."""
+        self._rest()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if self._heading:
+            # What is counted has not made a whole head: a body may follow it in the same piece.
+            if self._pending > self._listener.limits.header:
+                self._dismiss(TOO_LONG)
+                return
+            self._pending += len(data)
+            if self._timer is None:
+                self._expect()
+        super().data_received(data)
+
+    def begun(self) -> None:
+        """The head of a request has come."""
+        self._heading, self._pending = False, 0
+        self._rest()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """See aiohttp; who does not take a whole answer in time is left."""
+        try:
+            async with asyncio.timeout(self._listener.patience.token):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()
+            raise ConnectionError("the client did not take what was sent to it") from None
+        finally:
+            self._heading = True
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP, and what the handler let through."""
+        if status >= 500:
+            LOG.error("a request failed", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        fault = BROKEN if status >= 500 else NOT_HTTP
+        if isinstance(exc, LineTooLong) or "headers" in (message or "").lower():
+            fault = TOO_LONG
+        self._listener.told(fault.outcome)
+        response = web.Response(
+            status=fault.status, body=fault.body(), content_type="application/json"
+        )
+        response.force_close()
+        return response
+
+    def _expect(self) -> None:
+        self._timer = self._loop.call_later(self._listener.patience.header, self._late)
+
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._heading:
+            self._dismiss(TOO_LATE)
+
+    def _dismiss(self, fault: Fault) -> None:
+        """Say so, without a request to answer, and close."""
+        self._rest()
+        self._listener.told(fault.outcome)
+        body = fault.body()
+        head = (
+            f"HTTP/1.1 {fault.status} \r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        if self.transport is not None:
+            self.transport.write(head.encode() + body)
+        self.force_close()
+
+
+def _begun(
+    message: Any, payload: Any, protocol: Any, writer: Any, task: "asyncio.Task[None]"
+) -> web.BaseRequest:
+    assert isinstance(protocol, Connection)
+    protocol.begun()
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop)
+
+
+FAREWELL = 5.0
+"""Seconds for a client to take the event that says why its stream ends."""
+NAME = "equipoise"
+
+
+class ClientLeft(Exception):
+    """Nobody is there any more to pass an answer on to."""
+
+
+class Outgoing:
+    """What one client gets of one answer.
+
+    Args:
+        request: the client's.
+        name: its id.
+
+    Attributes:
+        response: None until something has been passed on.
+    """
+
+    def __init__(self, request: web.BaseRequest, name: str) -> None:
+        self._request, self._name = request, name
+        self.response: web.StreamResponse | None = None
+
+    async def begin(self, answer: ClientResponse) -> None:
+        """Send the head."""
+        response = web.StreamResponse(
+            status=answer.status,
+            reason=answer.reason,
+            headers=[*towards_client(answer.headers, self._name), ("Server", NAME)],
+        )
+        self.response = response
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientLeft from error
+
+    async def write(self, data: bytes) -> None:
+        """Send so many bytes; waits while the client takes none."""
+        assert self.response is not None
+        try:
+            await self.response.write(data)
+        except ConnectionError as error:
+            raise ClientLeft from error
+
+    async def end(self) -> web.StreamResponse:
+        """It is complete."""
+        assert self.response is not None
+        try:
+            await self.response.write_eof()
+        except ConnectionError as error:
+            raise ClientLeft from error
+        return self.response
+
+    async def break_off(self, fault: Fault) -> web.StreamResponse:
+        """Say why it is not complete, and end it."""
+        try:
+            async with Scope() as scope:
+                scope.within(FAREWELL, Reason.STALLED)
+                await self.write(fault.event())
+                return await self.end()
+        except Interrupted:
+            raise ClientLeft from None
+
+    def abandon(self) -> None:
+        """The client takes nothing: close its connection."""
+        if self._request.transport is not None:
+            self._request.transport.abort()

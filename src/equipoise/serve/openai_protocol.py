@@ -1,0 +1,278 @@
+"""What a client asks for: its body, read and checked before anything else sees it.
+
+The events of a stream, as bytes that are passed on and as tokens that are counted.
+
+Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.serve.outcomes import bad_request
+from equipoise.serve.settings import RANK_HEADER
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RANK_KEY = "data_parallel_rank"
+MOST_RANK = 1 << 20
+LONGEST_MODEL = 512
+"""Letters of a model's name, which is kept as long as the request, and goes into the log."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for tokens.
+
+    Attributes:
+        path: one of `CHAT` and `COMPLETIONS`.
+        model: its name.
+        streamed: whether the answer is to come event by event.
+        body: bytes for the worker.
+        exact: prompt tokens, where the prompt is a list of them; 0 where it is text.
+        text: bytes of UTF-8 of the prompt's text.
+        rank: the data-parallel rank that the client wants; None: any.
+    """
+
+    path: str
+    model: str
+    streamed: bool
+    body: bytes
+    exact: int
+    text: int
+    rank: int | None
+
+
+def read_asked(path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
+    """Raises Refused (400) for what no worker could answer."""
+    asked = _mapping(body)
+    model = asked.get("model")
+    if not isinstance(model, str) or not 1 <= len(model) <= LONGEST_MODEL:
+        raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
+    if not isinstance(asked.get("stream"), bool | None):
+        raise bad_request("'stream' has to be true or false")
+    _check_counts(asked)
+    exact, text = _chat(asked) if path == CHAT else _prompt(asked)
+    rank = _rank(asked, headers)
+    if RANK_KEY in asked:
+        # The worker has ranks of its own: those that the client means are the proxy's workers.
+        body = json.dumps({k: v for k, v in asked.items() if k != RANK_KEY}).encode()
+    return Asked(path, model, asked.get("stream") is True, body, exact, text, rank)
+
+
+def _mapping(body: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        raise bad_request("the body is not JSON") from None
+    if not isinstance(asked, dict):
+        raise bad_request("the body has to be a JSON object")
+    return asked
+
+
+def _check_counts(asked: Mapping[str, Any]) -> None:
+    for key in ("n", "max_tokens", "max_completion_tokens"):
+        value = asked.get(key)
+        if value is not None and not _whole(value):
+            raise bad_request(f"{key!r} has to be a whole number that is not negative")
+    if asked.get("n") == 0:
+        raise bad_request("'n' has to be at least 1")
+
+
+def _chat(asked: Mapping[str, Any]) -> tuple[int, int]:
+    messages = asked.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("'messages' has to be a list with at least one message")
+    return 0, sum(_message(number, message) for number, message in enumerate(messages))
+
+
+def _message(number: int, message: object) -> int:
+    """Bytes of its text."""
+    where = f"'messages[{number}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise bad_request(f"{where}' has to be an object with a role")
+    content = message.get("content")
+    if content is None:
+        return 0
+    if isinstance(content, str):
+        return _bytes(content)
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise bad_request(f"{where}.content' has to be a text or a list of objects")
+    texts = (part.get("text") for part in content)
+    return sum(_bytes(text) for text in texts if isinstance(text, str))
+
+
+def _prompt(asked: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens where they are given, and bytes of text where not."""
+    prompt = asked.get("prompt")
+    if isinstance(prompt, str):
+        return 0, _bytes(prompt)
+    if not isinstance(prompt, list) or not prompt:
+        raise bad_request("'prompt' has to be a text, a list of tokens, or a list of these")
+    if all(isinstance(one, str) for one in prompt):
+        return 0, sum(_bytes(one) for one in prompt)
+    if _tokens(prompt):
+        return len(prompt), 0
+    if all(isinstance(one, list) and one and _tokens(one) for one in prompt):
+        return sum(len(one) for one in prompt), 0
+    raise bad_request("'prompt' mixes kinds, or has tokens that are not whole numbers")
+
+
+def _tokens(values: Sequence[object]) -> bool:
+    return all(_whole(value) for value in values)
+
+
+def _whole(value: object) -> bool:
+    # `true` is a bool, which Python counts as an int.
+    return type(value) is int and value >= 0
+
+
+def _bytes(text: str) -> int:
+    # A lone surrogate, which JSON lets through, counts like any other letter.
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _rank(asked: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
+    rank = asked.get(RANK_KEY)
+    if rank is None:
+        said = headers.get(RANK_HEADER)
+        if said is None:
+            return None
+        if not (said.isascii() and said.isdigit() and len(said) <= 7):
+            raise bad_request(f"{RANK_HEADER} has to be a whole number")
+        rank = int(said)
+    if not _whole(rank) or rank > MOST_RANK:
+        raise bad_request(f"{RANK_KEY!r} has to be a whole number that is not negative")
+    return int(rank)
+
+
+MOST_EVENT = 1 << 20
+"""Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
+MOST_TOKENS = 1 << 28
+"""A count or an estimate beyond it is not believed: policies cannot be told of it."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a worker says that a request took; None: it does not say."""
+
+    prompt: int | None = None
+    completion: int | None = None
+
+
+NOTHING_SAID = Usage()
+
+
+class EventReader:
+    """Cuts a stream into whole events and counts what they bring.
+
+    Attributes:
+        made: tokens so far: one for each choice of an event that brings some, or what the worker
+            itself has said of usage last.
+        usage: what the worker has said.
+        ended: whether the event that ends a stream, `[DONE]`, has come.
+        failed: whether an error came before any token, and was not the request's.
+    """
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self.made = 0
+        self.usage = NOTHING_SAID
+        self.ended = False
+        self.failed = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole events among what has come, with all their bytes; the rest is kept."""
+        data = self._tail + chunk if self._tail else chunk
+        cut = _last_end(data)
+        if cut == 0 and len(data) > MOST_EVENT:
+            self._tail = b""
+            self.made += 1
+            return data
+        self._tail = data[cut:]
+        whole = data[:cut]
+        if whole:
+            self._read(whole)
+        return whole
+
+    def rest(self) -> bytes:
+        """What has come behind the last whole event, at the end of the stream."""
+        rest, self._tail = self._tail, b""
+        if rest:
+            self._read(rest)
+        return rest
+
+    def _read(self, whole: bytes) -> None:
+        for line in whole.splitlines():
+            if not line.startswith(b"data:"):
+                continue
+            value = line[5:].strip()
+            if value == b"[DONE]":
+                self.ended = True
+            else:
+                self._count(_loaded(value))
+
+    def _count(self, event: dict[str, Any]) -> None:
+        choices = event.get("choices")
+        if isinstance(choices, list):
+            self.made += sum(_brings_token(choice) for choice in choices)
+        self.failed = self.failed or (not self.made and _is_fault(event.get("error")))
+        usage = usage_of(event)
+        if usage.completion is not None:
+            self.made = usage.completion
+        if usage is not NOTHING_SAID:
+            self.usage = usage
+
+
+def usage_of(answer: dict[str, Any]) -> Usage:
+    """What an answer, or an event, says of usage."""
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return NOTHING_SAID
+    found = _count_of(usage.get("prompt_tokens")), _count_of(usage.get("completion_tokens"))
+    return NOTHING_SAID if found == (None, None) else Usage(*found)
+
+
+def read_usage(body: bytes) -> Usage:
+    """What an answer that was not streamed says of usage; nothing where it is not JSON."""
+    return usage_of(_loaded(body))
+
+
+def _last_end(data: bytes) -> int:
+    """Behind the last blank line; 0: there is none."""
+    ends = (data.rfind(blank) + len(blank) for blank in (b"\n\n", b"\r\n\r\n", b"\r\r"))
+    # `rfind` says -1 where it finds nothing, which comes out as less than a blank line is long.
+    lengths = (2, 4, 2)
+    return max((end for end, length in zip(ends, lengths, strict=True) if end >= length), default=0)
+
+
+def _loaded(value: bytes) -> dict[str, Any]:
+    try:
+        loaded = json.loads(value)
+    except (ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _brings_token(choice: object) -> bool:
+    """Not the event that only says who speaks, nor the one that only says why it ends."""
+    if not isinstance(choice, dict):
+        return False
+    delta = choice.get("delta")
+    said = delta if isinstance(delta, dict) else {"text": choice.get("text")}
+    if any(value for key, value in said.items() if key != "role"):
+        return True
+    # A token that is part of a letter brings an empty text.
+    return "role" not in said and choice.get("finish_reason") is None
+
+
+def _is_fault(error: object) -> bool:
+    """An error of the server's; what is wrong with a request is wrong everywhere."""
+    if not isinstance(error, dict):
+        return False
+    code = error.get("code")
+    return not (type(code) is int and 400 <= code < 500)
+
+
+def _count_of(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

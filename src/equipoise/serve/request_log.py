@@ -1,0 +1,307 @@
+"""The log of requests: one JSON object a line, written and read here.
+
+Times are seconds since 1970, of one clock that does not jump.
+
+What is noted of a request while it is in the proxy.
+
+Writes the log of requests on a thread of its own: the event loop never waits for a disk.
+
+What does not fit into the queue is dropped and counted. A disk that is full is reported once; what
+could not be written is counted, and later records are tried again.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO
+
+from equipoise.hal.errors import FormatError, UsageError
+from equipoise.serve.openai_protocol import Usage
+from equipoise.serve.outcomes import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What became of one request; None: it did not come to that.
+
+    Attributes:
+        run: when the proxy that had it began, the same in all records of one run of it.
+        id: its `X-Request-Id`.
+        path: what was asked for.
+        model: by which model.
+        streamed: whether its answer was asked for event by event.
+        worker: name of the worker that had it last.
+        attempts: times that it was sent to a worker.
+        arrival: when its head had arrived.
+        bound: when it was bound to that worker.
+        first: when the first of an answer was passed on.
+        end: when it was over.
+        prompt: tokens, as the worker says, or as estimated.
+        output: tokens, as the worker says, or as counted.
+        outcome: how it ended.
+    """
+
+    run: float
+    id: str
+    path: str
+    model: str
+    streamed: bool
+    worker: str | None
+    attempts: int
+    arrival: float
+    bound: float | None
+    first: float | None
+    end: float
+    prompt: int
+    output: int
+    outcome: Outcome
+
+    def line(self) -> str:
+        """As a line of the log, with its end."""
+        return json.dumps(asdict(self), ensure_ascii=True, allow_nan=False) + "\n"
+
+
+NUMBERS = {"run", "arrival", "bound", "first", "end"}
+COUNTS = {"attempts", "prompt", "output"}
+LATEST = 1e12
+"""Seconds; of what is no number nothing can be said."""
+OPTIONAL = {"worker", "bound", "first"}
+NAMES = frozenset(field.name for field in fields(Record))
+
+
+HEAD = '{"run": '
+"""Every line begins so."""
+
+
+def _nobody(line: int) -> None:
+    """Told of lines that were cut off."""
+
+
+def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[Record]:
+    """The records of a log, in the order in which requests ended.
+
+    A line without its end is left out, and `cut` is told its number: the proxy was killed while it
+    wrote, or its disk was full.
+
+    Raises: FormatError naming the file and the line.
+    """
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A pipe without a writer would block for ever, and a device never end.
+            raise FormatError(str(path), "is not a regular file")
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if _is_cut_off(line):
+                    cut(number)
+                else:
+                    yield _record(path, number, line)
+    except OSError as error:
+        raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(str(path), f"is not UTF-8: {error.reason}") from None
+
+
+def _is_cut_off(line: str) -> bool:
+    """The beginning of a record, and not its end; records are flat, so a brace ends one."""
+    begun = line.startswith(HEAD) or HEAD.startswith(line.rstrip("\n"))
+    return begun and not line.endswith("}\n")
+
+
+def _record(path: Path, number: int, line: str) -> Record:
+    try:
+        loaded = json.loads(line)
+    except (ValueError, RecursionError):
+        raise FormatError(str(path), f"line {number} is not JSON") from None
+    if not isinstance(loaded, dict) or set(loaded) != NAMES:
+        wanted = ", ".join(sorted(NAMES))
+        raise FormatError(str(path), f"line {number}: expected an object with {wanted}")
+    for key, value in loaded.items():
+        if not _fits(key, value):
+            raise FormatError(str(path), f"line {number}: {key} cannot be {value!r}")
+    values: dict[str, Any] = loaded | {"outcome": Outcome(loaded["outcome"])}
+    return Record(**values)
+
+
+def _fits(key: str, value: Any) -> bool:
+    if value is None:
+        return key in OPTIONAL
+    if key in COUNTS:
+        return type(value) is int and value >= 0
+    if key in NUMBERS:
+        return type(value) in (int, float) and 0 <= value < LATEST
+    if key == "outcome":
+        return value in set(Outcome)
+    return isinstance(value, bool if key == "streamed" else str)
+
+
+@dataclass
+class Call:
+    """Times are the event loop's, in seconds; None: it has not come to that.
+
+    Attributes:
+        id: its `X-Request-Id`.
+        path: what is asked for.
+        arrival: when its head had arrived.
+        model: as its body says.
+        streamed: whether its answer is to come event by event.
+        ready: when its body had been read and checked.
+        waited: seconds in which no worker had it.
+        sent: when it was first sent to a worker.
+        worker: name of the worker that has or had it.
+        bound: when it was bound to that worker.
+        first: when the first of an answer was passed on.
+        passing: seconds from getting the first of an answer to having passed it on.
+        attempts: times that it was sent.
+        prompt: tokens.
+        output: tokens.
+        outcome: None while it lasts.
+    """
+
+    id: str
+    path: str
+    arrival: float
+    model: str = ""
+    streamed: bool = False
+    ready: float | None = None
+    waited: float = 0.0
+    sent: float | None = None
+    worker: str | None = None
+    bound: float | None = None
+    first: float | None = None
+    passing: float = 0.0
+    attempts: int = 0
+    prompt: int = 0
+    output: int = 0
+    outcome: Outcome | None = None
+
+    def heed(self, usage: Usage) -> None:
+        """What a worker says goes before what was estimated and counted."""
+        if usage.prompt is not None:
+            self.prompt = usage.prompt
+        if usage.completion is not None:
+            self.output = usage.completion
+
+    @property
+    def added(self) -> float | None:
+        """Seconds that the proxy itself took before the first of an answer was passed on."""
+        if self.ready is None or self.sent is None or self.first is None:
+            return None
+        return max(0.0, self.sent - self.ready - self.waited) + self.passing
+
+    def record(self, end: float, epoch: float, run: float) -> Record:
+        """For the log of a `run`; `epoch` is what the loop's clock is behind the wall's."""
+        return Record(
+            run=run,
+            id=self.id,
+            path=self.path,
+            model=self.model,
+            streamed=self.streamed,
+            worker=self.worker,
+            attempts=self.attempts,
+            arrival=epoch + self.arrival,
+            bound=None if self.bound is None else epoch + self.bound,
+            first=None if self.first is None else epoch + self.first,
+            end=epoch + end,
+            prompt=self.prompt,
+            output=self.output,
+            outcome=self.outcome or Outcome.FAILED,
+        )
+
+
+LOG = logging.getLogger("equipoise.route")
+CAPACITY = 65_536
+"""Records that wait at most."""
+BATCH = 1024
+CLOSING = 5.0
+
+
+def _ends_within_line(path: Path) -> bool:
+    """Whether an earlier proxy was killed within a line: what comes now has to begin another."""
+    if not path.is_file() or not path.stat().st_size:
+        return False  # a pipe, a device: nothing was left there
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+class _End:
+    """The last thing in the queue."""
+
+
+class RequestLog:
+    """Appends records to a file.
+
+    Args:
+        path: made if it is missing; what is in it stays.
+        capacity: records that wait at most.
+
+    Attributes:
+        dropped: records that were not written.
+
+    Raises: UsageError where the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
+        try:
+            self._file: BinaryIO = path.open("ab", buffering=0)
+            if _ends_within_line(path):
+                self._file.write(b"\n")
+        except OSError as error:
+            raise UsageError(f"--log: {path} cannot be written: {error.strerror}") from error
+        self._path, self._capacity = path, capacity
+        self._queue: SimpleQueue[Record | _End] = SimpleQueue()
+        self._reported = False
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._write, name="equipoise.log", daemon=True)
+        self._thread.start()
+
+    def note(self, record: Record) -> None:
+        """Write it, some time; returns at once."""
+        if self._queue.qsize() >= self._capacity:
+            self._drop(1, "its disk does not keep up")
+            return
+        self._queue.put(record)
+
+    def close(self) -> None:
+        """Write what waits; bounded."""
+        self._queue.put(_End())
+        self._thread.join(CLOSING)
+        if self._thread.is_alive():
+            LOG.error("%s: %d records were not written in time", self._path, self._queue.qsize())
+
+    def _write(self) -> None:
+        ended = False
+        while not ended:
+            batch = list(self._batch())
+            ended = isinstance(batch[-1], _End)
+            records = [one for one in batch if isinstance(one, Record)]
+            data = "".join(record.line() for record in records).encode()
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._drop(len(records), error.strerror or str(error))
+        self._file.close()
+
+    def _batch(self) -> Iterator[Record | _End]:
+        """What is there, and at least one."""
+        yield (first := self._queue.get())
+        if isinstance(first, _End):
+            return
+        for _ in range(BATCH):
+            try:
+                yield (one := self._queue.get_nowait())
+            except Empty:
+                return
+            if isinstance(one, _End):
+                return
+
+    def _drop(self, count: int, why: str) -> None:
+        self.dropped += count
+        if count and not self._reported:
+            self._reported = True
+            LOG.error("%s: records are dropped, and counted: %s", self._path, why)

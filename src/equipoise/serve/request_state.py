@@ -1,0 +1,180 @@
+"""A request as the proxy has it, between its client and the policy.
+
+What the proxy itself knows of its workers: for metrics, for retries, and for health.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
+
+
+@dataclass(frozen=True)
+class Held:
+    """No worker has it: it waits in the policy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """It is to be sent to `worker`, or has been, and nothing of an answer has been passed on.
+
+    One object a binding: who has sent it by an earlier one can see that it is over.
+    """
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """Something of an answer by `worker` has been passed on: it is moved no more."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """It ended, and the policy has been told, or has said so itself."""
+
+
+State: TypeAlias = Held | Bound | Running | Gone
+HELD, GONE = Held(), Gone()
+
+
+class Ticket:
+    """Written by the desk; the request's own task reads it, and waits for it.
+
+    Args:
+        number: what the policy calls it.
+        size: prompt tokens, known or estimated.
+        wanted: the only worker that the client lets it go to; None: any.
+
+    Attributes:
+        state: see the types above.
+        pin: the only worker that the policy may bind it to; None: any.
+        told: tokens that the policy has been told of, or will be at the end of the loop's turn.
+        scope: of the part of its task that a lost worker, or a shutdown, ends.
+        bound_at: loop's time at which it was bound last.
+    """
+
+    def __init__(self, number: int, size: int, wanted: int | None) -> None:
+        self.number = number
+        self.size = size
+        self.wanted = self.pin = wanted
+        self.state: State = HELD
+        self.told = 0
+        self.scope: Scope | None = None
+        self.bound_at: float | None = None
+        self._binding: asyncio.Future[Bound] | None = None
+
+    async def binding(self) -> Bound:
+        """The worker that it is bound to, as soon as there is one.
+
+        Raises: Interrupted where it is gone: the only worker for it was lost.
+        """
+        if isinstance(self.state, Bound):
+            return self.state
+        if isinstance(self.state, Gone):
+            raise Interrupted(Reason.LOST)
+        self._binding = asyncio.get_running_loop().create_future()
+        return await self._binding
+
+    def bind(self, worker: int, at: float) -> None:
+        """The policy has decided."""
+        bound = Bound(worker)
+        self.state, self.bound_at = bound, at
+        if self._binding is not None and not self._binding.done():
+            self._binding.set_result(bound)
+
+    def unbind(self) -> None:
+        """Its worker was lost before the first token: the policy holds it again."""
+        self.state, self.told = HELD, 0
+        self.interrupt(Reason.UNBOUND)
+
+    def interrupt(self, reason: Reason) -> None:
+        """End what its task is at."""
+        if self.scope is not None:
+            self.scope.interrupt(reason)
+
+
+@dataclass
+class WorkerView:
+    """One worker.
+
+    Attributes:
+        state: as the policy was told last.
+        health: what was found of it last.
+        room: tokens in its KV cache; None: unknown.
+        aside: whether it is to get no more requests, by hand.
+        tickets: bound to it or running on it, by number.
+        load: their tokens: prompts, and what they made.
+        report_failures: times that it was asked for a report in vain.
+        heard: loop's time at which something of an answer came from it last.
+    """
+
+    state: WorkerState = WorkerState.SERVING
+    health: WorkerState = WorkerState.SERVING
+    room: int | None = None
+    aside: bool = False
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    load: int = 0
+    report_failures: int = 0
+    heard: float = float("-inf")
+
+    @property
+    def due(self) -> WorkerState:
+        """What the policy is to be told: what was found of it, unless somebody has set it aside.
+
+        One that is lost, and does not serve yet, stays lost: it has nothing that it could drain.
+        """
+        aside = self.aside and self.health is WorkerState.SERVING
+        due = WorkerState.DRAINING if aside else self.health
+        drained = due is WorkerState.DRAINING and self.state is WorkerState.LOST
+        return WorkerState.LOST if drained else due
+
+    def take(self, ticket: Ticket) -> None:
+        """It was bound to this worker."""
+        self.tickets[ticket.number] = ticket
+        self.load += ticket.size + ticket.told
+
+    def release(self, ticket: Ticket) -> None:
+        """It is not any more."""
+        if self.tickets.pop(ticket.number, None) is not None:
+            self.load -= ticket.size + ticket.told
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How even the load of the workers is that serve.
+
+    Attributes:
+        imbalance: G x max - sum, in tokens.
+        idle: the part of that of G x max, 0 to 1; 0 where there is no load.
+    """
+
+    imbalance: int
+    idle: float
+
+
+def balance_of(workers: Sequence[WorkerView]) -> Balance:
+    """As `docs/design/request-balance.md` has it."""
+    loads = [one.load for one in workers if one.state is not WorkerState.LOST]
+    most = max(loads, default=0) * len(loads)
+    return Balance(most - sum(loads), (most - sum(loads)) / most if most else 0.0)
+
+
+def least(workers: Sequence[WorkerView], without: int, size: int = 0) -> int | None:
+    """The worker that serves and has least to do, other than `without`; None: there is none.
+
+    Those whose KV cache would never hold `size` are left out.
+    """
+    others = [
+        (len(one.tickets), one.load, number)
+        for number, one in enumerate(workers)
+        if one.state is WorkerState.SERVING
+        and number != without
+        and (one.room is None or size <= one.room)
+    ]
+    return min(others)[2] if others else None

@@ -1,0 +1,113 @@
+"""Runs a proxy as a program: from its settings to its exit code."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from equipoise.balancer.requests.policy_factory import PolicyFactory
+from equipoise.hal.errors import EquipoiseError, UsageError
+from equipoise.serve.proxy import Proxy
+from equipoise.serve.settings import RouteSettings
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CUT_OFF = 1
+Say = Callable[[str], None]
+
+
+class Told:
+    """Hears signals, from its making until it is closed.
+
+    Attributes:
+        times: signals so far.
+    """
+
+    def __init__(self) -> None:
+        self.times = 0
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self._hear)
+
+    async def or_event(self, other: asyncio.Event) -> None:
+        """Wait for a signal, or for `other`."""
+        waits = [asyncio.create_task(one.wait()) for one in (self._event, other)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def again(self) -> None:
+        """Wait for a further signal."""
+        self._event.clear()
+        await self._event.wait()
+
+    def close(self) -> None:
+        """Hear no more."""
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    def _hear(self) -> None:
+        self.times += 1
+        self._event.set()
+
+
+def serve(settings: RouteSettings, factory: PolicyFactory, say: Say) -> int:
+    """Serve until SIGTERM or SIGINT; a second one ends it at once.
+
+    Returns 0 if every request that had been taken came to its end, 1 if some were cut off.
+
+    Raises: UsageError where it cannot listen there; EquipoiseError where a part of it failed.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("equipoise: %(message)s"))
+    logger = logging.getLogger("equipoise.route")
+    logger.addHandler(handler)
+    try:
+        return asyncio.run(_serve(settings, factory, say))
+    finally:
+        logger.removeHandler(handler)
+
+
+async def _serve(settings: RouteSettings, factory: PolicyFactory, say: Say) -> int:
+    workers = settings.workers
+    policy = factory([one.slots for one in workers], [one.room for one in workers])
+    told = Told()
+    try:
+        proxy = Proxy(settings, policy)
+        await _start(proxy, settings, say)
+        await told.or_event(proxy.crew.failed)
+        failed = not told.times
+        say("ending: waiting for the requests under way")
+        left = await _stopped(proxy, told)
+    finally:
+        told.close()
+    if failed:
+        raise EquipoiseError("a part of the proxy failed: see above")
+    if left:
+        say(f"{left} request(s) were cut off")
+    return CUT_OFF if left else 0
+
+
+async def _start(proxy: Proxy, settings: RouteSettings, say: Say) -> None:
+    access = settings.access
+    try:
+        await proxy.start()
+    except OSError as error:
+        await proxy.stop()
+        why = error.strerror or str(error)
+        raise UsageError(f"--host {access.host} --port {access.port}: {why}") from error
+    scheme = "http" if access.certificate is None else "https"
+    say(f"serving on {scheme}://{access.host}:{proxy.port}, {len(settings.workers)} worker(s)")
+
+
+async def _stopped(proxy: Proxy, told: Told) -> int:
+    """Wait for what is under way; a further signal ends that."""
+    hurry = asyncio.create_task(told.again())
+    hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.hurry())
+    try:
+        return await proxy.stop()
+    finally:
+        hurry.cancel()

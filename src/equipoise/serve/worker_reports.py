@@ -1,0 +1,181 @@
+"""Reads the few numbers that are wanted out of what a server tells Prometheus.
+
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/, the text one. A server tells
+much more than is wanted, several times a second: only lines of wanted names are looked at.
+
+Asks the servers what they have to do, and tells the policy: reports of workers.
+
+Nothing waits for it. A question that fails is counted, and the policy goes on with what it knows.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import aiohttp
+
+from equipoise.balancer.requests.policy import WorkerReport, WorkerState
+from equipoise.serve.dispatcher import Desk
+from equipoise.serve.settings import ReportSettings, WorkerSettings
+
+LABELS = r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}'
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+class Unreadable(Exception):
+    """A page that does not say what it was expected to say."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line: what is counted, for which labels, and how many there are."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Reader:
+    """Finds samples of some names.
+
+    Args:
+        names: of metrics.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        longest_first = sorted(names, key=len, reverse=True)
+        either = "|".join(map(re.escape, longest_first))
+        self._line = re.compile(rf"^({either})(?:{LABELS})?[ \t]+(\S+)", re.MULTILINE)
+
+    def samples(self, page: str) -> Iterator[Sample]:
+        """In their order. Raises Unreadable for a value that is no number."""
+        for found in self._line.finditer(page):
+            labels = dict(LABEL.findall(found[2])) if found[2] else {}
+            yield Sample(found[1], labels, _number(found[1], found[3]))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise Unreadable(f"{name} is {text!r}") from None
+    if not isfinite(value) or value < 0:
+        raise Unreadable(f"{name} is {text}")
+    return value
+
+
+LOG = logging.getLogger("equipoise.route")
+LONGEST = 16 << 20
+"""Bytes of a page."""
+PIECE = 1 << 16
+MOST = float(1 << 48)
+FAILURES = (TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError, Unreadable)
+
+
+class Reporter:
+    """Asks one server, for all workers that it serves as.
+
+    Args:
+        client: to ask with.
+        workers: of that server, by number.
+        desk: told of every report.
+        settings: what is asked for, and how often.
+        key: sent with the question; None: none is.
+    """
+
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        workers: dict[int, WorkerSettings],
+        desk: Desk,
+        settings: ReportSettings,
+        key: str | None = None,
+    ) -> None:
+        self._client, self._workers, self._desk = client, workers, desk
+        self._settings, self._reader = settings, Reader(settings.names)
+        self._url = next(iter(workers.values())).url + settings.path
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._failing = False
+
+    async def watch(self) -> None:
+        """Ask for ever; who is lost is not asked."""
+        while True:
+            await asyncio.sleep(self._settings.interval)
+            views = self._desk.workers
+            if any(views[one].state is not WorkerState.LOST for one in self._workers):
+                await self._once()
+
+    async def _once(self) -> None:
+        try:
+            samples = list(self._reader.samples(await self._page()))
+            reports = {
+                number: report_of(samples, worker, self._settings)
+                for number, worker in self._workers.items()
+            }
+        except FAILURES as error:
+            self._failed(error)
+            return
+        if self._failing:
+            self._failing = False
+            LOG.warning("%s: reports again", self._url)
+        for number, report in reports.items():
+            self._desk.report(number, report)
+
+    async def _page(self) -> str:
+        async with (
+            asyncio.timeout(self._settings.timeout),
+            self._client.get(self._url, headers=self._headers, allow_redirects=False) as answer,
+        ):
+            if answer.status != 200:
+                raise Unreadable(f"it answers {answer.status}")
+            page = bytearray()
+            while piece := await answer.content.read(PIECE):
+                page += piece
+                if len(page) > LONGEST:
+                    raise Unreadable(f"it is longer than {LONGEST} bytes")
+        return page.decode()
+
+    def _failed(self, error: Exception) -> None:
+        for number in self._workers:
+            self._desk.workers[number].report_failures += 1
+        if not self._failing:
+            self._failing = True
+            why = str(error) or type(error).__name__
+            LOG.warning("%s: no report, counted from now on: %s", self._url, why)
+
+
+def report_of(
+    samples: Sequence[Sample], worker: WorkerSettings, settings: ReportSettings
+) -> WorkerReport:
+    """What a page says of one worker. Raises Unreadable where it does not say all."""
+    own = [one for one in samples if _is_of(one, worker, settings)]
+    waiting = sum(_values(own, settings.waiting))
+    running = sum(_values(own, settings.running))
+    usages = [] if settings.kv_usage is None else _values(own, settings.kv_usage)
+    usage = sum(usages) / len(usages) if usages else 0.0
+    if settings.tokens is not None:
+        tokens = sum(_values(own, settings.tokens))
+        usage = usage if usages or not worker.room else tokens / worker.room
+    else:
+        tokens = usage * (worker.room or 0)
+    if max(waiting, running, tokens) > MOST:
+        raise Unreadable("it counts more than there can be")
+    return WorkerReport(
+        waiting=int(waiting), running=int(running), tokens=int(tokens), kv_usage=usage
+    )
+
+
+def _is_of(sample: Sample, worker: WorkerSettings, settings: ReportSettings) -> bool:
+    if settings.rank_label is None or worker.rank is None:
+        return True
+    return sample.labels.get(settings.rank_label) == str(worker.rank)
+
+
+def _values(samples: Sequence[Sample], name: str) -> list[float]:
+    found = [one.value for one in samples if one.name == name]
+    if not found:
+        raise Unreadable(f"{name} is not there")
+    return found

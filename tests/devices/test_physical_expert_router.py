@@ -1,0 +1,288 @@
+"""Rows of a layer become slots on the engine's stream, and in the graphs that it captures."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from helpers.harnesses.devices import KINDS, backend, current_stream, device_of, fresh_stream
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.backends.cpu import BACKEND as CPU
+from equipoise.backends.devices.accelerator import DeviceAccelerator
+from equipoise.balancer.experts.model_balancer import LayerRouter
+from equipoise.balancer.experts.placement import ExpertShape, even_shares
+from equipoise.balancer.experts.routing.layer_update import build_tables
+from equipoise.balancer.experts.routing.routers import TableRouter
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.kernels import Tables
+from equipoise.hal.stream import Role, Stream
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.eplb import router
+from equipoise.integrations.vllm.eplb.router import BatchIndices, Clock, RoutedRows
+from equipoise.integrations.vllm.streams import (
+    DeviceStreams,
+    EngineAccelerator,
+    EngineStreams,
+    HostStreams,
+)
+
+SHAPE = ExpertShape(layers=1, experts=4, slots=6, ranks=1)
+SOON = 20.0
+PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
+    lambda extra: st.permutations([*range(SHAPE.experts), *extra])
+)
+ROWS = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=1, max_size=9)
+PLAIN = [0, 1, 2, 3, 0, 1]
+SAID_ONCE = "ignore:Cannot create tensor with internal format:UserWarning"
+"""What torch_npu says once a process."""
+pytestmark = pytest.mark.filterwarnings(SAID_ONCE)
+FEW = settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class OneLayer:
+    """A balancer of one layer whose experts can be arranged anew."""
+
+    def __init__(self, accelerator: Accelerator, streams: EngineStreams) -> None:
+        device, sizes = accelerator.device, (SHAPE.layers, SHAPE.experts, SHAPE.slots)
+        self.streams = streams
+        self.device = device
+        self.counters = torch.zeros(SHAPE.layers, SHAPE.experts, dtype=torch.int32).to(device)
+        self._kernels = accelerator.kernels
+        self._tables = Tables.empty(*sizes, ranks=SHAPE.ranks, device=device)
+        self._router = TableRouter(accelerator, self._tables, 0, self.counters)
+        self.kept: tuple[Tensor, ...] = ()
+        self.rows = self.with_indices()
+
+    def with_indices(self) -> RoutedRows:
+        """With indices of its own."""
+        indices = BatchIndices(SHAPE.slots, self.device)
+        return RoutedRows(cast(LayerRouter, self), Clock(), self.streams, indices)
+
+    def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """As `LayerRouter`."""
+        return self._router.route(0, step, ids, on)
+
+    def arrange(self, placement: list[int]) -> None:
+        """A boundary at which tables are committed; nobody waits."""
+        placed = np.array([placement], dtype=np.int32)
+        update = build_tables(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1))
+        with self.streams.turn():
+            self._kernels.commit_tables(update, self._tables, self.streams.home)
+
+    def filled(self, count: int) -> Tensor:
+        """An int32 scalar of the device."""
+        return torch.tensor(count, dtype=torch.int32).to(self.device)
+
+    def ids(self, rows: list[list[int]]) -> Tensor:
+        """int64 [rows, top_k], of the device."""
+        return torch.tensor(rows).to(self.device)
+
+
+@pytest.fixture(params=KINDS)
+def device(request: pytest.FixtureRequest) -> Iterator[DeviceAccelerator]:
+    made = backend(request.param).open(0)
+    assert isinstance(made, DeviceAccelerator)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["cpu", *KINDS])
+def layer(request: pytest.FixtureRequest) -> Iterator[OneLayer]:
+    made = CPU.open(0) if request.param == "cpu" else backend(request.param).open(0)
+    yield within(made)
+    made.close()
+
+
+def within(opened: Accelerator, kind: type[DeviceStreams] = DeviceStreams) -> OneLayer:
+    """As a site has it: on a device the engine's stream is the compute stream."""
+    if not isinstance(opened, DeviceAccelerator):
+        return OneLayer(opened, HostStreams(opened.stream(Role.COMPUTE), SOON))
+    streams = kind(opened, lambda: current_stream(opened))
+    return OneLayer(cast(Accelerator, EngineAccelerator(opened, streams.home)), streams)
+
+
+def right(slots: Tensor, rows: list[list[int]], placement: list[int], filled: int) -> None:
+    """Rows with a token went to their experts, and all others to slots in turn."""
+    found = slots.tolist()
+    assert [[placement[slot] for slot in row] for row in found[:filled]] == rows[:filled]
+    turns = [place % SHAPE.slots for place in range(2 * len(rows))]
+    assert [slot for row in found[filled:] for slot in row] == turns[2 * filled :]
+
+
+def counted(rows: list[list[int]]) -> list[int]:
+    """Rows by expert."""
+    return [sum(row.count(expert) for row in rows) for expert in range(SHAPE.experts)]
+
+
+def captured(
+    layer: OneLayer, device: DeviceAccelerator, rows: list[list[int]]
+) -> tuple[Any, Tensor]:
+    """A graph, and where a replay leaves the slots; on another stream than home, as engines do.
+
+    What it reads belongs to the layer, and stays.
+    """
+    runtime, theirs = device_of(device).runtime, fresh_stream(device)
+    layer.arrange(PLAIN)
+    layer.kept = ids, filled = layer.ids(rows), layer.filled(len(rows))
+    device.synchronize(SOON)
+    with runtime.current(theirs):
+        layer.rows.map(ids, filled)
+        theirs.synchronize()
+        graph = runtime.begin_capture()
+        slots = layer.rows.map(ids, filled)
+        runtime.end_capture(graph)
+    return graph, slots
+
+
+@FEW
+@given(ROWS, PLACEMENT, st.integers(0, 9))
+def test_routed_rows_map_to_experts_and_padding_round_robin(
+    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+) -> None:
+    before, asked = COUNTERS.read()["routed_batches"], layer.counters.cpu().clone()
+    layer.arrange(placement)
+    slots = layer.rows.map(layer.ids(rows), layer.filled(filled))
+    assert slots.dtype == torch.int64
+    right(slots, rows, placement, min(filled, len(rows)))
+    assert (layer.counters.cpu() - asked)[0].tolist() == counted(rows[:filled])
+    assert layer.rows.asked
+    assert COUNTERS.read()["routed_batches"] == before + 1
+
+
+@FEW
+@given(ROWS, PLACEMENT, st.integers(0, 9))
+def test_batches_beyond_resident_places_are_mapped_alike(
+    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(router, "RESIDENT", 3)
+        layer.rows = layer.with_indices()
+        layer.arrange(placement)
+        slots = layer.rows.map(layer.ids(rows), layer.filled(filled))
+    right(slots, rows, placement, min(filled, len(rows)))
+
+
+@pytest.mark.skipif(
+    "NPUSIM_SCHEDULE" not in os.environ, reason="only the simulated driver counts its operators"
+)
+@pytest.mark.parametrize(("dtype", "bar"), [(torch.int32, 5), (torch.int64, 7)])
+def test_routed_rows_take_few_launches_beside_the_router(
+    device: DeviceAccelerator, dtype: torch.dtype, bar: int
+) -> None:
+    """Operators that reach the driver, less those of the router; views are none."""
+    from npusim.selftest.ops import operators
+
+    layer = within(device)
+    layer.arrange(PLAIN)
+    ids, filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.filled(1)
+    layer.rows.map(ids, filled)  # what is made once
+
+    def launches(program: Callable[[], object]) -> int:
+        device.synchronize(SOON)
+        before = sum(operators().values())
+        program()
+        device.synchronize(SOON)
+        return sum(operators().values()) - before
+
+    routed = ids.int().contiguous()
+    alone = launches(lambda: layer.streams.forward(lambda stream: layer.route(0, routed, stream)))
+    assert launches(lambda: layer.rows.map(ids, filled)) - alone == bar
+
+
+@FEW
+@given(ROWS, st.lists(PLACEMENT, min_size=1, max_size=3))
+def test_captured_graph_follows_table_commits_at_each_replay(
+    device: DeviceAccelerator, rows: list[list[int]], placements: list[list[int]]
+) -> None:
+    layer = within(device)
+    graph, slots = captured(layer, device, rows)
+    base = layer.counters.cpu().clone()
+    for turn, placement in enumerate(placements, 1):
+        layer.arrange(placement)
+        graph.replay()
+        right(slots.cpu(), rows, placement, len(rows))
+        assert (layer.counters.cpu() - base)[0].tolist() == [turn * n for n in counted(rows)]
+
+
+@FEW
+@given(ROWS, st.lists(PLACEMENT, min_size=1, max_size=3))
+def test_routed_rows_follow_engine_that_changes_its_stream(
+    device: DeviceAccelerator, rows: list[list[int]], placements: list[list[int]]
+) -> None:
+    layer = within(device)
+    layer.arrange(PLAIN)
+    ids, filled = layer.ids(rows), layer.filled(len(rows))
+    device.synchronize(SOON)
+    with device_of(device).runtime.current(fresh_stream(device)):
+        found = []
+        for placement in placements:
+            layer.arrange(placement)
+            found.append(layer.rows.map(ids, filled))
+        for placement, slots in zip(placements, found, strict=True):
+            right(slots.cpu(), rows, placement, len(rows))
+        assert layer.counters.cpu()[0].tolist() == [len(placements) * n for n in counted(rows)]
+
+
+def append(number: Tensor, digit: int) -> None:
+    """One more digit: tells who ran, and when."""
+    number.mul_(10).add_(digit)
+
+
+class AtHome(DeviceStreams):
+    """Broken: what belongs to the forward is launched on the stream of the beginning."""
+
+    def forward(self, program: Callable[[Stream], object]) -> None:
+        self.home.launch(lambda: program(self.home))
+
+
+class Unordered(DeviceStreams):
+    """Broken: what is ours is launched at home, wherever the engine is."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        yield
+
+
+def test_graph_without_captured_routing_is_rejected(device: DeviceAccelerator) -> None:
+    layer, rows, placement = within(device, AtHome), [[0, 1], [2, 3]], [3, 2, 1, 0, 3, 2]
+    graph, slots = captured(layer, device, rows)
+    layer.arrange(placement)
+    graph.replay()
+    # Whatever lies there: a place where nobody wrote need not hold a slot at all.
+    with pytest.raises((AssertionError, IndexError)):
+        right(slots.cpu(), rows, placement, len(rows))
+
+
+@pytest.mark.parametrize("kind", [DeviceStreams, Unordered])
+def test_stream_turn_is_ordered_after_and_before_engine_work(
+    device: DeviceAccelerator, kind: type[DeviceStreams]
+) -> None:
+    streams = kind(device, lambda: current_stream(device))
+    number = torch.zeros(1, dtype=torch.int64).to(device.device)
+    device.synchronize(SOON)
+    found = []
+    with device_of(device).runtime.current(fresh_stream(device)):
+        for digit in (1, 3):
+            append(number, digit)
+            with streams.turn():
+                streams.home.launch(partial(append, number, digit + 1))
+        found.append(int(number))
+        number.fill_(5)
+        with streams.turn():
+            streams.home.launch(partial(append, number, 0))
+            streams.home.synchronize(SOON)
+        found.append(int(number))
+    device.synchronize(SOON)
+    if kind is DeviceStreams:
+        assert found == [1234, 50]
+    elif os.environ.get("NPUSIM_SCHEDULE") == "lazy":
+        assert found == [13, 5], "nobody waits for anybody"

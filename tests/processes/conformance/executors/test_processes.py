@@ -1,0 +1,112 @@
+"""Ranks as processes: what goes wrong on one of them is found, told, and strands nobody."""
+
+from collections.abc import Iterator
+
+import pytest
+from processes.conformance import planted_properties as planted
+
+from equipoise.hal.conformance.executors import multi_rank
+from equipoise.hal.conformance.executors.processes import ProcessSubject
+from equipoise.hal.conformance.program import Case, Step, program
+from equipoise.hal.conformance.property import Property
+from equipoise.hal.conformance.search import Effort, Held, Violated, search
+from equipoise.hal.errors import UsageError, Violation
+
+CASE = Case(program([Step("sum", (7,))], size=2))
+
+
+@pytest.fixture(scope="module")
+def subject() -> Iterator[ProcessSubject]:
+    made = ProcessSubject("cpu", "gloo", 2)
+    yield made
+    made.close()
+
+
+def healthy(subject: ProcessSubject) -> bool:
+    return isinstance(search(planted.SOUND, subject, Effort(cases=3)), Held)
+
+
+def pids(subject: ProcessSubject) -> list[int]:
+    subject.play(planted.PIDS, CASE)
+    return planted.SEEN[-1]
+
+
+def test_process_subject_keeps_ranks_between_cases(subject: ProcessSubject) -> None:
+    assert search(planted.SOUND, subject, Effort(cases=20)) == Held(20)
+    assert len(pids(subject)) == 2
+    before = pids(subject)
+    assert healthy(subject)
+    assert pids(subject) == before
+
+
+def test_process_subject_finds_and_shrinks_wrong_answer(subject: ProcessSubject) -> None:
+    verdict = search(planted.WRONG, subject, Effort(cases=50))
+    assert isinstance(verdict, Violated)
+    assert (verdict.clause, verdict.case.program.steps) == ("X4", (Step("sum", (5,)),))
+    assert healthy(subject)
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        (planted.VIOLATING, "A4: rank 1: a guard band is gone"),
+        (planted.RAISING, "X4: rank 1: raised ValueError: rank 1 was told to"),
+    ],
+)
+def test_process_subject_blames_failing_rank_not_waiting_peer(
+    subject: ProcessSubject, claim: Property, told: str
+) -> None:
+    before = pids(subject)
+    with pytest.raises(Violation, match=told):
+        subject.play(claim, CASE)
+    assert healthy(subject)
+    assert pids(subject) == before
+
+
+def test_process_subject_replaces_dead_rank(subject: ProcessSubject) -> None:
+    with pytest.raises(Violation, match="E1: rank 1 was killed by SIGKILL"):
+        subject.play(planted.DYING, CASE)
+    assert healthy(subject)
+
+
+def test_process_subject_ends_hanging_rank_with_stacks(
+    subject: ProcessSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert healthy(subject)
+    monkeypatch.setattr(multi_rank, "WATCHDOG", 1.0)
+    with pytest.raises(Violation, match=r"C8: no answer within 2 s(?s:.*)in _hang"):
+        subject.play(planted.HANGING, CASE)
+    monkeypatch.undo()
+    assert healthy(subject)
+
+
+def test_process_subject_orders_answers_by_rank_and_host(subject: ProcessSubject) -> None:
+    assert search(planted.HOSTS, subject, Effort(cases=3)) == Held(3)
+
+
+def test_process_subject_closes_communicators_between_cases(
+    subject: ProcessSubject,
+) -> None:
+    for _ in range(6):
+        subject.play(planted.THREADS, CASE)
+    assert planted.SEEN[-1] == planted.SEEN[-5]
+
+
+def test_process_subject_detects_leaked_descriptors(subject: ProcessSubject) -> None:
+    subject.play(planted.LEAKING, CASE)  # the first use of everything makes the baseline
+    with pytest.raises(Violation, match="R1: rank 0: after everything was closed there are 1 more"):
+        subject.play(planted.LEAKING, CASE)
+    assert healthy(subject)
+
+
+def test_process_subject_refuses_unfindable_property(subject: ProcessSubject) -> None:
+    with pytest.raises(UsageError, match="nameless"):
+        subject.play(planted.NAMELESS[0], CASE)
+    assert healthy(subject)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"), [(1, (1,)), (2, (1, 2)), (4, (1, 2, 3, 4)), (6, (1, 2, 3, 4, 5, 6))]
+)
+def test_process_subject_sizes_reach_rank_count(ranks: int, sizes: tuple[int, ...]) -> None:
+    assert ProcessSubject("cpu", "gloo", ranks).traits.sizes == sizes

@@ -1,0 +1,39 @@
+"""A property is found again by what it is referred to as."""
+
+import pytest
+from processes.conformance import planted_properties as planted
+
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.executors.property_reference import refer, resolve
+from equipoise.hal.errors import UsageError
+
+
+def test_suite_properties_resolve_from_their_reference() -> None:
+    for claim in suite.properties():
+        assert resolve(refer(claim)) is claim
+
+
+def test_foreign_property_reference_is_module_and_name() -> None:
+    assert refer(planted.SOUND) == "processes.conformance.planted_properties:SOUND"
+    assert resolve(refer(planted.SOUND)) is planted.SOUND
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "nowhere:X",
+        "processes.conformance.planted_properties:NONE",
+        "processes.conformance.planted_properties:VICTIM",
+        "ordering/none",
+        "none/none",
+        "none",
+    ],
+)
+def test_property_reference_to_no_property_is_refused(reference: str) -> None:
+    with pytest.raises(UsageError, match=reference):
+        resolve(reference)
+
+
+def test_property_reference_requires_module_name() -> None:
+    with pytest.raises(UsageError, match="nameless"):
+        refer(planted.NAMELESS[0])

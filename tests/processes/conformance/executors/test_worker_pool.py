@@ -1,0 +1,167 @@
+"""Rank processes are copies of one that has imported everything; none is left behind."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.conformance import rank_driver as driving
+
+from equipoise.hal.conformance.executors.leak_detector import halted
+from equipoise.hal.conformance.executors.worker_pool import Crew
+from equipoise.hal.errors import Violation
+
+PATIENCE = 200.0
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew([driving.RANK])
+    yield made
+    made.close()
+
+
+def ask(crew: Crew, rank: int, **order: object) -> dict[str, Any]:
+    crew.order({rank: order})
+    return crew.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
+
+
+def ended(pid: int) -> bool:
+    """Gone, or waiting for whoever inherited it to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    expiry = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < expiry
+        time.sleep(0.01)
+
+
+def wait_until_all_ended(pids: list[int]) -> None:
+    wait_until(lambda: all(map(ended, pids)))
+
+
+def test_crew_ranks_are_forks_of_one_template(crew: Crew) -> None:
+    crew.start(range(3))
+    told = [ask(crew, rank) for rank in range(3)]
+    assert [one["pid"] for one in told] == [crew.members[rank].pid for rank in range(3)]
+    assert len({one["parent"] for one in told}) == 1
+    assert {one["imported_by"] for one in told} == {told[0]["parent"]}
+
+
+def test_crew_spawns_ranks_when_import_starts_threads() -> None:
+    crew = Crew([driving.THREADED])
+    try:
+        crew.start(range(2))
+        told = [ask(crew, rank) for rank in range(2)]
+        assert all(one["imported_by"] == one["pid"] for one in told)
+    finally:
+        crew.close()
+
+
+def test_crew_ranks_share_no_descriptors(crew: Crew) -> None:
+    crew.start(range(3))
+    counts = [ask(crew, rank)["descriptors"] for rank in range(3)]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_crew_reports_how_rank_ended(crew: Crew) -> None:
+    crew.start(range(2))
+    with pytest.raises(Violation, match="rank 0 exited with 3"):
+        ask(crew, 0, exit=3)
+    crew.start(range(2))
+    with pytest.raises(Violation, match="rank 1 was killed by SIGKILL"):
+        ask(crew, 1, kill=signal.SIGKILL)
+    assert crew.members == {}
+
+
+def test_halted_detects_stopped_and_ended_process(crew: Crew) -> None:
+    crew.start([0])
+    pid = ask(crew, 0)["pid"]
+    assert not halted(pid)
+    for how in (signal.SIGSTOP, signal.SIGKILL):
+        os.kill(pid, how)
+        wait_until(lambda: halted(pid))
+
+
+def test_crew_replaces_stopped_rank(crew: Crew) -> None:
+    crew.start(range(2))
+    before = ask(crew, 0)
+    os.kill(before["pid"], signal.SIGSTOP)
+    crew.end([0])
+    assert ended(before["pid"])
+    crew.start(range(2))
+    after = ask(crew, 0)
+    assert after["pid"] != before["pid"]
+    assert after["parent"] == before["parent"]
+
+
+def test_crew_quotes_error_of_rank_that_fails_to_start() -> None:
+    crew = Crew([driving.FAILING])
+    try:
+        crew.start([0])
+        with pytest.raises(Violation, match=r"rank 0 exited with 1(?s:.*)this module is no rank"):
+            ask(crew, 0)
+    finally:
+        crew.close()
+
+
+def test_crew_quotes_import_error_of_rank_module() -> None:
+    crew = Crew(["equipoise.nowhere"])
+    with pytest.raises(Violation, match=r"no rank can be started(?s:.*)equipoise\.nowhere"):
+        crew.start([0])
+    assert crew.members == {}
+    crew.close()
+
+
+def test_crew_recovers_from_template_death(
+    crew: Crew,
+) -> None:
+    crew.start([0])
+    told = ask(crew, 0)
+    os.kill(told["parent"], signal.SIGKILL)
+    wait_until_all_ended([told["parent"], told["pid"]])
+    crew.end([0])
+    crew.start([0])
+    assert ask(crew, 0)["parent"] != told["parent"]
+
+
+def test_crew_close_leaves_no_process_thread_or_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    crew = Crew([driving.RANK])
+    crew.start(range(3))
+    told = [ask(crew, rank) for rank in range(3)]
+    os.kill(told[1]["pid"], signal.SIGSTOP)
+    crew.close()
+    assert all(ended(one["pid"]) and ended(one["parent"]) for one in told)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("module", [driving.RANK, driving.THREADED])
+def test_crew_ranks_end_with_killed_driver(module: str) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-P", "-m", driving.DRIVER, module],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert driver.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(driver.stdout, selectors.EVENT_READ)
+        assert selector.select(PATIENCE)
+    pids = [int(word) for word in driver.stdout.readline().split()]
+    assert len(pids) == 4
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    wait_until_all_ended(pids)

@@ -1,0 +1,50 @@
+"""How the ranks of one of HCCL's communicators learn where to meet."""
+
+import threading
+import time
+
+import pytest
+
+from equipoise.backends.ascend.hccl import LAST, Introduction
+from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.devices.collectives.bootstrap import Talk
+from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
+
+DEADLINE = 20.0
+SHORT = 0.05
+Planes = list[StoreControlPlane]
+
+
+def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> Introduction:
+    patience = Patience(time.monotonic() + seconds, threading.Event())
+    return Introduction(Talk(plane, "q", (0, 1), patience))
+
+
+def test_introduction_passes_value_from_first_rank(planes: Planes) -> None:
+    speaker, hearer = (introduced(plane) for plane in planes)
+    speaker.set("0", b"\0where\xff")
+    assert hearer.get("0") == b"\0where\xff"
+
+
+def test_introduction_last_set_waits_until_peers_read_it(planes: Planes) -> None:
+    speaker, hearer = (introduced(plane) for plane in planes)
+    heard: list[bytes] = []
+    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST)))
+    listening.start()
+    speaker.set(LAST, b"2.13")
+    listening.join(DEADLINE)
+    assert heard == [b"2.13"]
+
+
+def test_introduction_last_set_times_out_without_peer(planes: Planes) -> None:
+    with pytest.raises(BallotIncomplete) as raised:
+        introduced(planes[0], SHORT).set(LAST, b"2.13")
+    assert raised.value.missing == (1,)
+
+
+def test_introduction_get_fails_after_forget(planes: Planes) -> None:
+    made = introduced(planes[0])
+    made.forget()
+    with pytest.raises(CommunicatorFailed, match="after the introduction"):
+        made.get("0")

@@ -1,0 +1,89 @@
+"""Who has which stream of HCCL's pool: no two communicators wait behind each other (P1, X3)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+import pytest
+
+from equipoise.backends.ascend.hccl_streams import Lanes
+from equipoise.hal.errors import CommunicatorFailed
+
+POOL = 5
+
+
+@dataclass(frozen=True)
+class Stream:
+    stream_id: int
+
+
+class Vendor:
+    """Hands out the streams of its pool in turn, whoever asks."""
+
+    def __init__(self) -> None:
+        self._pool: Iterator[int] = cycle(range(100, 100 + POOL))
+
+    def draw(self) -> Stream:
+        return Stream(next(self._pool))
+
+
+def test_lanes_aim_predicts_next_vendor_stream() -> None:
+    vendor = Vendor()
+    account = Lanes(vendor.draw)
+    for number in range(POOL - 1):
+        aimed = account.aim()
+        assert account.take(vendor.draw().stream_id, f"c{number}") == aimed
+
+
+def test_lanes_give_each_communicator_and_bell_own_stream() -> None:
+    vendor = Vendor()
+    account = Lanes(vendor.draw)
+    taken = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
+    assert len(taken | {account.bell.stream_id}) == POOL
+
+
+def test_lanes_reuse_only_returned_stream() -> None:
+    vendor = Vendor()
+    account = Lanes(vendor.draw)
+    lanes = [_take(account, vendor, f"c{n}") for n in range(POOL - 1)]
+    account.give(lanes[1])
+    assert _take(account, vendor, "new").stream_id == lanes[1].stream_id
+
+
+def test_lanes_exhausted_error_names_holders() -> None:
+    vendor = Vendor()
+    account = Lanes(vendor.draw)
+    for number in range(POOL - 1):
+        _take(account, vendor, f"c{number}")
+    with pytest.raises(CommunicatorFailed, match=r"the pool has 5, held by c0, c1, c2, c3, the b"):
+        account.aim()
+
+
+def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
+    vendor = Vendor()
+    account = Lanes(vendor.draw)
+    first = _take(account, vendor, "first")
+    for _ in range(POOL - 1):
+        vendor.draw()
+    second = _take(account, vendor, "second")
+    assert second.stream_id not in (first.stream_id, account.bell.stream_id)
+
+
+def test_lanes_detect_communicator_on_taken_stream() -> None:
+    vendor = Vendor()
+    account = Lanes(vendor.draw)
+    first = _take(account, vendor, "first")
+    with pytest.raises(CommunicatorFailed, match="HCCL runs second on the stream of first"):
+        account.take(first.stream_id, "second")
+
+
+def test_lanes_detect_stream_of_another_pool() -> None:
+    with pytest.raises(CommunicatorFailed, match="stream 7, which is not of its pool"):
+        Lanes(Vendor().draw).take(7, "c")
+
+
+def _take(account: Lanes, vendor: Vendor, holder: str) -> Stream:
+    account.aim()
+    number = vendor.draw().stream_id
+    account.take(number, holder)
+    return Stream(number)

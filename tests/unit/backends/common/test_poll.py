@@ -1,0 +1,58 @@
+"""How the host waits for a device: looks first, then pauses that double."""
+
+import pytest
+
+from equipoise.backends.common import bounded_wait
+from equipoise.backends.common.bounded_wait import LONGEST, SHORTEST, SPIN, poll
+
+
+class Clock:
+    """Time that passes by looks and pauses alone."""
+
+    def __init__(self, a_look: float) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self._a_look = a_look
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def look(self) -> bool:
+        self.now += self._a_look
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(a_look=10e-6)
+    monkeypatch.setattr(bounded_wait, "time", made)
+    return made
+
+
+def test_poll_looks_without_pause_at_first(clock: Clock) -> None:
+    answers = iter([False] * 4 + [True])
+
+    def ready() -> bool:
+        clock.look()
+        return next(answers)
+
+    assert poll(ready, 1.0)
+    assert clock.pauses == []
+    assert clock.now <= SPIN + 1e-9
+
+
+def test_poll_pauses_double_up_to_longest(clock: Clock) -> None:
+    assert not poll(clock.look, 0.02)
+    assert clock.pauses[:3] == [SHORTEST, 2 * SHORTEST, 4 * SHORTEST]
+    assert max(clock.pauses) == LONGEST
+    assert clock.now <= 0.02 + clock._a_look + 1e-9
+
+
+def test_poll_looks_once_without_time(clock: Clock) -> None:
+    assert not poll(clock.look, 0.0)
+    assert poll(lambda: True, 0.0)
+    assert clock.pauses == []

@@ -1,0 +1,187 @@
+"""What the driver is told of threads that capture, and of queues, without a GPU."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.backends.cuda import cuda_runtime
+from equipoise.backends.devices.event import Mark
+from equipoise.backends.devices.runtime import Device
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+class Driver:
+    """Notes what threads are set to."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[int, str]:
+        self.told.append(mode)
+        return 0, "global"
+
+
+class Moment:
+    """An event of torch's."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def record(self, stream: Any) -> None:
+        self._told.append("record")
+
+    def query(self) -> bool:
+        self._told.append("asked")
+        return True
+
+
+class Devices:
+    """The current device, of every thread."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+        self.current = 0
+        self.initialised = False
+        self.asked: list[str | None] = []
+
+    def Event(self) -> Moment:
+        return Moment(self._told)
+
+    def is_initialized(self) -> bool:
+        return self.initialised
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        self.asked.append(os.environ.get(QUEUES))
+        return 1, 1
+
+    def set_device_index(self, index: int) -> None:
+        if not self.initialised:
+            self.asked.append(os.environ.get(QUEUES))
+        self.initialised = True
+        self.current = index
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    devices = Devices(made.told)
+    monkeypatch.setattr(cuda_runtime, "driver", lambda: made)
+    monkeypatch.setattr(cuda_runtime, "cuda", lambda: devices)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.set_device_index)
+    monkeypatch.setattr(cuda_runtime, "_this", cuda_runtime._Thread())
+    return made
+
+
+def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
+        for _ in range(3):
+            one.submit(cuda_runtime.RUNTIME.settle_thread, 1).result()
+    assert driver.told == ["relaxed"]
+    assert cuda_runtime.cuda().current == 1
+
+
+def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
+    """It may capture itself, in the mode in which the driver checks for it."""
+    with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
+        one.submit(cuda_runtime.RUNTIME.settle_thread, 0).result()
+    cuda_runtime.RUNTIME.settle_thread(0)
+    assert driver.told == []
+
+
+def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> None:
+    mark = Mark(Device(cuda_runtime.RUNTIME, 0))
+    mark.record("stream")
+    driver.told.clear()
+    assert mark.over()
+    assert driver.told == ["relaxed", "asked", "global"]
+
+
+def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
+    def look() -> bool:
+        return Mark(Device(cuda_runtime.RUNTIME, 0)).over()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
+        assert one.submit(look).result()
+    assert driver.told == ["relaxed", "asked"]
+
+
+def test_settle_thread_sets_device_without_driver(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise ImportError("no cuda-bindings")
+
+    monkeypatch.setattr(cuda_runtime, "driver", missing)
+    with ThreadPoolExecutor(1) as one:
+        one.submit(cuda_runtime.RUNTIME.settle_thread, 2).result()
+    assert cuda_runtime.cuda().current == 2
+
+
+@pytest.fixture
+def devices(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Nothing is initialised, and nobody has set anything."""
+    monkeypatch.delenv(QUEUES, raising=False)
+    monkeypatch.setattr(cuda_runtime, "_queues", None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "_chosen", None)
+    monkeypatch.setattr(cuda_runtime, "INITIAL", tmp_path / "environ")
+    return cuda_runtime.cuda()
+
+
+def test_choose_asks_for_queues_and_restores_environment(devices: Any) -> None:
+    assert cuda_runtime.shared_queues() == ""
+    cuda_runtime.RUNTIME.choose(0)
+    cuda_runtime.RUNTIME.choose(1)
+    assert devices.asked == ["32"] * 3  # the initialisation, and the context of each device
+    assert QUEUES not in os.environ
+    assert cuda_runtime.shared_queues() == ""
+
+
+def test_queues_are_shared_where_others_initialised_cuda(devices: Any) -> None:
+    devices.initialised = True
+    assert (
+        "CUDA was initialised without CUDA_DEVICE_MAX_CONNECTIONS=32"
+        in cuda_runtime.shared_queues()
+    )
+    os.environ[QUEUES] = "32"  # too late
+    cuda_runtime.RUNTIME.choose(0)
+    assert "CUDA was initialised without" in cuda_runtime.shared_queues()
+
+
+def test_queues_of_initial_environment_count_whoever_initialised_cuda(devices: Any) -> None:
+    devices.initialised = True
+    cuda_runtime.INITIAL.write_bytes(b"A=1\0CUDA_DEVICE_MAX_CONNECTIONS=32\0B=2\0")
+    assert cuda_runtime.shared_queues() == ""
+    cuda_runtime.INITIAL.write_bytes(b"CUDA_DEVICE_MAX_CONNECTIONS=8\0")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in cuda_runtime.shared_queues()
+
+
+def test_choose_keeps_fewer_queues_that_the_user_set(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(QUEUES, "8")
+    cuda_runtime.RUNTIME.choose(0)
+    assert set(devices.asked) == {"8"}
+    assert os.environ[QUEUES] == "8"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in cuda_runtime.shared_queues()
+
+
+def test_ask_for_queues_sets_them_for_children_before_cuda_only(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda_runtime.ask_for_queues()
+    assert os.environ.pop(QUEUES) == "32"
+    devices.initialised = True  # by an engine's worker
+    assert cuda_runtime.shared_queues() == ""
+    monkeypatch.setattr(cuda_runtime, "_queues", None)
+    cuda_runtime.ask_for_queues()
+    assert os.environ.pop(QUEUES) == "32"
+    assert "CUDA was initialised without" in cuda_runtime.shared_queues()

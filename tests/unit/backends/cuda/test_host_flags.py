@@ -1,0 +1,192 @@
+"""Words that the host and a GPU share, over a driver that only writes down what it is told."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.backends.cuda import cuda_runtime, host_flags
+from equipoise.backends.cuda.host_flags import LINE, PAGE, CudaEmptyWord, CudaFullWord, Shelf, Word
+from equipoise.backends.devices.runtime import Device
+
+MAPPED = 1 << 40
+"""What the driver adds to a host address: a device may see it elsewhere."""
+
+
+class Scribe:
+    """The driver's functions, as a list of what was called."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUstreamWaitValue_flags = SimpleNamespace(CU_STREAM_WAIT_VALUE_EQ="equal")
+    CUstreamWriteValue_flags = SimpleNamespace(CU_STREAM_WRITE_VALUE_DEFAULT="ordered")
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.status = 0
+        self.mode = "global"
+
+    def CUstream(self, handle: int) -> int:
+        return handle
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[int, str]:
+        self.mode, before = mode, self.mode
+        return 0, before
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[int, int]:
+        return self.status, address + MAPPED
+
+    def cuStreamWaitValue32(self, *given: Any) -> tuple[int]:
+        self.calls.append(("wait", *given))
+        return (self.status,)
+
+    def cuStreamWriteValue32(self, *given: Any) -> tuple[int]:
+        self.calls.append(("write", *given))
+        return (self.status,)
+
+
+@pytest.fixture
+def scribe(monkeypatch: pytest.MonkeyPatch) -> Scribe:
+    made = Scribe()
+    monkeypatch.setattr(cuda_runtime, "driver", lambda: made)
+    monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "")
+    monkeypatch.setattr(host_flags, "bind", lambda device: None)
+    monkeypatch.setattr(host_flags, "pinned", lambda nbytes: torch.ones(nbytes, dtype=torch.uint8))
+    monkeypatch.setattr(host_flags, "_shelves", {})
+    return made
+
+
+DEVICE = Device(cuda_runtime.RUNTIME, 0)
+STREAM = SimpleNamespace(cuda_stream=77)
+
+
+def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
+    full = CudaFullWord(DEVICE)
+    full.wait(STREAM)
+    (kind, stream, place, value, how), (kind2, stream2, place2, value2, how2) = scribe.calls
+    assert (kind, stream, value, how) == ("wait", 77, 1, "equal")
+    assert (kind2, stream2, value2, how2) == ("write", 77, 0, "ordered")
+    assert place == place2 == full._word._address
+
+
+def test_full_word_give_stores_without_driver_call(scribe: Scribe) -> None:
+    full = CudaFullWord(DEVICE)
+    full.give()
+    assert full._word.value == 1
+    assert scribe.calls == []
+
+
+def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
+    empty = CudaEmptyWord(DEVICE)
+    empty.set(STREAM)
+    assert [(call[0], call[3]) for call in scribe.calls] == [("write", 1)]
+    assert not empty.is_set()
+    empty._word.store(1)  # as the device would
+    assert empty.is_set()
+    empty.clear()
+    assert not empty.is_set()
+
+
+def test_shelf_words_are_distinct_and_zero(scribe: Scribe) -> None:
+    shelf = Shelf(DEVICE)
+    words = [shelf.take() for _ in range(PAGE + 2)]
+    assert len({made._address for made in words}) == len(words)
+    assert all(made.value == 0 for made in words)
+    for number, made in enumerate(words):
+        made.store(number)
+    assert [made.value for made in words] == list(range(len(words)))
+
+
+def test_shelf_words_have_own_cache_line_and_device_address(scribe: Scribe) -> None:
+    shelf = Shelf(DEVICE)
+    words = [shelf.take() for _ in range(PAGE)]
+    (page,) = shelf._pages
+    begin = page.data_ptr() + MAPPED
+    assert sorted(made._address - begin for made in words) == [LINE * n for n in range(PAGE)]
+    for made in words:
+        assert made._cell.__array_interface__["data"][0] + MAPPED == made._address
+
+
+def test_shelf_memory_outlives_its_words(scribe: Scribe) -> None:
+    """A stream writes what it was told to, also when its lock is forgotten."""
+    first = host_flags.shelf(DEVICE)
+    CudaFullWord(DEVICE)
+    assert host_flags.shelf(DEVICE) is first
+    assert len(first._pages) == 1
+
+
+def test_shelf_allocates_in_relaxed_capture_mode(
+    scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def pinned(nbytes: int) -> torch.Tensor:
+        seen.append(scribe.mode)
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(host_flags, "pinned", pinned)
+    Shelf(DEVICE).take()
+    assert seen == ["relaxed"]
+    assert scribe.mode == "global"
+
+
+def test_unrestricted_relaxes_capture_mode_without_stream_memory(
+    scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode is relaxed wherever there are bindings, whatever streams can wait for."""
+    monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "CUDA_LAUNCH_BLOCKING=1 is set")
+    with cuda_runtime.RUNTIME.unrestricted():
+        assert scribe.mode == "relaxed"
+    assert scribe.mode == "global"
+
+
+def test_word_error_names_driver_call(scribe: Scribe) -> None:
+    made = Shelf(DEVICE).take()
+    scribe.status = 801
+    with pytest.raises(RuntimeError, match="cuStreamWaitValue32: 801"):
+        made.enqueue_wait(STREAM, 1)
+    with pytest.raises(RuntimeError, match="cuStreamWriteValue32: 801"):
+        made.enqueue_write(STREAM, 1)
+
+
+def test_word_reads_value_stored_by_host() -> None:
+    memory = torch.zeros(4, dtype=torch.int32)
+    made = Word(memory.numpy()[1:2], 0)
+    made.store(5)
+    assert memory.tolist() == [0, 5, 0, 0]
+    assert made.value == 5
+
+
+class Contexts(Scribe):
+    """A driver that knows which context the calling thread has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = 0
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:
+        return 0, self.context
+
+    def cuDeviceGet(self, index: int) -> tuple[int, str]:
+        return 0, f"device {index}"
+
+    def cuDevicePrimaryCtxRetain(self, device: str) -> tuple[int, int]:
+        self.calls.append(("retain", device))
+        return 0, 5
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[int]:
+        self.context = context
+        return (0,)
+
+
+def test_give_context_sets_primary_context_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the device is asked nothing: it may hang, and then the answer would too."""
+    known = Contexts()
+    monkeypatch.setattr(cuda_runtime, "driver", lambda: known)
+    for _ in range(2):
+        cuda_runtime.give_context(3)
+    assert known.context == 5
+    assert known.calls == [("retain", "device 3")]

@@ -1,0 +1,197 @@
+"""How a channel is made while an earlier one, which was given up, is still being made."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.harnesses.store_keys import store_keys
+
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.devices.collectives.ccl import Greeting, Membership
+from equipoise.backends.devices.collectives.comm_init import PENDING_CHANNELS, Builder, Plan
+from equipoise.backends.devices.collectives.comm_stream import Channel
+from equipoise.backends.devices.runtime import Device
+from equipoise.hal.errors import CommunicatorFailed
+
+DEADLINE = 20.0
+SHORT = 0.2
+RUNTIME: Any = SimpleNamespace(settle_thread=lambda index: None)
+DEVICE = Device(RUNTIME, 0)
+ENDED: Any = SimpleNamespace(ended=lambda: True, fault=lambda: "")
+
+
+class SlowLibrary:
+    """One whose channels named "slow" are made when the test says so."""
+
+    name = "library"
+    title = "Library"
+    capabilities = SimpleNamespace(abort=False)
+
+    def __init__(self, one_at_a_time: bool = True, meets: bool = False) -> None:
+        self.one_at_a_time = one_at_a_time
+        self.meets = meets
+        self.resumed = threading.Event()
+        self.met: list[str] = []
+
+    def takes(self, link: bool) -> int:
+        return 0
+
+    def meet(self, membership: Membership, *_: object) -> tuple[Any, Greeting]:
+        self.met.append(membership.name)
+        if self.meets:  # as every library: nobody gets through before all have come
+            expiry = time.monotonic() + DEADLINE
+            while self.met.count(membership.name) < 2 and time.monotonic() < expiry:
+                time.sleep(0.001)
+        if membership.name == "slow":
+            assert self.resumed.wait(DEADLINE)
+        group = SimpleNamespace(lane=None, close=lambda: None, closed=True)
+        return group, Greeting(ENDED, (), torch.zeros(1, dtype=torch.int8))
+
+
+@pytest.fixture
+def library() -> Iterator[SlowLibrary]:
+    library = SlowLibrary()
+    yield library
+    library.resumed.set()
+    expiry = time.monotonic() + DEADLINE
+    while PENDING_CHANNELS.names() and time.monotonic() < expiry:
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> Builder:
+    """Rank 0's."""
+    anything: Any = library
+    return Builder(anything, planes[0])
+
+
+def make(builder: Builder, name: str, *others: int, seconds: float = DEADLINE) -> Channel:
+    """A channel of rank 0 and others."""
+    greet: Any = None
+    plan = Plan(Membership(name, (0, *others), 0, link=False, deadline=DEADLINE), greet, DEVICE)
+    return builder.build(plan, builder.patience(time.monotonic() + seconds))
+
+
+def make_slow_with_lost_rank(builder: Builder, planes: list[StoreControlPlane]) -> None:
+    """Rank 1 is lost after it has come; rank 0 gives up at its deadline."""
+    for word in ("here", "0/ready"):
+        planes[1].cast(f"library/slow/{word}", b"")
+    with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
+        make(builder, "slow", 1, seconds=SHORT)
+    assert PENDING_CHANNELS.names() == ("slow",)
+    planes[1].leave("fell over")
+
+
+def test_channel_is_made_only_after_one_that_was_given_up(
+    builder: Builder, library: SlowLibrary
+) -> None:
+    with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
+        make(builder, "slow", seconds=SHORT)
+    with pytest.raises(CommunicatorFailed, match="next: Library is still making slow"):
+        make(builder, "next", seconds=SHORT)
+    library.resumed.set()
+    assert make(builder, "last").membership.name == "last"
+
+
+def test_channel_with_lost_rank_does_not_block_others(
+    builder: Builder, planes: list[StoreControlPlane]
+) -> None:
+    make_slow_with_lost_rank(builder, planes)
+    assert make(builder, "next").membership.name == "next"
+
+
+def test_channel_with_lost_rank_blocks_no_other_fabric(
+    builder: Builder, planes: list[StoreControlPlane]
+) -> None:
+    make_slow_with_lost_rank(builder, planes)
+    builder.give_up()
+    assert PENDING_CHANNELS.names() == ()
+
+
+def make_on_both(
+    builders: list[Builder], name: str, seconds: tuple[float, float] = (DEADLINE, DEADLINE)
+) -> list[str]:
+    """What came of it on each rank: the channel's name, or the error."""
+
+    def one(rank: int) -> str:
+        greet: Any = None
+        plan = Plan(Membership(name, (0, 1), rank, link=False, deadline=DEADLINE), greet, DEVICE)
+        try:
+            patience = builders[rank].patience(time.monotonic() + seconds[rank])
+            return builders[rank].build(plan, patience).membership.name
+        except CommunicatorFailed as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as ranks:
+        return list(ranks.map(one, range(2)))
+
+
+@pytest.fixture
+def builders(planes: list[StoreControlPlane]) -> list[Builder]:
+    anything: Any = SlowLibrary(one_at_a_time=False, meets=True)
+    return [Builder(anything, plane) for plane in planes]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_channel_is_made_again_after_rank_came_too_late(builders: list[Builder], late: int) -> None:
+    early = 1 - late
+    greet: Any = None
+    plan = Plan(Membership("again", (0, 1), early, link=False, deadline=DEADLINE), greet, DEVICE)
+    with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
+        builders[early].build(plan, builders[early].patience(time.monotonic() + SHORT))
+    assert make_on_both(builders, "again") == ["again"] * 2
+
+
+def test_channel_is_made_again_under_other_name_after_failed_meeting(
+    builders: list[Builder], library: SlowLibrary
+) -> None:
+    """Both ranks came into the library, which did not make it in time."""
+    for builder in builders:
+        anything: Any = library
+        builder._library = anything
+    library.one_at_a_time, library.meets = False, True
+    failed = make_on_both(builders, "slow", (SHORT, SHORT))
+    assert failed == ["slow: Library did not make it in time"] * 2
+    assert make_on_both(builders, "slow") == ["slow/attempt1"] * 2
+    assert make_on_both(builders, "other") == ["other"] * 2
+
+
+def test_rank_joins_no_attempt_twice(
+    builders: list[Builder], planes: list[StoreControlPlane]
+) -> None:
+    """The first rank is still in the attempt that failed on the second."""
+    planes[0].cast("library/twice/here", b"")
+    planes[0].cast("library/twice/turn", b"0")
+    builders[1]._attempts["twice"] = 0
+    greet: Any = None
+    plan = Plan(Membership("twice", (0, 1), 1, link=False, deadline=DEADLINE), greet, DEVICE)
+    with pytest.raises(CommunicatorFailed, match="rank 0 is still in attempt 0, which failed here"):
+        builders[1].build(plan, builders[1].patience(time.monotonic() + SHORT))
+
+
+def test_made_channel_leaves_no_store_keys(
+    builders: list[Builder], planes: list[StoreControlPlane]
+) -> None:
+    made = [make_on_both(builders, f"channel{number}") for number in range(3)]
+    assert made == [[f"channel{number}"] * 2 for number in range(3)]
+    assert store_keys(planes[0]) == set()
+
+
+def test_channel_is_made_beside_slow_one_where_library_allows(
+    planes: list[StoreControlPlane], library: SlowLibrary
+) -> None:
+    library.one_at_a_time = False
+    anything: Any = library
+    builder = Builder(anything, planes[0])
+    with ThreadPoolExecutor(1) as other:
+        slow = other.submit(make, builder, "slow")
+        while "slow" not in library.met:
+            time.sleep(0.001)
+        assert make(builder, "beside").membership.name == "beside"
+        library.resumed.set()
+        assert slow.result(DEADLINE).membership.name == "slow"

@@ -1,0 +1,157 @@
+"""What a channel keeps, aborts and gives back, on a group that does what the test says."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+
+from equipoise.backends.devices.collectives.ccl import Greeting, Membership
+from equipoise.backends.devices.collectives.comm_memory import LEDGER
+from equipoise.backends.devices.collectives.comm_stream import Channel
+from equipoise.backends.devices.issuing import Gate
+from equipoise.backends.devices.runtime import Device
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.hal.errors import CommunicatorFailed, StreamFailed
+from equipoise.hal.stream import Role
+
+VENDOR: Any = SimpleNamespace(
+    settle_thread=lambda index: None, current=lambda stream: SimpleNamespace()
+)
+DEVICE = Device(VENDOR, 0)
+FAILURE = CommunicatorFailed("it was aborted")
+
+
+class Operation:
+    def __init__(self) -> None:
+        self.over = False
+        self.error = ""
+
+    def hold(self) -> None:
+        """Nothing to hold up."""
+
+    def ended(self) -> bool:
+        if self.error:
+            raise RuntimeError(self.error)
+        return self.over
+
+    def fault(self) -> str:
+        return ""
+
+
+class Group:
+    """Notes what became of streams at the moment of its abort."""
+
+    lane = None
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+        self.closed = False
+        self.seen: Callable[[], str] = lambda: ""
+
+    def abort(self) -> None:
+        self.aborted.append(self.seen())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    def __init__(self, aborts: bool) -> None:
+        self.group = Group()
+        self.greeting = Operation()
+        self.greeting.over = True
+        capabilities = SimpleNamespace(abort=aborts)
+        library: Any = SimpleNamespace(capabilities=capabilities, takes=lambda link: 5)
+        group: Any = self.group
+        members = Membership("tried", (0, 1), 0, link=True, deadline=20.0)
+        greeting = Greeting(self.greeting, (), torch.zeros(1, dtype=torch.int8))
+        self.channel = Channel(members, library, group, DEVICE, greeting)
+
+    def fly(self, *buffers: torch.Tensor) -> Operation:
+        operation = Operation()
+        self.channel.fly(lambda group: operation, buffers)
+        return operation
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(aborts=True)
+
+
+def stream() -> DeviceStream:
+    class Launched:
+        def __enter__(self) -> None:
+            """Current."""
+
+        def __exit__(self, *error: object) -> None:
+            """No more."""
+
+    vendor: Any = SimpleNamespace(current=lambda native: Launched())
+    return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, Gate())
+
+
+def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
+    operation, waiting = Operation(), stream()
+    flight = bench.channel.fly(lambda group: operation, ())
+    flight.hold(waiting)
+    bench.group.seen = lambda: str(waiting._failure)
+    bench.channel.abort(FAILURE)
+    assert bench.group.aborted == ["it was aborted"]
+    with pytest.raises(StreamFailed, match="it was aborted"):
+        waiting.launch(lambda: None)
+
+
+def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> None:
+    buffer = torch.zeros(3)
+    watched, operation = ref(buffer), bench.fly(buffer)
+    del buffer
+    bench.channel.abort(FAILURE)
+    bench.group.closed = True
+    assert not bench.channel.gone()
+    assert watched() is not None
+    operation.over = True
+    assert bench.channel.gone()
+    assert watched() is None
+    assert "tried" not in [holding.name for holding in LEDGER.held()]
+
+
+def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:
+    operation = bench.fly()
+    operation.error = "the network is gone"
+    assert not bench.channel.reap()
+    operation.error, operation.over = "", True
+    assert not bench.channel.reap()  # whether it still uses the buffers nobody knows
+    bench.channel.abort(FAILURE)
+    assert bench.channel.reap()
+
+
+def test_channel_does_not_abort_unsupporting_library() -> None:
+    bench = Bench(aborts=False)
+    bench.fly()
+    bench.channel.abort(FAILURE)
+    assert bench.group.aborted == []
+    assert not bench.channel.aborted
+
+
+def test_closed_channel_ignores_abort(bench: Bench) -> None:
+    bench.channel.close()
+    bench.channel.abort(FAILURE)
+    assert bench.group.aborted == []
+    assert bench.channel.gone()
+
+
+def test_channel_interrupted_in_launch_is_idle_only_after_abort(bench: Bench) -> None:
+    """What was called of a round by then may run, or not."""
+
+    def launch(group: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.channel.fly(launch, ())
+    assert not bench.channel.reap()
+    bench.channel.abort(FAILURE)
+    assert bench.channel.reap()
+    assert bench.group.aborted == [""]

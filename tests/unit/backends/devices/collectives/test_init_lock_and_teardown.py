@@ -1,0 +1,235 @@
+"""Whose turn it is to make a communicator, and how it is given back."""
+
+import threading
+import time
+from contextlib import closing
+
+import pytest
+import torch
+from helpers.harnesses.store_keys import store_keys
+
+from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.common.control_plane import StoreControlPlane
+from equipoise.backends.devices.collectives.bootstrap import Turn
+from equipoise.backends.devices.collectives.ccl import Membership
+from equipoise.backends.devices.collectives.communicator import round_of
+from equipoise.backends.devices.collectives.teardown import STRANDED, Partings
+from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.errors import CommunicatorFailed
+
+DEADLINE = 20.0
+NAME = "library"
+SHORT = 0.05
+Planes = list[StoreControlPlane]
+
+
+def patience(seconds: float = DEADLINE) -> Patience:
+    return Patience(time.monotonic() + seconds, threading.Event())
+
+
+def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEADLINE) -> Turn:
+    return Turn(plane, NAME, what, ranks or (0, 1), patience(seconds))
+
+
+def test_turns_of_disjoint_ranks_are_held_side_by_side(planes: Planes) -> None:
+    had = []
+    with turn(planes[0], "one", 0, 1), turn(planes[1], "other", 2, 3, seconds=SHORT):
+        had.append("both")
+    assert had == ["both"]
+
+
+def test_turn_waits_where_one_rank_is_shared(planes: Planes) -> None:
+    with (
+        turn(planes[0], "one", 0, 1),
+        pytest.raises(CommunicatorFailed, match="rank 0 holds to make one"),
+        turn(planes[1], "other", 2, 1, seconds=SHORT),
+    ):
+        pass
+
+
+def test_turn_given_up_frees_what_it_had_taken(planes: Planes) -> None:
+    with (
+        turn(planes[0], "one", 1, 2),
+        pytest.raises(CommunicatorFailed),
+        turn(planes[1], "other", 0, 1, seconds=SHORT),
+    ):
+        pass
+    with turn(planes[0], "next", 0, 3, seconds=SHORT):
+        pass
+
+
+def test_turn_waits_for_previous_holder(planes: Planes) -> None:
+    order: list[str] = []
+    with turn(planes[0], "first"):
+
+        def next_one() -> None:
+            with turn(planes[1], "second"):
+                order.append("second")
+
+        waiting = threading.Thread(target=next_one)
+        waiting.start()
+        order.append("first")
+    waiting.join(DEADLINE)
+    assert order == ["first", "second"]
+
+
+def test_turn_timeout_names_current_holder(planes: Planes) -> None:
+    with (
+        turn(planes[0], "model/0/0-1"),
+        pytest.raises(CommunicatorFailed, match="rank 0 holds to make model/0/0-1"),
+        turn(planes[1], "other", seconds=SHORT),
+    ):
+        pass
+
+
+def test_turn_of_lost_rank_is_skipped(planes: Planes) -> None:
+    turn(planes[0], "mine").__enter__()
+    planes[0].leave("fell over")
+    had = []
+    with turn(planes[1], "next"):
+        had.append("next")
+    assert had == ["next"]
+
+
+def test_turn_wait_ends_when_given_up(planes: Planes) -> None:
+    given_up = threading.Event()
+    given_up.set()
+    impatient = Patience(time.monotonic() + DEADLINE, given_up)
+    with (
+        turn(planes[0], "mine"),
+        pytest.raises(CommunicatorFailed),
+        Turn(planes[1], NAME, "next", (0, 1), impatient),
+    ):
+        pass
+
+
+class Channel:
+    """A channel that is idle when the test says so; its library may be able to abort."""
+
+    def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
+        self.membership = Membership(name, (0, 1), 0, link=False, deadline=DEADLINE)
+        self.idle = idle
+        self.closed = False
+        self.aborted = False
+        self.aborts = aborts
+
+    def reap(self) -> bool:
+        return self.idle
+
+    def abort(self, failure: CommunicatorFailed) -> None:
+        if self.aborts and not self.closed:
+            self.aborted = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def gone(self) -> bool:
+        return self.idle and (self.closed or self.aborted)
+
+
+def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> None:
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    here, there = Channel("c", idle=True), Channel("c", idle=False)
+    mine.add(here)  # type: ignore[arg-type]
+    theirs.add(there)  # type: ignore[arg-type]
+    assert mine.tick()
+    assert theirs.tick()
+    there.idle = True
+    assert not theirs.tick()
+    assert not mine.tick()
+    assert here.closed
+    assert there.closed
+
+
+def test_partings_leave_no_store_keys(planes: Planes) -> None:
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    for name in ("a", "b"):
+        mine.add(Channel(name, idle=True))  # type: ignore[arg-type]
+        theirs.add(Channel(name, idle=True))  # type: ignore[arg-type]
+    for parting in (mine, theirs, mine):
+        parting.tick()
+    assert store_keys(planes[0]) == set()
+
+
+def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last member to read them deletes them: while a library still ends its part, nobody may
+    take them for missing ones."""
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    ending = Channel("slow to end", idle=True)
+    monkeypatch.setattr(ending, "gone", lambda: False)
+    mine.add(ending)  # type: ignore[arg-type]
+    theirs.add(Channel("slow to end", idle=True))  # type: ignore[arg-type]
+    for parting in (mine, theirs, mine):
+        parting.tick()
+    asked: list[str] = []
+    monkeypatch.setattr(planes[0], "collect", lambda question, *rest, **how: asked.append(question))
+    assert mine.tick()
+    assert asked == []
+
+
+def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:
+    partings, channel = Partings(NAME, planes[0]), Channel("stuck", idle=False)
+    partings.add(channel)  # type: ignore[arg-type]
+    partings.finish(lambda: SHORT)
+    assert "stuck" in STRANDED.names()
+    STRANDED.sweep()
+    assert not channel.closed
+    channel.idle = True
+    STRANDED.sweep()
+    assert channel.closed
+    assert "stuck" not in STRANDED.names()
+
+
+def test_partings_keep_channel_without_store(planes: Planes) -> None:
+    partings, channel = Partings(NAME, planes[0]), Channel("alone", idle=True)
+    partings.add(channel)  # type: ignore[arg-type]
+    with closing(planes[0]):
+        planes[0].close()
+    assert not partings.tick()
+    assert not channel.closed
+    STRANDED.sweep()
+
+
+def test_partings_abort_hanging_channel_at_fabric_close(planes: Planes) -> None:
+    partings, channel = Partings(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
+    partings.add(channel)  # type: ignore[arg-type]
+    threading.Timer(2 * SHORT, lambda: setattr(channel, "idle", True)).start()  # the abort's effect
+    partings.finish(lambda: SHORT)
+    assert channel.aborted
+    assert "hung" not in STRANDED.names()
+
+
+def test_partings_abort_spreads_to_other_members(planes: Planes) -> None:
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    here, there = (Channel("left", idle=idle, aborts=True) for idle in (False, True))
+    here.aborted = True
+    mine.add(here)  # type: ignore[arg-type]
+    theirs.add(there)  # type: ignore[arg-type]
+    assert mine.tick()
+    assert not theirs.tick()
+    assert (there.aborted, here.closed) == (True, False)
+    here.idle = True
+    assert not mine.tick()
+
+
+def test_partings_abort_channel_of_lost_rank(planes: Planes) -> None:
+    partings, channel = Partings(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
+    partings.add(channel)  # type: ignore[arg-type]
+    assert partings.tick()
+    planes[1].leave("fell over")
+    assert not partings.tick()
+    assert channel.aborted
+
+
+def test_round_of_exchange_has_one_block_per_direction_and_peer() -> None:
+    blobs = [torch.full((n,), n, dtype=torch.uint8) for n in (3, 0, 2, 1)]
+    planned = round_of(
+        Exchange(
+            sends=(Parcel(2, blobs[0]), Parcel(3, blobs[1])),
+            receives=(Parcel(3, blobs[2]), Parcel(1, blobs[3])),
+        )
+    )
+    assert planned.ways == ("irecv", "irecv", "isend")
+    assert planned.peers == (1, 3, 2)
+    assert [blob.numel() for blob in planned.blobs] == [1, 2, 3]
+    assert {blob.dtype for blob in planned.blobs} == {torch.int8}

@@ -1,0 +1,74 @@
+"""A link that is being made hears every failure, and tells whoever waits. Needs no device."""
+
+import threading
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.watchdog import WATCHDOG
+
+from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.devices.collectives.ccl import Promise
+from equipoise.backends.devices.collectives.p2p_link import Link, Way
+from equipoise.backends.devices.collectives.work import Bell, DeviceWork
+from equipoise.backends.devices.runtime import Device
+from equipoise.hal.errors import CommunicatorFailed
+
+
+class Unready:
+    """An event that a stream cannot be made to wait for."""
+
+    def record(self, stream: Any) -> None:
+        """The caller's stream is well."""
+
+    def wait(self, stream: Any) -> None:
+        """The link's own is not."""
+        raise RuntimeError("the stream is broken")
+
+
+VENDOR: Any = SimpleNamespace(
+    settle_thread=lambda index: None,
+    current=lambda stream: nullcontext(),
+    current_stream=lambda index: None,
+    event=Unready,
+)
+DEVICE = Device(VENDOR, 0)
+
+
+def no_promise() -> Promise:
+    raise AssertionError("no stream waits")
+
+
+def made(make: Any) -> Link:
+    def patience(expiry: float) -> Patience:
+        return Patience(expiry, threading.Event())
+
+    return Link(Way("library", "link", "isend", DEVICE), make, patience)
+
+
+def issued(link: Link) -> DeviceWork:
+    work = DeviceWork("isend to 1", WATCHDOG, lambda failure: None, Bell(DEVICE, None, no_promise))
+    link.issue(work, torch.zeros(1, dtype=torch.int8))
+    return work
+
+
+def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
+    link = made(lambda patience: SimpleNamespace(lane=None))
+    work = issued(link)
+    with pytest.raises(CommunicatorFailed, match="was not launched: the stream is broken"):
+        work.result(WATCHDOG)
+    link.warm(time.monotonic() + WATCHDOG)
+
+
+def test_failed_link_fails_waiting_operations() -> None:
+    def fail(patience: Patience) -> None:
+        raise CommunicatorFailed("nobody came")
+
+    link = made(fail)
+    with pytest.raises(CommunicatorFailed, match="found no link: nobody came"):
+        issued(link).result(WATCHDOG)
+    with pytest.raises(CommunicatorFailed, match="found no link"):
+        link.warm(time.monotonic() + WATCHDOG)

@@ -1,0 +1,189 @@
+"""Handles of operations, on operations that end as the test says: clauses E1, E3, E4, K1 to K5."""
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+
+from equipoise.backends.devices.collectives.ccl import Promise
+from equipoise.backends.devices.collectives.watchdog import Watchdog
+from equipoise.backends.devices.collectives.work import Bell, DeviceWork, Fate, Flight
+from equipoise.backends.devices.runtime import Device
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
+
+LONG, SHORT = 60.0, 0.02
+VENDOR: Any = SimpleNamespace(settle_thread=lambda index: None)
+DEVICE = Device(VENDOR, 0)
+
+
+def no_promise() -> Promise:
+    raise AssertionError("nobody waits for what was not launched")
+
+
+BELL = Bell(DEVICE, None, no_promise)
+
+
+class Operation:
+    """An operation on a device that does what the test wants."""
+
+    def __init__(self) -> None:
+        self.completed = False
+        self.sound = True
+        self.error = ""
+        self.waits = 0
+
+    def hold(self) -> None:
+        self.waits += 1
+
+    def ended(self) -> bool:
+        if self.error:
+            raise RuntimeError(f"{self.error}\nand a page of stack")
+        return self.completed
+
+    def fault(self) -> str:
+        return "" if self.sound else "the network is gone"
+
+
+class Failures(list[CommunicatorFailed]):
+    """What the communicator was told."""
+
+
+def made(deadline: float = LONG) -> tuple[DeviceWork, Operation, Failures]:
+    told = Failures()
+    work, operation = DeviceWork("all_reduce of 'x'", deadline, told.append, BELL), Operation()
+    work.launched(Flight(operation, (), DEVICE), None)
+    return work, operation, told
+
+
+def test_work_is_done_when_device_finishes() -> None:
+    work, operation, told = made()
+    assert not work.done()
+    operation.completed = True
+    assert work.done()
+    work.result(0.0)
+    assert not told
+
+
+def test_work_past_deadline_fails_itself_and_communicator() -> None:
+    work, operation, told = made(SHORT)
+    with pytest.raises(OperationTimeout, match="all_reduce of 'x' passed its deadline"):
+        work.result(LONG)
+    assert [type(failure) for failure in told] == [OperationTimeout]
+    operation.completed = True
+    with pytest.raises(OperationTimeout):
+        work.result(0.0)
+
+
+def test_work_finished_before_query_ignores_passed_deadline() -> None:
+    work, operation, told = made(0.0)
+    operation.completed = True
+    work.result(0.0)
+    assert not told
+
+
+def test_work_reports_device_error_in_one_line() -> None:
+    work, operation, told = made()
+    operation.error = "ERR02200 DIST"
+    assert work.done()
+    with pytest.raises(CommunicatorFailed, match=r"failed on the device: ERR02200 DIST$"):
+        work.result(0.0)
+    assert len(told) == 1
+
+
+def test_work_fails_with_fault_reported_by_library() -> None:
+    work, operation, _ = made()
+    operation.completed, operation.sound = True, False
+    assert work.done()
+    with pytest.raises(CommunicatorFailed, match="failed on the device: the network is gone"):
+        work.result(0.0)
+
+
+def test_cancelled_work_fails_and_keeps_buffers() -> None:
+    told = Failures()
+    work, operation = DeviceWork("irecv of 'x'", LONG, told.append, BELL), Operation()
+    buffer = torch.zeros(3)
+    flight, watched = Flight(operation, (buffer,), DEVICE), ref(buffer)
+    work.launched(flight, None)
+    del buffer
+    work.cancel()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        work.result(0.0)
+    assert flight.look() is Fate.UNDER_WAY
+    assert watched() is not None
+    operation.completed = True
+    assert flight.look() is Fate.LANDED
+    assert watched() is None
+    assert len(told) >= 1
+
+
+def test_work_wait_holds_stream_only_before_end() -> None:
+    class Stream:
+        def launch(self, program: Callable[[], object]) -> None:
+            program()
+
+    work, operation, _ = made()
+    work.wait(Stream())  # type: ignore[arg-type]
+    assert operation.waits == 1
+    operation.completed = True
+    work.result(0.0)
+    work.wait(Stream())  # type: ignore[arg-type]
+    assert operation.waits == 1
+
+
+def test_work_wait_raises_after_failure() -> None:
+    work, _, _ = made()
+    work.cancel()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        work.wait(None)  # type: ignore[arg-type]
+
+
+def test_watchdog_fails_work_past_deadline() -> None:
+    dog = Watchdog("library", lambda: False)
+    told = Failures()
+    heard = threading.Event()
+
+    def failed(failure: CommunicatorFailed) -> None:
+        told.append(failure)
+        heard.set()
+
+    later = DeviceWork("barrier of 'y'", LONG, failed, BELL)
+    soon = DeviceWork("isend of 'y'", SHORT, failed, BELL)
+    for work in (later, soon):
+        work.launched(Flight(Operation(), (), DEVICE), None)
+        dog.watch(work)
+    assert heard.wait(LONG)
+    assert "isend of 'y' passed its deadline" in str(told[0])
+    assert not later.over
+    dog.stop(LONG)
+    assert later.over
+    with pytest.raises(CommunicatorFailed, match="was closed with its fabric"):
+        later.result(0.0)
+
+
+def test_stopped_watchdog_ends_new_work_at_once() -> None:
+    dog = Watchdog("library", lambda: False)
+    dog.stop(LONG)
+    work, _, _ = made()
+    dog.watch(work)
+    assert work.over
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_dead_watchdog_fails_watched_work_with_cause() -> None:
+    def broken() -> bool:
+        raise OSError("no more memory")
+
+    dog = Watchdog("library", broken)
+    work, _, _ = made()
+    dog.watch(work)
+    dog.part()
+    expiry = time.monotonic() + LONG
+    while not work.over and time.monotonic() < expiry:
+        time.sleep(SHORT)
+    with pytest.raises(CommunicatorFailed, match=r"lost its watchdog.*no more memory"):
+        work.result(0.0)

@@ -1,0 +1,67 @@
+"""The lock around what is issued. Needs no torch_npu."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from equipoise.backends.devices.issuing import Gate
+
+SOON = 20.0
+
+
+def queue_up(gate: Gate, count: int) -> None:
+    """Until so many threads stand in line."""
+    expiry = threading.Event()
+    for _ in range(int(SOON / 0.001)):
+        if len(gate._queue) == count:
+            return
+        expiry.wait(0.001)
+    raise AssertionError(f"{len(gate._queue)} threads wait, not {count}")
+
+
+def test_gate_is_reentrant() -> None:
+    gate = Gate()
+    with gate, gate:
+        pass
+
+    def enter() -> bool:
+        with gate:
+            return True
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enter).result(SOON)  # it was given back as often as it was taken
+
+
+def test_gate_serves_threads_in_arrival_order() -> None:
+    gate, order = Gate(), list[int]()
+
+    def enter(number: int) -> None:
+        with gate:
+            order.append(number)
+
+    with ThreadPoolExecutor(3) as pool:
+        with gate:
+            waiting = []
+            for number in range(3):
+                waiting.append(pool.submit(enter, number))
+                queue_up(gate, number + 1)
+        with gate:  # its last holder comes behind those who wait
+            order.append(3)
+        for one in waiting:
+            one.result(SOON)
+    assert order == [0, 1, 2, 3]
+
+
+def test_gate_is_held_by_one_thread_at_a_time() -> None:
+    gate, inside, most = Gate(), [0], [0]
+
+    def work() -> None:
+        for _ in range(200):
+            with gate:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                inside[0] -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result(SOON)
+    assert most == [1]

@@ -1,0 +1,50 @@
+"""Reasons as labels: a closed set."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import equipoise.balancer.experts as experts
+from equipoise.balancer.observe.metrics import LABELS, OTHER, label_of
+
+FOLDER = Path(experts.__file__).parent
+PLACE = {"Abort": 0, "Failed": 1, "_decline": 2}
+"""Who is told a reason, as which argument."""
+
+
+def spoken() -> set[str]:
+    """Every reason that is written down in the engine's code; of a formatted one its beginning."""
+    found = set()
+    for path in FOLDER.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                place = PLACE.get(name)
+                if place is not None and len(node.args) > place:
+                    found |= said(node.args[place])
+    return found
+
+
+def said(node: ast.expr) -> set[str]:
+    if isinstance(node, ast.JoinedStr):
+        node = node.values[0]
+    return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+
+
+def test_label_of_every_engine_reason_is_unique() -> None:
+    reasons = spoken()
+    assert len(reasons) >= 8
+    labels = {reason: label_of(reason) for reason in reasons}
+    assert OTHER not in labels.values(), labels
+    assert len(set(labels.values())) == len(reasons)
+
+
+def test_label_of_reason_ignores_rank_numbers() -> None:
+    assert label_of("no ballot from rank(s) 1") == label_of("no ballot from rank(s) 2, 70")
+
+
+@pytest.mark.parametrize("reason", ["", "the moon", "plan", "aborted by a newer version"])
+def test_label_of_unknown_reason_is_other(reason: str) -> None:
+    assert label_of(reason) == OTHER
+    assert OTHER in LABELS

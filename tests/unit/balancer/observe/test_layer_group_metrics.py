@@ -1,0 +1,119 @@
+"""Families of a model, watched as the page on watching shows it."""
+
+import ast
+import re
+from importlib import import_module
+from time import sleep
+from typing import Any
+
+import pytest
+from helpers.harnesses.two_family_model import BUDGET, PER_RANK, RANKS, TARGET, settings
+from helpers.paths import ROOT
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.balancer import ExpertBalancer
+from equipoise.balancer.experts.model_balancer import LayerGroupContext
+from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.events import StepDone, now
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
+from equipoise.balancer.observe.async_sink import Courier
+from equipoise.balancer.observe.metrics import Metrics
+from equipoise.balancer.observe.trace import SpanBook
+
+PAGE = ROOT / "docs" / "observability.md"
+STEPS = 40
+SLOW = 0.05
+"""Seconds that a step within an epoch is said to take; one outside takes none."""
+
+
+class Watch:
+    """A registry of a rank, and what its engines are told through."""
+
+    def __init__(self, rank: int, registry: Any) -> None:
+        self.rank = rank
+        self.registry = registry
+        self.couriers: dict[str, Courier] = {}
+        self.books: dict[str, SpanBook] = {}
+
+    def of(self, berth: LayerGroupContext) -> Courier:
+        """The journal of one family."""
+        name = f"{berth.model.name}:{berth.number}"
+        self.books[name] = SpanBook(self.rank)
+        self.couriers[name] = Courier([Metrics(self.registry, name), self.books[name]])
+        return self.couriers[name]
+
+    def value(self, metric: str, engine: str) -> float:
+        """Of an engine."""
+        found: float | None = self.registry.get_sample_value(metric, {"engine": engine})
+        assert found is not None
+        return found
+
+
+def test_families_have_separate_metrics_in_one_registry() -> None:
+    client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+
+    def program(seat: Seat) -> Watch:
+        watch = Watch(seat.rank, client.CollectorRegistry())
+        _serve(seat, watch)
+        return watch
+
+    for watch in on_ranks(RANKS, program):
+        assert set(watch.books) == {"target:0", "target:1"}
+        for name, book in watch.books.items():
+            assert watch.value("equipoise_epochs_total", name) == len(book.epochs) > 0
+            stalls = [epoch.stall for epoch in book.epochs if epoch.stall is not None]
+            assert watch.value("equipoise_stall_seconds_total", name) > 0
+            assert any(stall > 0 for stall in stalls)
+
+
+def test_observability_page_imports_exist() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert blocks
+    lines = [line for block in blocks for line in ast.walk(ast.parse(block))]
+    named = [
+        (str(line.module), name.name)
+        for line in lines
+        if isinstance(line, ast.ImportFrom)
+        for name in line.names
+        if str(line.module).startswith("equipoise.")
+    ]
+    assert ("equipoise.balancer.experts.runtime.events", "StepDone") in named
+    for module, name in named:
+        assert hasattr(import_module(module), name), f"{module}.{name}"
+
+
+def _serve(seat: Seat, watch: Watch) -> None:
+    model = TARGET.model(seat.rank, seat.size)
+    placement = initial_placement(model.shape(seat.size))
+    assert placement.shape[1] == RANKS * PER_RANK
+    experts = int(placement.max()) + 1
+    start = ModelStart(
+        Layout(placement, even_shares(placement, experts)), settings(step_interval=8)
+    )
+    models = ModelSet((model,))
+    balancers = open_balancers(
+        seat.accelerator,
+        seat.fabric,
+        models,
+        {"target": start},
+        budget=BUDGET,
+        journals=watch.of,
+    )
+    target = balancers["target"]
+    for step in range(STEPS):
+        with target.step(step):
+            sleep(0.002)
+        # A length of its own for each step: what is told is what counts, not this machine's haste.
+        begin = now()
+        length = SLOW if any(_within(group) for group in target.groups) else 0.0
+        for courier in watch.couriers.values():
+            courier.emit(StepDone(step, begin, begin + length))
+    balancers.close()
+    for courier in watch.couriers.values():
+        courier.close()
+
+
+def _within(group: ExpertBalancer) -> bool:
+    """Whether an epoch of the group's engine is open."""
+    return type(group.engine.state).__name__ != "Idle"

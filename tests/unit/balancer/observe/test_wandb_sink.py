@@ -1,0 +1,75 @@
+"""Weights & Biases, which is not here: a module that stands for it."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.strategies.journal_entries import entered, record
+
+from equipoise.balancer.experts.runtime.events import BalanceMeasured, RebalanceMeasured
+from equipoise.balancer.observe.wandb_sink import WandbJournal, WandbMissing
+
+
+class FakeRun:
+    """What `wandb.init` returns."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+        self.finished = 0
+
+    def log(self, fields: dict[str, Any]) -> None:
+        self.logged.append(fields)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What was begun with it."""
+    run = FakeRun()
+    seen = SimpleNamespace(begun=[], run=run)
+
+    def init(**arguments: Any) -> FakeRun:
+        seen.begun.append(arguments)
+        return run
+
+    module = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return seen
+
+
+def test_wandb_run_starts_at_first_log_and_ends_at_close(
+    wandb: SimpleNamespace,
+) -> None:
+    journal = WandbJournal("mine", {"ranks": 4})
+    journal.emit(entered("planning", 3))
+    assert wandb.begun == []
+    journal.emit(RebalanceMeasured(record(actual=0.125)))
+    journal.emit(
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+    )
+    journal.close()
+    journal.close()
+    assert wandb.begun == [{"project": "mine", "config": {"ranks": 4}}]
+    epoch, load = wandb.run.logged
+    assert epoch["epoch/imbalance_predicted"] == 0.1
+    assert epoch["epoch/imbalance_actual"] == 0.125
+    assert load == {"load/step": 8, "load/balancedness": 0.75, "load/imbalance": 0.25}
+    assert wandb.run.finished == 1
+
+
+def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
+    WandbJournal("mine", {}).close()
+    assert wandb.begun == []
+    assert wandb.run.finished == 0
+
+
+def test_wandb_journal_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.balancer.observe.wandb_sink.find_spec", lambda name: None)
+    with pytest.raises(WandbMissing, match=r"\.\[wandb\]"):
+        WandbJournal("mine", {})

@@ -1,0 +1,348 @@
+"""A router keeps its books, whatever happens in whatever order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    invariant,
+    multiple,
+    rule,
+)
+
+from equipoise.balancer.requests.policy import (
+    Capacity,
+    Decision,
+    Request,
+    WorkerChange,
+    WorkerReport,
+    WorkerState,
+)
+from equipoise.balancer.requests.policy_settings import RULES, Binding, PolicySettings, WhenFull
+from equipoise.balancer.requests.request_router import Router
+from equipoise.hal.errors import PolicyError, RequestError, WorkerError
+
+WORKERS = 3
+SLOTS, ROOM = 2, 40
+CAPACITY = Capacity(slots=SLOTS, kv_tokens=ROOM)
+PICK = st.integers(0, 1 << 16)
+BINDING_LATE = [name for name, rule in RULES.items() if rule.binding is Binding.POOL]
+SETTINGS = st.builds(
+    PolicySettings, name=st.sampled_from(sorted(RULES)), when_full=st.sampled_from(WhenFull)
+)
+STATES = (WorkerState.SERVING, WorkerState.DRAINING)
+
+
+class Books(RuleBasedStateMachine):
+    """One front end, alone; every request is in the pool, at one worker, or gone."""
+
+    names: Bundle[int] = Bundle("names")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router(PolicySettings(), [CAPACITY] * WORKERS)
+        self.log: list[tuple[Callable[[Router], Decision], Decision]] = []
+        self.chosen = PolicySettings()
+        self.states = [WorkerState.SERVING] * WORKERS
+        self.sizes: dict[int, int] = {}
+        self.pinned: dict[int, int] = {}
+        self.pooled: list[int] = []
+        self.homes: dict[int, int] = {}
+        self.made: dict[int, int] = {}
+        self.begun: set[int] = set()
+
+    # What happens.
+
+    @rule(chosen=SETTINGS)
+    def start(self, chosen: PolicySettings) -> None:
+        """With any policy; later, nothing."""
+        if not self.log:
+            self.chosen = chosen
+            self.router = Router(chosen, [CAPACITY] * WORKERS)
+
+    @rule(target=names, size=st.integers(1, 30), worker=st.none() | st.integers(0, WORKERS - 1))
+    def arrive(self, size: int, worker: int | None) -> int | MultipleResults[int]:
+        if worker is not None and self.states[worker] is not WorkerState.SERVING:
+            self.refused(WorkerError, lambda r: r.on_arrival(request(-1, size, worker)))
+            return multiple()
+        name = len(self.sizes)
+        self.sizes[name], self.made[name] = size, 0
+        if worker is not None:
+            self.pinned[name] = worker
+        self.pooled.append(name)
+        self.happened(lambda r: r.on_arrival(request(name, size, worker)))
+        return name
+
+    @rule(pick=PICK, tokens=st.integers(0, 3))
+    def step(self, pick: int, tokens: int) -> None:
+        """Some requests make tokens, and some of those end."""
+        names = [name for name in self.homes if pick >> name % 8 & 1]
+        ended = [name for name in names if pick >> name % 5 & 2]
+        for name in names:
+            self.made[name] += tokens
+            self.begun |= {name} if tokens else set()
+        for name in ended:
+            del self.homes[name]
+        self.happened(lambda r: r.on_tokens(dict.fromkeys(names, tokens), ended))
+
+    @rule(name=names)
+    def abort(self, name: int) -> None:
+        if name not in self.homes and name not in self.pooled:
+            self.refused(RequestError, lambda r: r.on_abort(name))
+            return
+        if self.homes.pop(name, None) is None:
+            self.pooled.remove(name)
+        self.happened(lambda r: r.on_abort(name))
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def lose(self, worker: int) -> None:
+        there = [name for name, home in self.homes.items() if home == worker]
+        gone = {name for name in there if name in self.begun or name in self.pinned}
+        gone |= {name for name in self.pooled if self.pinned.get(name) == worker}
+        for name in there:
+            del self.homes[name]
+        self.pooled = sorted({*self.pooled, *there} - gone)
+        self.states[worker] = WorkerState.LOST
+        change = WorkerChange(worker=worker, state=WorkerState.LOST)
+        assert set(self.happened(lambda r: r.on_worker_change(change)).lost) == gone
+
+    @rule(worker=st.integers(0, WORKERS - 1), state=st.sampled_from(STATES))
+    def turn(self, worker: int, state: WorkerState) -> None:
+        change = WorkerChange(worker=worker, state=state)
+        if self.states[worker] is WorkerState.LOST and state is WorkerState.DRAINING:
+            self.refused(WorkerError, lambda r: r.on_worker_change(change))
+            return
+        self.states[worker] = state
+        self.happened(lambda r: r.on_worker_change(change))
+
+    @rule(worker=st.integers(0, WORKERS - 1), pick=PICK)
+    def report(self, worker: int, pick: int) -> None:
+        said = WorkerReport(waiting=pick % 5, running=pick % 3, tokens=pick % 99, kv_usage=0.7)
+        self.happened(lambda r: r.on_worker_change(WorkerChange(worker=worker, report=said)))
+
+    @rule(name=names, tokens=st.sampled_from((-1, 1 << 40)))
+    def say_what_cannot_be(self, name: int, tokens: int) -> None:
+        self.refused(RequestError, lambda r: r.on_tokens({name: tokens}))
+        self.refused(RequestError, lambda r: r.on_finish(-1))
+        self.refused(RequestError, lambda r: r.on_tokens(dict.fromkeys(self.homes, 1), [-1]))
+        self.refused(RequestError, lambda r: r.on_arrival(request(-1, 0)))
+        self.refused(WorkerError, lambda r: r.on_arrival(request(-1, 5, WORKERS)))
+        if name in self.pooled:
+            self.refused(RequestError, lambda r: r.on_tokens(dict.fromkeys([*self.homes, name], 1)))
+            self.refused(RequestError, lambda r: r.on_arrival(request(name, 5)))
+
+    # What follows.
+
+    def happened(self, event: Callable[[Router], Decision]) -> Decision:
+        decision = event(self.router)
+        self.log.append((event, decision))
+        bound = [a.request for a in decision.assignments]
+        for assignment in decision.assignments:
+            self.bind(int(str(assignment.request)), assignment.worker)
+        # Pinned ones go first; the others keep their order where the policy takes the first.
+        free = [name for name in bound if name not in self.pinned]
+        if self.chosen.rule.binding is Binding.PUSH:
+            assert free == sorted(free, key=lambda name: int(str(name)))
+        return decision
+
+    def bind(self, name: int, worker: int) -> None:
+        assert self.states[worker] is WorkerState.SERVING
+        assert self.pinned.get(name, worker) == worker
+        self.pooled.remove(name)
+        self.homes[name] = worker
+        if self.holds:
+            assert self.count(worker) <= SLOTS
+            assert self.load(worker) <= ROOM
+
+    @property
+    def holds(self) -> bool:
+        late = self.chosen.name in BINDING_LATE
+        return late or self.chosen.when_full is WhenFull.HOLD
+
+    def count(self, worker: int) -> int:
+        return sum(home == worker for home in self.homes.values())
+
+    def load(self, worker: int) -> int:
+        names = [name for name, home in self.homes.items() if home == worker]
+        return sum(self.sizes[name] + self.made[name] for name in names)
+
+    def refused(self, error: type[Exception], event: Callable[[Router], Decision]) -> None:
+        before = self.seen
+        with pytest.raises(error):
+            event(self.router)
+        assert self.seen == before
+
+    @property
+    def seen(self) -> tuple[list[int], list[int], int, tuple[WorkerState, ...]]:
+        router = self.router
+        return router.loads, router.counts, router.pooled, router.states
+
+    @invariant()
+    def every_request_is_in_one_place(self) -> None:
+        workers = range(WORKERS)
+        loads, counts = [self.load(w) for w in workers], [self.count(w) for w in workers]
+        assert self.seen == (loads, counts, len(self.pooled), tuple(self.states))
+
+    @invariant()
+    def nobody_waits_for_a_worker_that_is_lost(self) -> None:
+        awaited = {self.pinned[name] for name in self.pooled if name in self.pinned}
+        assert all(self.states[worker] is not WorkerState.LOST for worker in awaited)
+
+    def teardown(self) -> None:
+        """Another router that is told the same decides the same."""
+        other = Router(self.chosen, [CAPACITY] * WORKERS)
+        assert [event(other) for event, _ in self.log] == [decision for _, decision in self.log]
+
+
+def request(name: int, size: int, worker: int | None = None) -> Request:
+    return Request(id=name, size=size, worker=worker)
+
+
+TestRouterStateMachine = pytest.mark.slow(Books.TestCase)
+TestRouterStateMachine.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def lost(router: Router, worker: int) -> Decision:
+    return router.on_worker_change(WorkerChange(worker=worker, state=WorkerState.LOST))
+
+
+def test_router_reroutes_requests_of_lost_worker_in_order() -> None:
+    router = Router(PolicySettings(name="jsq", when_full=WhenFull.HOLD), [Capacity(slots=4)])
+    for name in range(6):
+        router.on_arrival(request(name, 1))
+    router.on_abort(0)
+    assert lost(router, 0) == Decision()
+    assert router.pooled == 5
+    back = router.on_worker_change(WorkerChange(worker=0, state=WorkerState.SERVING))
+    assert [a.request for a in back.assignments] == [1, 2, 3, 4]
+
+
+def test_router_loses_started_requests_with_their_worker() -> None:
+    router = Router(PolicySettings(name="jsq"), [Capacity(), Capacity()])
+    for name in range(4):
+        router.on_arrival(request(name, 1))
+    router.on_tokens({0: 1, 2: 0})
+    decision = lost(router, 0)
+    assert decision.lost == (0,)
+    assert [(a.request, a.worker) for a in decision.assignments] == [(2, 1)]
+    with pytest.raises(RequestError, match="not known, or gone"):
+        router.on_finish(0)
+
+
+def test_router_loses_pinned_requests_with_their_worker() -> None:
+    router = Router(PolicySettings(name="br0"), [Capacity(slots=1), Capacity(slots=1)])
+    router.on_arrival(request(0, 1, worker=0))
+    router.on_arrival(request(1, 1, worker=0))
+    assert router.pooled == 1
+    assert lost(router, 0).lost == (0, 1)
+    assert router.pooled == 0
+
+
+def test_router_resets_reports_of_restarted_worker_with_front_ends() -> None:
+    router = Router(PolicySettings(name="jsq", front_ends=3), [Capacity()])
+    router.on_arrival(request(0, 7))
+    assert router.loads == [21]
+    said = WorkerReport(waiting=1, running=1, tokens=10, kv_usage=0.1)
+    router.on_worker_change(WorkerChange(worker=0, report=said))
+    assert (router.loads, router.counts) == ([10], [2])
+    lost(router, 0)
+    router.on_worker_change(WorkerChange(worker=0, state=WorkerState.SERVING))
+    assert (router.loads, router.counts) == ([21], [3])
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("workers", [1, 16, 32, 48])
+def test_router_accepts_any_number_of_unbounded_workers(name: str, workers: int) -> None:
+    # The sum of 32 capacities without a bound was 2^64: no slot was free.
+    router = Router(PolicySettings(name=name), [Capacity()] * workers)
+    for number in range(3):
+        assert len(router.on_arrival(request(number, 5)).assignments) == 1
+    huge = Capacity(slots=1 << 80, kv_tokens=1 << 80)
+    assert router.on_worker_change(WorkerChange(worker=0, capacity=huge)) == Decision()
+
+
+@pytest.mark.parametrize("name", BINDING_LATE)
+def test_router_fills_slots_that_end_together(name: str) -> None:
+    # A decision of `fit` stopped at the first worker above the mean: one was bound, not six.
+    router = Router(PolicySettings(name=name), [Capacity(slots=2)] * 3)
+    for number in range(12):
+        router.on_arrival(request(number, 7))
+    assert router.pooled == 6
+    assert len(router.on_tokens({}, range(6)).assignments) == 6
+
+
+@pytest.mark.parametrize("name", BINDING_LATE)
+def test_router_serves_others_when_one_worker_has_no_room(name: str) -> None:
+    workers = [Capacity(slots=2, kv_tokens=10), Capacity(slots=1, kv_tokens=1000)]
+    router = Router(PolicySettings(name=name), workers)
+    assert router.on_arrival(request(0, 100)).assignments[0].worker == 1
+    for number in (1, 2, 3, 4):
+        router.on_arrival(request(number, 100))
+    assert [(a.request, a.worker) for a in router.on_finish(0).assignments] == [(1, 1)]
+
+
+def test_fit_skips_request_that_fits_nowhere() -> None:
+    router = Router(PolicySettings(name="fit"), [Capacity(kv_tokens=50)])
+    assert router.on_arrival(request(0, 60)).assignments == ()
+    assert [a.request for a in router.on_arrival(request(1, 20)).assignments] == [1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        WorkerChange(worker=2, capacity=Capacity(slots=-1)),
+        WorkerChange(worker=-1, state=WorkerState.LOST),
+        WorkerChange(worker=3),
+        WorkerChange(worker=2, report=WorkerReport(waiting=-1, running=0, tokens=0, kv_usage=0.0)),
+        WorkerChange(
+            worker=0,
+            state=WorkerState.LOST,
+            report=WorkerReport(waiting=0, running=0, tokens=0, kv_usage=float("nan")),
+        ),
+    ],
+)
+def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) -> None:
+    router = Router(PolicySettings(), [CAPACITY] * 2)
+    with pytest.raises(WorkerError):
+        router.on_worker_change(change)
+    assert router.states == (WorkerState.SERVING,) * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "bestest"},
+        {"horizon": -1},
+        {"gamma": 0.0},
+        {"subset": 0},
+        {"subset": 17},
+        {"points": 1},
+        {"window": 0},
+        {"ageing": -1.0},
+        {"ageing": float("inf")},
+        {"alpha": float("nan")},
+        {"beta": -1.0},
+        {"front_ends": 0},
+        {"front_end": 1},
+        {"candidates": 0},
+        {"greedy_slots": -1},
+        {"slack": -0.1},
+        {"prompt_weight": -1.0},
+        {"gather": -1.0},
+        {"seed": -1},
+        {"window": 1.5},
+    ],
+)
+def test_router_refuses_bad_settings(wrong: dict[str, object]) -> None:
+    with pytest.raises(PolicyError):
+        Router(replace(PolicySettings(), **wrong), [Capacity()])  # type: ignore[arg-type]
+
+
+def test_router_requires_a_worker() -> None:
+    with pytest.raises(PolicyError, match="expected 1 to 65536"):
+        Router(PolicySettings(), [])

@@ -1,0 +1,172 @@
+"""Outputs that are closed, full, or that nobody reads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli import process
+from equipoise.cli.files import write_file
+from equipoise.demo.settings import RunSettings
+from equipoise.hal.errors import EquipoiseError
+
+pytestmark = pytest.mark.slow
+
+# What argparse cannot write at once, it forgets; Python holds it back unless told otherwise.
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+WRITTEN = ["record.npz", "report.html", "summary.json"]
+
+
+class Broken:
+    """A stream whose other end is gone, or full."""
+
+    def __init__(self, error: OSError, descriptor: int) -> None:
+        self._error = error
+        self._descriptor = descriptor
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+    def flush(self) -> None:
+        raise self._error
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 1, ""),
+        (OSError(28, "No space left on device"), 3, "standard output: No space left on device"),
+    ],
+)
+def test_run_keeps_files_when_table_cannot_be_printed(
+    equipoise: Callable[..., Any],
+    asked: list[RunSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: OSError,
+    code: int,
+    says: str,
+) -> None:
+    spare = os.open(tmp_path / "spare", os.O_CREAT | os.O_WRONLY)
+    monkeypatch.setattr(sys, "stdout", Broken(error, spare))
+    answer = equipoise("run", "--quiet")
+    assert os.fstat(spare).st_rdev == os.stat(os.devnull).st_rdev
+    os.close(spare)
+    assert answer.code == code
+    assert says in answer.err
+    assert len(answer.err.splitlines()) == bool(says)
+    assert sorted(os.listdir(tmp_path / "equipoise-run")) == WRITTEN
+
+
+def test_run_succeeds_with_closed_stdout_and_stderr(
+    equipoise: Callable[..., Any],
+    asked: list[RunSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert equipoise("run").code == 0
+    for stream in (sys.stdout, sys.stderr):
+        assert stream.name == os.devnull
+        stream.close()
+    assert sorted(os.listdir(tmp_path / "equipoise-run")) == WRITTEN
+
+
+def test_streams_tell_ignores_broken_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    monkeypatch.setattr(sys, "stderr", Broken(BrokenPipeError(32, "Broken pipe"), theirs))
+    process.tell("interrupted")
+    assert os.fstat(theirs).st_rdev == os.stat(os.devnull).st_rdev
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_write_file_keeps_old_file_when_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("old")
+    page.chmod(0o640)
+    link.symlink_to(page)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(EquipoiseError, match=r"link\.html cannot be written: No space left"):
+            write_file(link, "new" * 1000)
+    assert (page.read_text(), sorted(os.listdir(tmp_path))) == ("old", ["link.html", "page.html"])
+    assert write_file(link, "new") == str(link)
+    assert (page.read_text(), page.stat().st_mode & 0o777, link.is_symlink()) == (
+        "new",
+        0o640,
+        True,
+    )
+    assert write_file(tmp_path / "a" / "b.json", "{}").endswith("b.json, in a new folder")
+
+
+def test_write_file_writes_into_device_and_pipe(tmp_path: Path) -> None:
+    write_file(Path(os.devnull), "gone")
+    assert not Path(os.devnull).is_file()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "says"),
+    [
+        ("--help >&-", 0, ""),
+        ("--help > /dev/full", 3, "equipoise: error: standard output: No space left on device"),
+        ("run --ranks 0 2>&-", 2, ""),
+        ("run --ranks 0 2> /dev/full", 2, ""),
+    ],
+)
+def test_program_ends_without_traceback_on_unusable_outputs(
+    shell: str, code: int, says: str
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this machine has no /dev/full")
+    told = subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -m equipoise {shell}', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=BUFFERED,
+    )
+    assert told.returncode == code
+    assert len(told.stderr.splitlines()) == bool(says)
+    assert says in told.stderr
+
+
+def test_program_ends_silently_when_stdout_reader_closed() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    told = subprocess.run(
+        [sys.executable, "-m", "equipoise", "--help"],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        timeout=240,
+        check=False,
+        env=BUFFERED,
+    )
+    os.close(theirs)
+    assert (told.returncode, told.stderr) == (1, b"")

@@ -1,0 +1,73 @@
+"""What passes are told to, as the settings ask."""
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from urllib.request import urlopen
+
+import pytest
+from helpers.processes.ports import free_port
+from helpers.strategies.journal_entries import ended
+from helpers.watchdog import WATCHDOG
+
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.runtime.events import EngineClosed
+from equipoise.balancer.observe.log_lines import BALANCEDNESS, EPOCHS
+from equipoise.demo.observers import Observers
+from equipoise.demo.settings import RunSettings
+
+CONFIG = BalancerConfig(
+    name="exact", shares=ShareMode.EXACT, window_size=2, step_interval=2, sub_window=1
+)
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    before = [(log, log.level, log.propagate, list(log.handlers)) for log in (EPOCHS, BALANCEDNESS)]
+    yield
+    for log, level, propagate, handlers in before:
+        log.setLevel(level)
+        log.propagate, log.handlers = propagate, handlers
+
+
+def one_epoch(observers: Observers) -> None:
+    with observers.watching(CONFIG) as seen:
+        seen.journal.emit(ended())
+        seen.journal.emit(EngineClosed())
+    assert [epoch.number for epoch in seen.spans.epochs] == [3]
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_observers_log_epochs_on_first_rank_only(
+    rank: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    one_epoch(Observers(RunSettings(log_epochs=True), rank))
+    written = out.getvalue().splitlines()
+    assert len(written) == lines
+    assert all("INFO equipoise.epochs engine=exact epoch=3" in line for line in written)
+
+
+def test_observers_write_nothing_by_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one_epoch(Observers(RunSettings(), 0))
+    assert capsys.readouterr().err == ""
+    assert not EPOCHS.isEnabledFor(logging.INFO)
+
+
+def test_observers_serve_metrics_on_one_port_per_rank() -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    first = free_port(2)
+    ranks = [Observers(RunSettings(metrics_port=first), rank) for rank in (0, 1)]
+    one_epoch(ranks[1])
+    texts = []
+    for rank, observers in enumerate(ranks):
+        with urlopen(f"http://127.0.0.1:{first + rank}/metrics", timeout=WATCHDOG) as answer:
+            texts.append(answer.read().decode())
+        observers.close()
+    assert "equipoise_epochs_total{" not in texts[0]
+    assert 'equipoise_epochs_total{engine="exact"} 1.0' in texts[1]
+    assert "_created" not in texts[0]

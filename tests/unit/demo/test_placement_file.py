@@ -1,0 +1,59 @@
+"""Which placements fit a model, and which variants a run serves with one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.balancer.formats import Arrangement, write_placement
+from equipoise.demo.model import ModelConfig
+from equipoise.demo.placement_file import read_given
+from equipoise.demo.settings import Balance, RunSettings, Shares
+from equipoise.demo.variant import variants
+from equipoise.hal.errors import FormatError
+
+CONFIG = ModelConfig()
+PLACED = RunSettings(placement=Path("p.json"), slots=48)
+
+
+def test_run_without_placement_reads_no_layout() -> None:
+    assert read_given(RunSettings(), CONFIG) is None
+
+
+def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
+    placement = np.tile(np.arange(40, dtype=np.int32) % CONFIG.experts, (CONFIG.layers, 1))
+    even = Arrangement.even(placement, 4)
+    shares = even.shares.copy()
+    shares[:, 0], shares[:, CONFIG.experts] = 1, 65535
+    write_placement(tmp_path / "p.json", Arrangement(placement, shares, 4))
+    found = read_given(RunSettings(placement=tmp_path / "p.json"), CONFIG)
+    assert found is not None
+    assert np.array_equal(found.placement, placement)
+    assert np.array_equal(found.shares, shares)
+
+
+def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
+    placement = np.arange(32, dtype=np.int32)[None]
+    write_placement(tmp_path / "p.json", Arrangement.even(placement, 4))
+    with pytest.raises(FormatError, match=r"p\.json: has no layer 1: the model has 6"):
+        read_given(RunSettings(placement=tmp_path / "p.json"), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (RunSettings(balance=Balance.OFF), ["unbalanced 32"]),
+        (PLACED, ["unbalanced 32", "placement 48"]),
+        (
+            RunSettings(shares=Shares.LAGGED),
+            ["unbalanced 32", "static 40", "exact 40", "lagged 40"],
+        ),
+    ],
+)
+def test_run_variants_end_with_requested_one(settings: RunSettings, names: list[str]) -> None:
+    assert [f"{way.name} {way.slots}" for way in variants(settings, 32)] == names
+
+
+def test_only_share_mode_variants_are_balanced() -> None:
+    assert [way.balanced for way in variants(PLACED, 32)] == [False, False]
+    assert [way.balanced for way in variants(RunSettings(), 32)] == [False, True, True, True]

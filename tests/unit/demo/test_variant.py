@@ -1,0 +1,99 @@
+"""What a run serves, in which order, and what each engine is told."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, RoutingRule, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, check_placement
+from equipoise.balancer.experts.planning.topology import topology
+from equipoise.demo.grid import Grid
+from equipoise.demo.rank_context import Site
+from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
+from equipoise.demo.variant import Variant, engine_config, first_placement, variants
+
+TOLD = RunSettings(
+    shares=Shares.STATIC,
+    rule=RoutingRule.VLLM_ROW_HASH,
+    window_size=6,
+    step_interval=9,
+    target=0.5,
+    slack=0.25,
+    sigma=2.0,
+    hysteresis=0.5,
+    survive=1,
+    nodes=2,
+    parcel=3,
+    layer_updates_per_iter=5,
+    patience=7,
+)
+
+
+def site(settings: RunSettings) -> Site:
+    """As much of one as a configuration takes."""
+    return cast(
+        Site, SimpleNamespace(settings=settings, grid=Grid(4), post=SimpleNamespace(deadline=12.0))
+    )
+
+
+def test_engine_config_takes_every_run_setting() -> None:
+    config = engine_config(site(TOLD), Variant(VariantName.STATIC, 40))
+    assert config.shares is ShareMode.STATIC
+    assert config.planner == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
+    assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
+    assert (config.rule, config.min_gain) == (RoutingRule.VLLM_ROW_HASH, 1 << 15)
+    assert (config.nodes, config.slots_per_message, config.max_stalled_steps) == (2, 3, 7)
+    assert (config.layer_updates_per_iter, config.timeout) == (5, 12.0)
+
+
+def test_engine_config_of_default_run_has_engine_defaults() -> None:
+    told = engine_config(site(RunSettings()), Variant(VariantName.EXACT, 40))
+    plain = BalancerConfig(
+        name=told.name,
+        shares=told.shares,
+        window_size=told.window_size,
+        step_interval=told.step_interval,
+        sub_window=told.sub_window,
+        timeout=told.timeout,
+    )
+    assert told == plain
+
+
+@pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
+def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -> None:
+    asked = RunSettings(rule=rule, shares=Shares.STATIC)
+    assert [way.name for way in variants(asked, EXPERTS)] == ["unbalanced", "static"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [
+        (("exact", "unbalanced"), ["unbalanced", "exact"]),
+        (("lagged", "exact"), ["lagged", "exact"]),
+        (("exact",), ["exact"]),
+    ],
+)
+def test_variants_are_the_requested_ones(asked: tuple[str, ...], served: list[str]) -> None:
+    settings = RunSettings(variants=tuple(VariantName(name) for name in asked))
+    assert [way.name for way in variants(settings, EXPERTS)] == served
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "survive", "slots"),
+    [(2, 1, 1, 64), (4, 2, 1, 64), (4, 2, 2, 64), (8, 4, 2, 72), (4, 4, 2, 96)],
+)
+def test_first_placement_meets_survival_requirement(
+    ranks: int, nodes: int, survive: int, slots: int
+) -> None:
+    shape = ExpertShape(LAYERS, EXPERTS, slots, ranks)
+    found = first_placement(
+        RunSettings(ranks=ranks, nodes=nodes, survive=survive, slots=slots), shape
+    )
+    check_placement(found, shape)
+    topology(shape, nodes, survive, None).check_survival(found)
+    lost_together = np.arange(slots) // (slots // (ranks if survive == 1 else nodes))
+    for row in found:
+        homes = [np.unique(lost_together[row == expert]) for expert in range(EXPERTS)]
+        assert min(map(len, homes)) >= 2

@@ -1,0 +1,182 @@
+"""Deadlines of a subject whose ranks are processes: they follow the speed of the machine."""
+
+from collections.abc import Collection, Mapping
+
+import pytest
+from hypothesis import strategies as st
+
+from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
+from equipoise.hal.conformance.context import Bench, Play
+from equipoise.hal.conformance.executors.multi_rank import (
+    OPENINGS,
+    STRETCH,
+    Call,
+    ExpendableStore,
+    RankedSubject,
+    Store,
+)
+from equipoise.hal.conformance.executors.rank_worker import Answer, Order
+from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.errors import Unsupported, Violation
+
+DEADLINES = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
+IDLE, BUSY = 0.02, 0.5
+"""Seconds that an opening takes."""
+CASE = Case(program([Step("sum")], size=2))
+
+
+def _programs(_: Traits) -> st.SearchStrategy[Program]:
+    return st.just(CASE.program)
+
+
+def _play(bench: Bench, found: Program) -> Play:
+    yield from ()
+
+
+def _property(name: str, pace: Pace) -> Property:
+    return Property(
+        name=name,
+        family="failures",
+        clauses=("E1",),
+        claim="A fault ends every wait.",
+        programs=_programs,
+        play=_play,
+        ranks=Ranks.GROUP,
+        pace=pace,
+    )
+
+
+FIRST, SECOND = _property("first", Pace.BRISK), _property("second", Pace.BRISK)
+CALM = _property("calm", Pace.CALM)
+
+
+class FakeStore:
+    """Of no use but its address."""
+
+    address = ("localhost", 1)
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Nobody is told."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FakeRankGroup:
+    """Ranks that take their time to open a communicator, and fail what is given too little.
+
+    Args:
+        openings: seconds, by gauging; the last one from then on.
+        needed: seconds of a deadline without which a case fails.
+        clause: that it breaks then.
+    """
+
+    def __init__(self, openings: list[float], needed: float, clause: str = "E1") -> None:
+        self._openings = openings
+        self.needed = needed
+        self._clause = clause
+        self.deadlines: dict[str, float] = {}
+        self.played: list[float] = []
+
+    def host(self) -> Store:
+        return FakeStore()
+
+    def expendable_host(self) -> ExpendableStore:
+        raise Unsupported("a store that a case may end")
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        return {rank: self._answer(rank, order) for rank, order in orders.items()}
+
+    def replace(self, ranks: Collection[int]) -> None:
+        raise AssertionError("nobody was lost")
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, rank: int, order: Order) -> Answer:
+        match order["do"]:
+            case "open":
+                self.deadlines[order["fabric"]] = order["where"]["deadline"]
+            case "gauge":
+                last = rank > 0 and len(self._openings) > 1
+                return {"answers": [self._openings.pop(0) if last else self._openings[0]]}
+            case "play":
+                deadline = self.deadlines[order["fabric"]]
+                if rank == 0:
+                    self.played.append(deadline)
+                if deadline < self.needed:
+                    return {"fault": [1, self._clause, "an operation passed its deadline"]}
+        return {"answers": [None]}
+
+
+def subject(rank_group: FakeRankGroup) -> RankedSubject:
+    traits = Traits(Capabilities(), CommunicatorCapabilities(), (1, 2), controlled=False)
+    return RankedSubject("fake", traits, rank_group, DEADLINES)
+
+
+def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
+    rank_group = FakeRankGroup([IDLE, BUSY], needed=0.0)
+    ranks = subject(rank_group)
+    for claim in (FIRST, FIRST, SECOND):
+        ranks.play(claim, CASE)
+    assert rank_group.played == [1.0, 1.0, OPENINGS * BUSY]
+
+
+def test_brisk_deadline_shrinks_when_machine_is_idle_again() -> None:
+    rank_group = FakeRankGroup([BUSY, IDLE], needed=0.0)
+    ranks = subject(rank_group)
+    for claim in (FIRST, SECOND):
+        ranks.play(claim, CASE)
+    assert rank_group.played == [OPENINGS * BUSY, 1.0]
+
+
+def test_failed_brisk_case_is_played_again_with_longer_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank_group = FakeRankGroup([IDLE], needed=2.0)
+    ranks = subject(rank_group)
+    for claim in (FIRST, FIRST, SECOND):
+        ranks.play(claim, CASE)
+    assert rank_group.played == [1.0, STRETCH, STRETCH, 1.0, STRETCH]
+    assert "first: a case failed under a brisk deadline" in caplog.text
+
+
+def test_replayed_case_gets_deadline_of_machine_as_it_is_now() -> None:
+    rank_group = FakeRankGroup([IDLE, BUSY], needed=2.0)
+    subject(rank_group).play(FIRST, CASE)
+    assert rank_group.played == [1.0, STRETCH * OPENINGS * BUSY]
+
+
+def test_second_failure_of_brisk_property_counts() -> None:
+    rank_group = FakeRankGroup([IDLE], needed=1000.0)
+    ranks = subject(rank_group)
+    for _ in range(2):  # the second one as shrinking plays it
+        with pytest.raises(Violation, match="passed its deadline"):
+            ranks.play(FIRST, CASE)
+    assert rank_group.played == [1.0, STRETCH, 1.0]
+
+
+def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
+    rank_group = FakeRankGroup([IDLE], needed=2.0)
+    ranks = subject(rank_group)
+    ranks.play(FIRST, CASE)
+    rank_group.needed = 1000.0
+    with pytest.raises(Violation, match="passed its deadline"):
+        ranks.play(FIRST, CASE)
+    assert rank_group.played == [1.0, STRETCH, STRETCH]
+
+
+@pytest.mark.parametrize("clause", ["C8", "R1"])
+def test_hang_or_leak_of_brisk_property_counts_at_once(clause: str) -> None:
+    rank_group = FakeRankGroup([IDLE], needed=1000.0, clause=clause)
+    with pytest.raises(Violation, match=clause):
+        subject(rank_group).play(FIRST, CASE)
+    assert rank_group.played == [1.0]
+
+
+def test_failure_of_calm_property_counts_at_once() -> None:
+    rank_group = FakeRankGroup([IDLE], needed=1000.0)
+    with pytest.raises(Violation, match="passed its deadline"):
+        subject(rank_group).play(CALM, CASE)
+    assert rank_group.played == [15.0]

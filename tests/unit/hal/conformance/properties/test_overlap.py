@@ -1,0 +1,19 @@
+"""Overlap is measured and never judged."""
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.virtual import BACKEND as VIRTUAL
+from equipoise.hal.conformance.executors.controlled import ControlledSubject
+from equipoise.hal.conformance.executors.device import DeviceSubject
+from equipoise.hal.conformance.properties import overlap
+from equipoise.hal.conformance.search import Effort, Reported, search
+from equipoise.hal.conformance.suite import find
+
+
+def test_overlap_property_only_reports_on_real_threads() -> None:
+    claim = find("copies-and-computation-overlap")
+    assert isinstance(search(claim, DeviceSubject(BACKEND), Effort(cases=1)), Reported)
+
+
+def test_overlap_property_needs_a_clock() -> None:
+    subject = ControlledSubject(VIRTUAL)
+    assert not overlap.a_clock(subject.traits)

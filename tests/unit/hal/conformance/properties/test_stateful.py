@@ -1,0 +1,94 @@
+"""What the machine composes can be played, and its ledger knows what must come first."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.conformance.fixtures.happens_before import Order
+from equipoise.hal.conformance.fixtures.slot_store import ROLES
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.properties.stateful import PROPERTIES, Ledger, Turn
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.search import Effort, Held, search
+
+(MACHINE,) = PROPERTIES
+STREAM = st.sampled_from(ROLES)
+FIRST, SECOND, THIRD = ROLES
+BARE = Capabilities()
+LOCKED = ("sign", "acquire", "renew")
+
+
+class Listener:
+    """Plays nothing; keeps what it was given."""
+
+    name = "listener"
+    traits = Traits(BARE, None, (1,), controlled=True)
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+
+    def play(self, claim: Property, case: Case) -> None:
+        self.cases.append(case)
+
+    def close(self) -> None:
+        pass
+
+
+def test_machine_composes_varied_programs_and_schedules() -> None:
+    listener = Listener()
+    verdict = search(MACHINE, listener, Effort(cases=50))
+    assert isinstance(verdict, Held)
+    assert len({case.program for case in listener.cases}) > 20
+    assert len({len(case.schedule) for case in listener.cases}) > 5
+
+
+def test_machine_omits_undeclared_operations() -> None:
+    listener = Listener()
+    search(MACHINE, listener, Effort(cases=50))
+    assert not [s for c in listener.cases for s in c.program.steps if s.op in LOCKED]
+
+
+@given(st.lists(STREAM, min_size=1, max_size=6), STREAM)
+def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiting: str) -> None:
+    order = Order()
+    numbers = [order.launch(role) for role in launches]
+    order.follow(waiting, numbers[-1])
+    same = [number for number in numbers if launches[number] == launches[-1]]
+    assert all(order.reached(waiting, number) for number in same)
+
+
+def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
+    ledger = Ledger()
+    ledger.look(0, FIRST)
+    assert ledger.strangers(SECOND, 0) == [FIRST]
+    ledger.join(FIRST, SECOND)
+    assert ledger.strangers(SECOND, 0) == []
+
+
+def test_ledger_attached_stream_is_settled_and_no_stranger() -> None:
+    ledger = Ledger()
+    ledger.attach(FIRST)
+    ledger.write(1, 0, SECOND)
+    assert ledger.settled(FIRST, 0)
+    assert not ledger.settled(THIRD, 0)
+    ledger.look(0, FIRST)
+    assert ledger.strangers(SECOND, 0) == []
+
+
+def test_ledger_leased_slot_keeps_its_version() -> None:
+    ledger = Ledger()
+    ledger.leases.append(0)
+    ledger.write(1, 0, FIRST)
+    assert ledger.slot(0) == 0
+    ledger.leases[0] = -1
+    ledger.write(2, 0, FIRST)
+    assert ledger.slot(0) == 2
+
+
+def test_ledger_lock_turn_is_order_independent() -> None:
+    early, late = Ledger(), Ledger()
+    early.acquire()
+    early.sign()
+    late.sign()
+    late.acquire()
+    assert early.turn == late.turn == Turn.PASSED

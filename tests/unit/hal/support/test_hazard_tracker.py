@@ -1,0 +1,129 @@
+"""Order of issue, from events alone: clause V5."""
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.cpu.accelerator import CpuAccelerator
+from equipoise.hal.errors import StreamFailed, StreamTimeout
+from equipoise.hal.stream import Role
+from equipoise.hal.support.slot_access import Hazards
+
+SOON = 20.0
+NAMES = st.lists(st.sampled_from("abc"), max_size=2, unique=True)
+
+
+@pytest.fixture
+def cpu() -> Iterator[CpuAccelerator]:
+    made = BACKEND.open(0)
+    yield made
+    made.close()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 3), NAMES, NAMES), max_size=20))
+def test_hazards_run_conflicting_verbs_in_issue_order(
+    verbs: list[tuple[int, list[str], list[str]]],
+) -> None:
+    cpu = BACKEND.open(0)
+    hazards, streams = Hazards(cpu.event), [cpu.stream(role) for role in Role]
+    log: list[int] = []
+    for place, (at, reads, writes) in enumerate(verbs):
+        with hazards.ordered(streams[at], reads=reads, writes=writes):
+            streams[at].launch(partial(log.append, place))
+    cpu.synchronize(SOON)
+    cpu.close()
+    position = {place: when for when, place in enumerate(log)}
+    for later, (_, reads, writes) in enumerate(verbs):
+        for earlier, (_, read, written) in enumerate(verbs[:later]):
+            if {*reads, *writes} & set(written) or set(writes) & set(read):
+                assert position[earlier] < position[later]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        ({"writes": "a"}, {"reads": "a"}, True),
+        ({"writes": "a"}, {"writes": "a"}, True),
+        ({"reads": "a"}, {"writes": "a"}, True),
+        ({"reads": "a"}, {"reads": "a"}, False),
+        ({"writes": "a"}, {"writes": "b", "reads": "c"}, False),
+    ],
+)
+def test_hazards_delay_only_conflicting_verbs(
+    cpu: CpuAccelerator, first: dict[str, str], second: dict[str, str], waits: bool
+) -> None:
+    hazards, gate, seen = Hazards(cpu.event), threading.Event(), []
+    one, two = cpu.stream(Role.COPY), cpu.stream(Role.AUX)
+    with hazards.ordered(one, **first):
+        one.launch(lambda: gate.wait(SOON))
+    with hazards.ordered(two, **second):
+        two.launch(lambda: seen.append(1))
+    if waits:
+        with pytest.raises(StreamTimeout):
+            two.synchronize(0.02)
+    else:
+        two.synchronize(SOON)
+    assert seen == ([] if waits else [1])
+    gate.set()
+    cpu.synchronize(SOON)
+    assert seen == [1]
+
+
+def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
+    made = []
+
+    def event() -> object:
+        made.append(cpu.event())
+        return made[-1]
+
+    hazards, stream = Hazards(event), cpu.stream(Role.COPY)  # type: ignore[arg-type]
+    with hazards.ordered(stream, reads="ab", writes="cd") as done:
+        stream.launch(lambda: None)
+    stream.synchronize(SOON)
+    assert made == [done]
+    assert done.query()
+
+
+def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
+    hazards, one, two = Hazards(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
+    with pytest.raises(ZeroDivisionError), hazards.ordered(one, writes="a"):
+        raise ZeroDivisionError
+    with hazards.ordered(two, reads="a"):
+        two.launch(lambda: None)
+    two.synchronize(SOON)
+
+
+def test_hazards_fail_readers_of_failed_writer_until_rewrite(
+    cpu: CpuAccelerator,
+) -> None:
+    hazards, one, two = Hazards(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
+    with hazards.ordered(one, writes="a") as done:
+        one.launch(lambda: 1 / 0)
+    with pytest.raises(StreamFailed):
+        done.synchronize(SOON)
+    with pytest.raises(StreamFailed), hazards.ordered(two, reads="a"):
+        pytest.fail("reached the block")
+    for _ in range(2):
+        with hazards.ordered(two, writes="a"):
+            two.launch(lambda: None)
+    with hazards.ordered(two, reads="a"):
+        two.launch(lambda: None)
+    two.synchronize(SOON)
+
+
+@pytest.mark.slow
+def test_hazards_memory_is_bounded(cpu: CpuAccelerator) -> None:
+    hazards = Hazards(cpu.event)
+    for number in range(200):
+        stream = cpu.stream(list(Role)[number % 4])
+        with hazards.ordered(stream, reads="ab", writes="c" if number % 3 else ""):
+            stream.launch(lambda: None)
+    cpu.synchronize(SOON)
+    assert set(hazards._traces) == set("abc")
+    assert {len(trace.readers) for trace in hazards._traces.values()} <= {0, 4}

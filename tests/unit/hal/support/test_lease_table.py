@@ -1,0 +1,80 @@
+"""Counts of leases: clause A11."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.hal.errors import SlotLeased
+from equipoise.hal.support.slot_access import Leases
+
+SOON = 20.0
+SLOTS = range(4)
+
+
+def is_barred(leases: Leases, slot: int) -> bool:
+    try:
+        with leases.barred([slot]):
+            return False
+    except SlotLeased:
+        return True
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(SLOTS), max_size=4), max_size=6),
+    st.lists(st.integers(0, 5), max_size=12),
+)
+def test_slot_is_leased_until_last_release(taken: list[list[int]], released: list[int]) -> None:
+    leases = Leases()
+    held = [leases.take(slots) for slots in taken]
+    assert [lease.slots for lease in held] == [tuple(slots) for slots in taken]
+    ended = set()
+    for number in released:
+        if number < len(held):
+            held[number].release()
+            ended.add(number)
+        left = {s for n, slots in enumerate(taken) if n not in ended for s in slots}
+        assert [is_barred(leases, slot) for slot in SLOTS] == [slot in left for slot in SLOTS]
+
+
+def test_slot_leased_error_names_every_slot() -> None:
+    leases = Leases()
+    leases.take([3, 1])
+    with pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"), leases.barred([3, 0, 1]):
+        pytest.fail("reached the block")
+
+
+def test_lease_waits_while_verb_is_issued() -> None:
+    leases, taking, taken = Leases(), threading.Event(), threading.Event()
+
+    def take() -> None:
+        taking.set()
+        leases.take([0])
+        taken.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with leases.barred([0]):
+            end = pool.submit(take)
+            assert taking.wait(SOON)
+            assert not taken.wait(0.05)
+        end.result(SOON)
+    assert is_barred(leases, 0)
+
+
+def test_concurrent_release_of_lease_counts_once() -> None:
+    leases, together = Leases(), threading.Barrier(2)
+    for _ in range(50):
+        keep, twice = leases.take([0]), leases.take([0])
+
+        def release(lease=twice) -> None:  # type: ignore[no-untyped-def]
+            together.wait(SOON)
+            lease.release()
+
+        with ThreadPoolExecutor(2) as pool:
+            for end in [pool.submit(release) for _ in range(2)]:
+                end.result(SOON)
+        assert is_barred(leases, 0)
+        keep.release()
+        assert not is_barred(leases, 0)

@@ -1,0 +1,70 @@
+"""Daemon threads inside of C++ calls while the interpreter ends."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from helpers.watchdog import WATCHDOG
+
+from equipoise.hal.support.native_call_guard import Abroad
+
+pytestmark = pytest.mark.slow
+
+RANK = """
+import datetime, threading, time, torch.distributed as dist
+from equipoise.hal.support.native_call_guard import ABROAD
+store = dist.TCPStore("127.0.0.1", 0, 1, True)
+def wait():
+    while True:
+        with {context}:
+            try:
+                store.wait(["never"], datetime.timedelta(milliseconds=5))
+            except dist.DistError:
+                pass
+for _ in range(4):
+    threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.05)
+"""
+"""Threads that come back from C++ every few milliseconds, also while the interpreter ends."""
+
+
+def ended(context: str) -> int:
+    program = RANK.format(context=context)
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=240)
+    return process.returncode
+
+
+def test_process_exits_cleanly_with_guarded_threads_in_calls() -> None:
+    assert [ended("ABROAD") for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="threads are no longer unwound")
+def test_process_crashes_at_exit_without_thread_guard() -> None:
+    context = "__import__('contextlib').nullcontext()"
+    assert any(ended(context) for _ in range(3))
+
+
+def test_guard_close_waits_for_threads_and_blocks_entry() -> None:
+    abroad, gone, back = Abroad(), threading.Event(), threading.Event()
+
+    def travel() -> None:
+        with abroad:
+            gone.set()
+            back.wait(WATCHDOG)
+
+    thread = threading.Thread(target=travel)
+    thread.start()
+    assert gone.wait(WATCHDOG)
+    assert not abroad.close(0.01)
+    with pytest.raises(SystemExit), abroad:
+        pass
+    back.set()
+    assert abroad.close(WATCHDOG)
+    thread.join(WATCHDOG)
+
+
+def test_guard_close_is_bounded() -> None:
+    abroad = Abroad()
+    with abroad:
+        assert not abroad.close(0.0)

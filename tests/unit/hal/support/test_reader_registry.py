@@ -1,0 +1,96 @@
+"""Attached streams, from events alone: clauses A12 and V4."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.cpu.accelerator import CpuAccelerator
+from equipoise.hal.errors import StreamFailed, StreamTimeout
+from equipoise.hal.stream import Role, Stream
+from equipoise.hal.support.slot_access import Readers
+
+SOON = 20.0
+
+
+@pytest.fixture
+def cpu() -> Iterator[CpuAccelerator]:
+    made = BACKEND.open(0)
+    yield made
+    made.close()
+
+
+def commit(cpu: CpuAccelerator, readers: Readers, writer: Stream, log: list[str]) -> None:
+    held = readers.hold(writer)
+    writer.launch(lambda: log.append("commit"))
+    done = cpu.event()
+    writer.record(done)
+    readers.follow(held, done)
+
+
+def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
+    readers, log, gate = Readers(cpu.event), list[str](), threading.Event()
+    reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
+    readers.attach(reader)
+    reader.launch(lambda: gate.wait(SOON))
+    reader.launch(lambda: log.append("before"))
+    commit(cpu, readers, writer, log)
+    reader.launch(lambda: log.append("after"))
+    with pytest.raises(StreamTimeout):
+        writer.synchronize(0.02)
+    gate.set()
+    cpu.synchronize(SOON)
+    assert log == ["before", "commit", "after"]
+
+
+def test_stream_is_held_until_all_its_readers_detach(cpu: CpuAccelerator) -> None:
+    readers, reader, writer = Readers(cpu.event), cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
+    first, second = readers.attach(reader), readers.attach(reader)
+    assert readers.hold(writer) == (reader,)
+    first.detach()
+    first.detach()
+    assert readers.hold(writer) == (reader,)
+    second.detach()
+    assert readers.hold(writer) == ()
+
+
+def test_readers_do_not_hold_writer_stream(cpu: CpuAccelerator) -> None:
+    readers, stream = Readers(cpu.event), cpu.stream(Role.COMPUTE)
+    readers.attach(stream)
+    assert readers.hold(stream) == ()
+
+
+def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
+    readers, log = Readers(cpu.event), list[str]()
+    reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
+    attached = readers.attach(reader)
+    reader.launch(lambda: 1 / 0)
+    with pytest.raises(StreamFailed):
+        reader.synchronize(SOON)
+    commit(cpu, readers, writer, log)
+    attached.detach()
+    commit(cpu, readers, writer, log)
+    writer.synchronize(SOON)
+    assert log == ["commit", "commit"]
+
+
+def test_writers_wait_for_detached_reader_then_forget_it(
+    cpu: CpuAccelerator,
+) -> None:
+    readers, gate = Readers(cpu.event), threading.Event()
+    reader, writers = cpu.stream(Role.COMPUTE), [cpu.stream(Role.COPY), cpu.stream(Role.AUX)]
+    attached = readers.attach(reader)
+    reader.launch(lambda: gate.wait(SOON))
+    attached.detach()
+    for writer in writers:
+        commit(cpu, readers, writer, [])
+        with pytest.raises(StreamTimeout):
+            writer.synchronize(0.02)
+    gate.set()
+    cpu.synchronize(SOON)
+    for _ in range(3):
+        readers.attach(reader).detach()
+    reader.synchronize(SOON)
+    readers.hold(writers[0])
+    assert readers._left == {}

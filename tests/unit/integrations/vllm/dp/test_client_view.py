@@ -1,0 +1,105 @@
+"""What is told of the ranks, whether they report how full they are or only how many they have."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_core_client import FakeEngine, Routed, configuration, patched
+from helpers.fakes.fake_core_client import Release as Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.policy import WorkerReport
+from equipoise.hal.errors import EngineUnsupported
+from equipoise.integrations.vllm.compatibility import KEPT
+from equipoise.integrations.vllm.dp.client_view import Front
+from equipoise.integrations.vllm.dp.policy import Ranks
+from equipoise.integrations.vllm.dp.request_table import Share
+
+ROOM = 1000
+COUNTS = st.tuples(st.integers(0, 50), st.integers(0, 50))
+SHARES = st.integers(0, 9).flatmap(lambda n: st.builds(Share, st.just(n), st.integers(n, n * 100)))
+RANKS = st.lists(st.tuples(COUNTS, SHARES), min_size=1, max_size=6)
+
+
+class Reported:
+    """As much of a client as reports are read from."""
+
+    lb_engines: Any = None
+
+
+def front_of(count: int, room: int | None = ROOM) -> tuple[Reported, Front]:
+    client = Reported()
+    return client, Front(client, Ranks(count, 8, room, None))
+
+
+def told(rows: list[list[Any]], shares: list[Share], room: int | None = ROOM) -> Any:
+    client, front = front_of(len(rows), room)
+    client.lb_engines = rows
+    return front.reports(lambda: shares)
+
+
+def never() -> list[Share]:
+    raise AssertionError("nobody has to guess")
+
+
+@given(st.lists(st.tuples(COUNTS, st.floats(0, 1)), min_size=1, max_size=6))
+def test_front_reports_kv_usage_of_ranks_once(ranks: list[tuple[tuple[int, int], float]]) -> None:
+    client, front = front_of(len(ranks))
+    client.lb_engines = [[*counts, usage] for counts, usage in ranks]
+    expected = tuple(
+        WorkerReport(waiting=waiting, running=running, tokens=int(usage * ROOM), kv_usage=usage)
+        for (waiting, running), usage in ranks
+    )
+    assert front.reports(never) == expected
+    assert front.reports(never) == (), "read already"
+
+
+@given(RANKS)
+def test_front_estimates_tokens_from_known_mean_length(
+    ranks: list[tuple[tuple[int, int], Share]],
+) -> None:
+    shares = [share for _, share in ranks]
+    known, tokens = sum(one.requests for one in shares), sum(one.tokens for one in shares)
+    reports = told([list(counts) for counts, _ in ranks], shares)
+    for ((waiting, running), share), report in zip(ranks, reports, strict=True):
+        assert (report.waiting, report.running) == (waiting, running)
+        of = share if share.requests else Share(known, tokens)
+        mean = of.tokens / of.requests if of.requests else 0
+        assert report.tokens == pytest.approx((waiting + running) * mean, abs=1)
+        assert report.kv_usage == min(1.0, report.tokens / ROOM)
+
+
+@pytest.mark.slow
+@given(RANKS)
+def test_front_reports_own_tokens_when_it_has_all_requests(
+    ranks: list[tuple[tuple[int, int], Share]],
+) -> None:
+    shares = [share for _, share in ranks]
+    reports = told([[0, share.requests] for share in shares], shares)
+    assert [report.tokens for report in reports] == [share.tokens for share in shares]
+
+
+def test_front_reports_no_kv_usage_without_cache_size() -> None:
+    (report,) = told([[1, 1]], [Share(1, 10)], room=None)
+    assert (report.tokens, report.kv_usage) == (20, 0.0)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_front_refuses_client_without_required_attribute(name: str) -> None:
+    class Without(patched(Client.NEW)):  # type: ignore[misc]
+        def __getattribute__(self, asked: str) -> Any:
+            if asked == name and vars(self).get("made"):
+                raise AttributeError(asked)
+            return super().__getattribute__(asked)
+
+    from equipoise.integrations.vllm.dp.core_client import attach
+
+    async def work() -> None:
+        client: Routed = Without(configuration(1, policy="fit"), [FakeEngine(1), FakeEngine(1)])
+        attach(client)
+        client.made = True  # type: ignore[attr-defined]
+        with pytest.raises(EngineUnsupported, match=f"vLLM's client has no {name}$"):
+            attach(client)
+
+    asyncio.run(work())

@@ -1,0 +1,57 @@
+"""What is counted stands among the process's counters, and on the engine's page of metrics."""
+
+import pytest
+from prometheus_client import REGISTRY
+
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.dp import metrics
+from equipoise.integrations.vllm.dp.metrics import PREFIX, Meters, charts
+
+NAMES = ("routed_requests", "aborted_requests", "overdue_requests", "routing_failures")
+
+
+@pytest.fixture
+def without_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "charts", lambda: None)
+
+
+def count_all(meters: Meters) -> dict[str, int]:
+    """What one of each adds to the counters."""
+    before = COUNTERS.read()
+    meters.routed(1)
+    meters.aborted()
+    meters.overdue()
+    meters.failed()
+    meters.held(3)
+    after = COUNTERS.read()
+    return {name: after[name] - before[name] for name in NAMES}
+
+
+def shown(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(PREFIX + name, labels) or 0.0
+
+
+def test_meters_count_event_in_counters_and_prometheus() -> None:
+    meters = Meters()
+    rank = shown("routed_requests_total", engine="1")
+    others = {name: shown(f"{name}_total") for name in NAMES[1:]}
+    assert count_all(meters) == dict.fromkeys(NAMES, 1)
+    assert shown("routed_requests_total", engine="1") == rank + 1
+    assert {name: shown(f"{name}_total") for name in NAMES[1:]} == {
+        name: count + 1 for name, count in others.items()
+    }
+    assert shown("held_requests") == 3
+    meters.held(0)
+    assert shown("held_requests") == 0
+
+
+def test_meters_of_two_clients_share_prometheus_metrics() -> None:
+    assert charts() is charts()
+    Meters().aborted()
+    before = shown("aborted_requests_total")
+    Meters().aborted()
+    assert shown("aborted_requests_total") == before + 1
+
+
+def test_meters_count_without_prometheus(without_prometheus: None) -> None:
+    assert count_all(Meters()) == dict.fromkeys(NAMES, 1)

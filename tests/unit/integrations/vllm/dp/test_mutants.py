@@ -1,0 +1,146 @@
+"""The checks of `request_play` see every mistake below, and none where there is none."""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+from helpers.fakes.fake_core_client import Release, deploy
+from helpers.harnesses.request_routing_scenario import ENGINES, LATER, SLOTS, Play, drawn, run
+
+from equipoise.integrations.vllm.dp import scheduler
+from equipoise.integrations.vllm.dp.client_view import Front
+from equipoise.integrations.vllm.dp.request_table import UNSENT, Ledger, Stage, Ticket, hand_over
+from equipoise.integrations.vllm.dp.scheduler import Desk
+
+SEEDS = range(60)
+
+
+def _kept(self: Ledger, ticket: Ticket) -> None:
+    """Forgotten, but the policy is not told."""
+    self.tickets.pop(ticket.id)
+    self.held.pop(ticket.id, None)
+    ticket.messages.clear()
+
+
+def _sent_all_the_same(self: Ledger, ticket: Ticket) -> None:
+    self.tickets.pop(ticket.id)
+    self.policy.on_abort(ticket.id)
+
+
+async def _at_once(self: Desk, request: Any, send: Any) -> None:
+    """Every part of an input is sent as it comes, before what is held of it."""
+    if any(one.id == request.request_id for one in self.tickets):
+        await send(request)
+    else:
+        await self._enter(request, send)
+
+
+def _elsewhere(ticket: Ticket) -> int | None:
+    worker = hand_over(ticket)
+    return None if worker is None else (worker + 1) % ENGINES
+
+
+def _never_sent(ticket: Ticket) -> int | None:
+    return ticket.worker
+
+
+def _ended_unheard(self: Desk, outputs: Any) -> None:
+    outputs.finished_requests = None
+    OBSERVE(self, outputs)
+
+
+def _unpinned(self: Front, request: Any) -> None:
+    return None
+
+
+def _first_report(self: Front, shares: Any) -> Any:
+    """Other front ends have what they had then."""
+    first = FIRST.setdefault(self, REPORTS(self, shares))
+    if not first:
+        del FIRST[self]
+    return first
+
+
+async def _aborted_by_the_engine(self: Desk, requests: Any, abort: Any) -> None:
+    await abort(requests)
+
+
+def _parts_by_the_rule(self: Desk, ticket: Ticket) -> int | None:
+    """What older clients need is left out."""
+    return hand_over(ticket) if ticket.stage in UNSENT else None
+
+
+def _still_known(self: Ledger, ticket: Ticket) -> None:
+    del self.held[ticket.id]
+    ticket.stage = Stage.BESIDE
+
+
+def _overdue_twice(self: Ledger, ticket: Ticket) -> None:
+    BESIDE(self, ticket)
+    ticket.messages.append(ticket.messages[0])
+
+
+def _finished_all(self: Ledger, counts: Any, ended: Any) -> None:
+    """What was given up is told as what came to its end."""
+    gone = [name for name in dict.fromkeys(ended) if name in self.tickets]
+    STEP(self, counts, ())
+    for name in gone:
+        if self.tickets.pop(name).stage not in UNSENT:
+            self.policy.on_finish(name)
+
+
+OBSERVE, BESIDE, STEP = Desk.observe, Ledger.set_beside, Ledger.step
+REPORTS = Front.reports
+FIRST: WeakKeyDictionary[Front, Any] = WeakKeyDictionary()
+MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "an abort does not reach the policy": (Ledger, "drop", _kept),
+    "what was given up is sent": (Ledger, "drop", _sent_all_the_same),
+    "an abort of what is held is left to the engine": (Desk, "abort", _aborted_by_the_engine),
+    "a part overtakes the one before": (Desk, "add", _at_once),
+    "another rank than the policy chose": (scheduler, "hand_over", _elsewhere),
+    "what is sent is not noted": (scheduler, "hand_over", _never_sent),
+    "what the policy bound is not sent": (Desk, "_carry", lambda self, tickets: None),
+    "the end of a request is not told": (Desk, "observe", _ended_unheard),
+    "what is given up is told as finished": (Ledger, "step", _finished_all),
+    "a rank that was asked for is not told": (Front, "rank_of", _unpinned),
+    "a report stands for ever": (Front, "reports", _first_report),
+    "parts of an input go by the older rule": (Desk, "_worker_of", _parts_by_the_rule),
+    "what is overdue stays in the policy": (Ledger, "set_beside", _still_known),
+    "what is overdue is sent twice": (Ledger, "set_beside", _overdue_twice),
+}
+
+
+def seen() -> bool:
+    """Whether some play comes to a bad end: with one client or with two, held too long or not, and
+    with an older client, which only has parts of its own go where the first went."""
+    sites = [(Release.NEW, 5.0), (Release.NEW, LATER), (Release.OLD, LATER)]
+    for seed in SEEDS:
+        try:
+            play(seed, 1 + seed % 2, *sites[seed // 2 % len(sites)])
+        except Exception:  # an assertion, or whatever the mistake leads to
+            return True
+    return False
+
+
+def play(seed: int, clients: int, release: Release, hold: float) -> None:
+    async def work() -> None:
+        routing = {"policy": "fit", "hold_seconds": hold}
+        one = Play(deploy(SLOTS, ENGINES, clients, release=release, **routing))
+        for act in drawn(seed, 60):
+            await one.act(*act)
+        await one.finish()
+        one.look_at_policies()
+
+    run(work())
+
+
+def test_healthy_request_routing_passes_all_plays() -> None:
+    assert not seen()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_request_routing_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, broken = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, broken)
+    assert seen()

@@ -1,0 +1,120 @@
+"""What the ledger tells a policy of requests' ends, and which choices it takes from one."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from helpers.fakes.late_binding_policy import LateBinding
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.policy import Assignment, Decision, Request, RequestId
+from equipoise.hal.errors import RequestError
+from equipoise.integrations.vllm.dp.request_table import TOLD, Ledger, Stage, Ticket, hand_over
+
+WORKERS = 3
+MANY = 8
+ENDS = st.lists(
+    st.tuples(st.sampled_from([Stage.SENT, Stage.LEAVING]), st.integers(0, 2), st.integers(0, 2)),
+    min_size=1,
+    max_size=MANY,
+)
+"""By request: where it was when it ended, and tokens made before that step, and in it."""
+
+
+class Told(LateBinding):
+    """Keeps which requests it was told to be finished, and which to be given up."""
+
+    def __init__(self) -> None:
+        super().__init__([MANY] * WORKERS)
+        self.finished: list[RequestId] = []
+        self.aborted: list[RequestId] = []
+
+    def on_tokens(
+        self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
+    ) -> Decision:
+        self.finished += finished
+        return super().on_tokens(counts, finished)
+
+    def on_abort(self, request: RequestId) -> Decision:
+        self.aborted.append(request)
+        return super().on_abort(request)
+
+
+class Chooses(LateBinding):
+    """Binds to one worker, whichever was asked for."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__([MANY] * WORKERS)
+        self.worker = worker
+
+    def on_arrival(self, request: Request) -> Decision:
+        return Decision((Assignment(request.id, self.worker),))
+
+
+async def _nowhere(message: Any) -> None:
+    """The engine takes it."""
+
+
+def entered(ledger: Ledger, name: str, rank: int | None = None) -> Ticket:
+    """A request that has come in."""
+    ticket = Ticket(name, size=1, rank=rank, since=0.0, send=_nowhere, messages=[name])
+    ledger.enter(ticket)
+    ledger.arrive(ticket)
+    return ticket
+
+
+@given(ENDS)
+def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
+    ends: list[tuple[Stage, int, int]],
+) -> None:
+    policy = Told()
+    ledger = Ledger(policy, WORKERS)
+    wanted = []
+    for number, (stage, early, late) in enumerate(ends):
+        name = str(number)
+        ticket = entered(ledger, name)
+        assert hand_over(ticket) is not None
+        ledger.step({name: early} if early else {}, ())
+        ticket.stage = stage
+        if stage is Stage.SENT and early + late:
+            wanted.append(name)
+    names = [str(number) for number in range(len(ends))]
+    ledger.step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
+    assert policy.finished == wanted
+    assert policy.aborted == [name for name in names if name not in wanted]
+    assert (policy.refused, ledger.tickets) == ([], {})
+
+
+@given(st.none() | st.integers(0, WORKERS - 1), st.integers(-1, WORKERS))
+def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
+    ledger = Ledger(Chooses(worker), WORKERS)
+    if 0 <= worker < WORKERS and rank in (None, worker):
+        assert entered(ledger, "one", rank).worker == worker
+        return
+    with pytest.raises(RequestError, match="cannot bind so"):
+        entered(ledger, "one", rank)
+    assert list(ledger.take_bound()) == []
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(Stage), st.none() | st.integers(0, WORKERS - 1), st.integers(1, 99)
+        ),
+        max_size=MANY,
+    )
+)
+def test_ledger_share_sums_size_and_tokens_of_sent_requests(
+    tickets: list[tuple[Stage, int | None, int]],
+) -> None:
+    ledger = Ledger(LateBinding([MANY] * WORKERS), WORKERS)
+    for number, (stage, worker, size) in enumerate(tickets):
+        ledger.tickets[str(number)] = Ticket(
+            str(number), size, None, 0.0, _nowhere, [], stage, worker, tokens=number
+        )
+    there = [
+        [(n, size) for n, (stage, at, size) in enumerate(tickets) if at == w and stage in TOLD]
+        for w in range(WORKERS)
+    ]
+    assert ledger.shares() == [(len(one), sum(map(sum, one))) for one in there]

@@ -1,0 +1,381 @@
+"""Requests between vLLM's client and a policy: none is lost, none is sent twice, books end at 0."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.fakes.failing_policies import Failing
+from helpers.fakes.fake_core_client import FakeRequest, Release, asked, deploy, turn
+from helpers.fakes.late_binding_policy import LateBinding
+from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.policy_settings import RULES
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.dp.core_client import DESK
+from equipoise.integrations.vllm.dp.scheduler import Mode
+
+
+@pytest.fixture
+def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand-ins for the engine's modules, and the reasons for which requests were ended by them."""
+    reasons: list[str] = []
+
+    class Reasons:
+        def __class_getitem__(cls, name: str) -> str:
+            reasons.append(name)
+            return name.lower()
+
+    def output(request_id: str, tokens: list[int], finish_reason: str) -> SimpleNamespace:
+        return SimpleNamespace(request_id=request_id, tokens=tokens, finish_reason=finish_reason)
+
+    engine: Any = ModuleType("vllm.v1.engine")
+    engine.EngineCoreOutput, engine.EngineCoreOutputs = output, SimpleNamespace
+    engine.FinishReason = Reasons
+    client: Any = ModuleType("vllm.v1.engine.core_client")
+    client.get_late_interaction_engine_index = lambda params, count: int(params[-1]) % count
+    for module in (engine, client):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return reasons
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("name", list(RULES))
+@given(acts=st.lists(ACTS, max_size=60))
+def test_desk_never_loses_or_duplicates_requests(name: str, clients: int, acts: list[Act]) -> None:
+    async def work() -> None:
+        play = Play(deploy(SLOTS, ENGINES, clients, policy=name, hold_seconds=LATER))
+        for act in acts:
+            await play.act(*act)
+        await play.finish()
+        play.look_at_policies()
+
+    run(work())
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(RULES)))
+def test_desk_never_loses_or_duplicates_requests_of_older_client(
+    clients: int, acts: list[Act], name: str
+) -> None:
+    async def work() -> None:
+        routing = {"policy": name, "hold_seconds": LATER}
+        play = Play(deploy(SLOTS, ENGINES, clients, release=Release.OLD, **routing))
+        for act in acts:
+            await play.act(*act)
+        await play.finish()
+        play.look_at_policies()
+
+    run(work())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fit", "brh", "jsq"])
+@example(
+    acts=[
+        ("arrive", 1, None),
+        ("arrive", 1, None),
+        ("arrive", 27, None),
+        ("part", 92, None),
+        ("late", 1, None),
+        ("arrive", 0, None),
+        ("abort", 2, None),
+    ]
+)
+@given(acts=st.lists(ACTS, max_size=60))
+def test_desk_never_loses_overdue_requests(name: str, acts: list[Act]) -> None:
+    async def work() -> None:
+        play = Play(deploy(SLOTS, ENGINES, 2, policy=name, hold_seconds=5))
+        for act in acts:
+            await play.act(*act)
+        await play.finish()
+        play.look_at_policies()
+
+    run(work())
+
+
+class Held:
+    """One engine that is full, by `busy`, and a request that is held, `late`."""
+
+    def __init__(self, **routing: Any) -> None:
+        given = {"policy": "fit", "hold_seconds": LATER, **routing}
+        self.site = deploy(1, 2, **given)
+        self.client = self.site.clients[0]
+        self.late = asked("late", length=3)
+
+    async def __aenter__(self) -> "Held":
+        for number in range(len(self.site.engines)):
+            await self.client.add_request_async(asked(f"busy{number}", length=9))
+        await self.client.add_request_async(self.late)
+        assert self.seen() == []
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await turn()
+
+    def seen(self) -> list[FakeRequest]:
+        """What engines have of it."""
+        engines = self.site.engines
+        return [one for each in engines for one in each.seen if one.request_id == "late"]
+
+    async def until_free(self) -> None:
+        for _ in range(9):
+            await self.site.step(0)
+
+
+def test_desk_holds_request_until_a_slot_is_free() -> None:
+    async def work() -> None:
+        async with Held() as held:
+            assert len(held.client.reqs_in_flight) == 2, "the engine's books know what it has"
+            await held.until_free()
+            assert held.seen() == [held.late]
+            assert held.client.reqs_in_flight["late"] == held.client.core_engines[0]
+            assert held.late.data_parallel_rank is None, "a choice is not what was asked for"
+
+    run(work())
+
+
+def test_desk_never_sends_request_aborted_while_held() -> None:
+    async def work() -> None:
+        async with Held() as held:
+            before = COUNTERS.read()["aborted_requests"]
+            await held.client.abort_requests_async(["late", "busy1"])
+            assert COUNTERS.read()["aborted_requests"] == before + 2
+            assert held.site.engines[1].reached == ["busy1"]
+            await held.site.run_out()
+            assert held.seen() == []
+            assert held.site.idle
+
+    run(work())
+
+
+def test_desk_shows_aborted_request_with_kv_transfer_to_engine() -> None:
+    async def work() -> None:
+        async with Held() as held:
+            held.late.sampling_params = SimpleNamespace(extra_args={"kv_transfer_params": {}})
+            await held.client.abort_requests_async(["late"])
+            [seen] = held.seen()
+            assert seen.abort_immediately
+            await held.site.run_out()
+            assert not held.client.reqs_in_flight
+
+    run(work())
+
+
+def test_desk_sends_overdue_request_by_the_engine_rule() -> None:
+    async def work() -> None:
+        async with Held(hold_seconds=5) as held:
+            desk, before = held.client.desk, COUNTERS.read()
+            now = desk.clock()
+            desk.clock = lambda: now + 4
+            desk.tick()
+            await turn()
+            assert held.seen() == []
+            desk.clock = lambda: now + 6
+            desk.tick()
+            await turn()
+            assert held.seen() == [held.late]
+            after = COUNTERS.read()
+            assert after["overdue_requests"] == before["overdue_requests"] + 1
+            assert after["routed_requests"] == before["routed_requests"]
+            await held.site.run_out()
+            assert held.site.ended["late"] == 1
+
+    run(work())
+
+
+def test_desk_sends_overdue_request_without_further_events() -> None:
+    async def work() -> None:
+        async with Held(hold_seconds=0) as held:
+            while not held.seen():
+                await asyncio.sleep(0.01)
+            assert held.seen() == [held.late]
+
+    run(work())
+
+
+def test_desk_sends_overdue_request_to_its_pinned_rank() -> None:
+    async def work() -> None:
+        async with Held(hold_seconds=5) as held:
+            pinned = asked("pinned", rank=1)
+            await held.client.add_request_async(pinned)
+            now = held.client.desk.clock()
+            held.client.desk.clock = lambda: now + 6
+            held.client.desk.tick()
+            await turn()
+            assert held.site.engines[1].seen[-1] == pinned
+
+    run(work())
+
+
+def test_desk_abort_all_ends_held_requests_like_engine(engine_names: list[str]) -> None:
+    async def work() -> None:
+        async with Held() as held:
+            await held.client.pause_scheduler_async("keep")
+            await held.client.sleep_async(1, "wait")
+            assert held.client.outputs_queue.empty()
+            await held.client.pause_scheduler_async()
+            told = held.client.outputs_queue.get_nowait()
+            assert [(one.request_id, one.finish_reason) for one in told.outputs] == [
+                ("late", "abort")
+            ]
+            assert held.client.paused == ["keep", "wait", "abort"]
+            await held.client.sleep_async()
+            assert held.client.outputs_queue.empty()
+            await held.site.run_out()
+            assert held.seen() == []
+        assert engine_names == ["ABORT"]
+
+    run(work())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
+@given(failing=st.integers(0, 40), acts=st.lists(ACTS, min_size=10, max_size=40))
+def test_desk_stops_calling_failed_policy_and_loses_nothing(
+    kind: str, failing: int, acts: list[Act]
+) -> None:
+    async def work() -> None:
+        play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policies:{kind}"))
+        desk, before = play.site.clients[0].desk, COUNTERS.read()["routing_failures"]
+        policy = desk.policy
+        assert isinstance(policy, Failing)
+        policy.left = failing
+        for act in acts:
+            await play.act(*act)
+        await play.finish()
+        assert policy.failed == (desk.mode is Mode.ENGINE)
+        assert policy.after == 0
+        assert COUNTERS.read()["routing_failures"] == before + policy.failed
+
+    run(work())
+
+
+def test_desk_treats_impossible_assignment_as_policy_failure() -> None:
+    async def work() -> None:
+        site = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
+        await site.clients[0].add_request_async(asked("one"))
+        assert site.clients[0].desk.mode is Mode.ENGINE
+        assert len([one for each in site.engines for one in each.seen]) == 1
+
+    run(work())
+
+
+def test_desk_raises_send_error_to_caller_and_forgets_request() -> None:
+    async def work() -> None:
+        site = deploy(1, 2, policy="fit", hold_seconds=LATER)
+        client = site.clients[0]
+        client.broken.add("odd")
+        with pytest.raises(OSError, match="does not take"):
+            await client.add_request_async(asked("odd"))
+        assert client.desk.tickets == ()
+        assert client.desk.mode is Mode.POLICY
+
+    run(work())
+
+
+def test_desk_ends_held_request_with_error_when_send_fails(engine_names: list[str]) -> None:
+    async def work() -> None:
+        async with Held() as held:
+            held.client.broken.add("late")
+            await held.until_free()
+            told = held.client.outputs_queue.get_nowait()
+            assert [one.request_id for one in told.outputs] == ["late"]
+            assert engine_names == ["ERROR"]
+            assert "late" not in [one.id for one in held.client.desk.tickets]
+
+    run(work())
+
+
+def test_desk_stays_silent_about_held_requests_of_dead_engine(engine_names: list[str]) -> None:
+    async def work() -> None:
+        async with Held() as held:
+            held.client.resources.engine_dead = True
+            await held.until_free()
+            assert held.client.outputs_queue.empty()
+            assert engine_names == []
+            while len(asyncio.all_tasks()) > 1:  # nobody looks after what is held any more
+                await asyncio.sleep(0.01)
+            assert held.seen() == []
+
+    run(work())
+
+
+def test_desk_passes_each_report_to_policy_once() -> None:
+    async def work() -> None:
+        site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding")
+        client = site.clients[0]
+        policy = client.desk.policy
+        assert isinstance(policy, LateBinding)
+        await client.add_request_async(asked("one"))
+        assert policy.reports == [], "what stands there before the first report is none"
+        client.lb_engines = [[1, 2, 0.25], [0, 0, 0.0]]
+        for name in ("two", "three"):
+            await client.add_request_async(asked(name))
+        assert [worker for worker, _ in policy.reports] == [0, 1]
+        first = policy.reports[0][1]
+        assert (first.waiting, first.running, first.tokens, first.kv_usage) == (1, 2, 250, 0.25)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "given_up", [asked("x", rank=7), replace(asked("x", rank=0), abort_immediately=True)]
+)
+def test_desk_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRequest) -> None:
+    async def work() -> None:
+        async with Held() as held:
+            if given_up.data_parallel_rank == 7:
+                with pytest.raises(IndexError):
+                    await held.client.add_request_async(given_up)
+            else:
+                await held.client.add_request_async(given_up)
+                assert held.site.engines[0].reached == ["x"]
+            assert "x" not in [one.id for one in held.client.desk.tickets]
+
+    run(work())
+
+
+def test_desk_sends_late_interaction_request_to_engine_with_its_state(
+    engine_names: list[str],
+) -> None:
+    async def work() -> None:
+        site = deploy(4, 2, policy="fit")
+        await site.clients[0].add_request_async(replace(asked("x"), pooling_params="for 1"))
+        assert [len(one.seen) for one in site.engines] == [0, 1]
+        assert engine_names == []
+
+    run(work())
+
+
+def test_client_without_routing_settings_is_unchanged() -> None:
+    async def work() -> None:
+        site = deploy(1, 2)
+        client, before = site.clients[0], COUNTERS.read()
+        for number in range(4):
+            await client.add_request_async(asked(f"r{number}"))
+        assert [len(one.seen) for one in site.engines] == [2, 2]
+        await client.abort_requests_async(["r0"])
+        await client.pause_scheduler_async()
+        await site.step(0)
+        assert not hasattr(client, DESK)
+        assert COUNTERS.read() == before
+
+    run(work())
+
+
+@pytest.mark.parametrize("room", [None, 10])
+@given(size=st.integers(0, 30))
+def test_desk_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -> None:
+    async def work() -> None:
+        site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", room=room)
+        await site.clients[0].add_request_async(asked("one", size=size))
+        [ticket] = site.clients[0].desk.tickets
+        assert ticket.size == max(1, size if room is None else min(size, room))
+
+    run(work())

@@ -1,0 +1,52 @@
+"""What a worker of vLLM gets that changes no setting."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.open import split_staging
+from equipoise.balancer.experts.weights.expert_weights import (
+    LayerGroup,
+    LayerTensors,
+    TensorName,
+    layer_groups,
+    slot_tensor,
+    strided,
+)
+from equipoise.integrations.vllm.eplb.config import node_count, staging_budget
+from equipoise.integrations.vllm.settings import EngineSettings
+
+
+def families(slots_per_rank: int, sizes: list[int]) -> tuple[LayerGroup, ...]:
+    """One layer for each size of a slot, in bytes."""
+    layers = []
+    for number, size in enumerate(sizes):
+        tensor = torch.empty((slots_per_rank, size), dtype=torch.uint8)
+        placed = TensorName("model", number, "w13")
+        layers.append(LayerTensors(number, (slot_tensor(placed, tensor, slots_per_rank, strided),)))
+    return layer_groups(tuple(layers))
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 3000), min_size=1, max_size=6))
+def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[int]) -> None:
+    found = families(slots, sizes)
+    assert split_staging(found, staging_budget(EngineSettings(), found)) == (slots,) * len(found)
+
+
+@pytest.mark.parametrize(("staging_mb", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
+def test_staging_setting_is_at_least_one_slot_of_each_family(
+    staging_mb: float, wanted: int
+) -> None:
+    found = families(4, [1000, 2000, 2000])
+    assert staging_budget(EngineSettings(staging_mb=staging_mb), found) == wanted
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_node_count_of_equal_runs_of_neighbours_is_theirs(nodes: int, each: int) -> None:
+    assert node_count([rank // each for rank in range(nodes * each)]) == nodes
+
+
+@pytest.mark.parametrize("places", [[0, 1, 0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 0, 1]])
+def test_node_count_of_anything_else_is_one(places: list[int]) -> None:
+    assert node_count(places) == 1

@@ -1,0 +1,26 @@
+"""Which accelerator and communicator a worker of vLLM gets."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.rank_context import open_site
+
+GROUP: Any = None  # nobody is met before the device and the communicator are known
+
+
+@pytest.mark.parametrize(
+    ("device", "communicator", "said"),
+    [
+        ("cpu", "nccl", "nccl is not for a device of type cpu: gloo"),
+        ("cuda", "hccl", "hccl is not for a device of type cuda: nccl or gloo"),
+        ("meta", None, "no backend for a device of type 'meta': cpu, cuda, npu"),
+    ],
+)
+def test_site_refuses_communicator_of_other_device(
+    device: str, communicator: str | None, said: str
+) -> None:
+    with pytest.raises(IntegrationError, match=said):
+        open_site(GROUP, torch.device(device), 1.0, communicator)

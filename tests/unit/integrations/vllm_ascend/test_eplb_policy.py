@@ -1,0 +1,119 @@
+"""Our policy behind vllm-ascend's interface: what its planner accepts, few moves, no exception."""
+
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from helpers.references import ascend_layouts as layouts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.hal.errors import PlacementError
+from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm_ascend.eplb_policy import TablePolicy, Tally
+
+Ints = layouts.Ints
+
+
+def policy(**settings: float) -> tuple[TablePolicy, Tally]:
+    tally = Tally()
+    return TablePolicy(PolicySettings(**settings), tally), tally
+
+
+def by_slot(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
+    """(layers, ranks, slots of a rank), what each slot takes under an even split."""
+    flat = table.reshape(len(table), -1)
+    copies = np.stack([np.bincount(layer, minlength=load.shape[1]) for layer in flat])
+    taken: npt.NDArray[np.float64] = np.take_along_axis(load / copies, flat, axis=1)
+    return taken.reshape(table.shape)
+
+
+def fullest(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
+    """(layers,), tokens of the fullest rank."""
+    found: npt.NDArray[np.float64] = by_slot(load, table).sum(axis=2).max(axis=1)
+    return found
+
+
+def planned(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, Ints, dict[str, int]]:
+    ours, tally = policy(**settings)
+    work = torch.from_numpy(by_slot(load, table))
+    changed, order, new = ours.rebalance_experts(torch.from_numpy(table), work)
+    return changed, order, np.asarray(new), dict(tally.read())
+
+
+def accepted(before: Ints, after: Ints) -> None:
+    """As vllm-ascend's `check_expert_placement`."""
+    for old, new in zip(before, after, strict=True):
+        assert np.unique(new).size == np.unique(old).size
+        for old_rank, new_rank in zip(old, new, strict=True):
+            assert np.unique(new_rank).size == new_rank.size
+            stays = np.isin(new_rank, old_rank)
+            assert (new_rank[stays] == old_rank[stays]).all()
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Ints, Ints]:
+    """A load, and a table in which no rank has an expert twice."""
+    ranks, size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    experts = draw(st.integers(size, ranks * size))
+    layers = draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    extra = [np.arange(place, place + ranks * size) % experts for place in range(layers)]
+    table = np.stack(extra).reshape(layers, ranks, size)
+    return rng.integers(0, 10 ** draw(st.integers(0, 9)), (layers, experts)), table
+
+
+@given(problems(), st.floats(0, 1))
+def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
+    problem: tuple[Ints, Ints], most: float
+) -> None:
+    load, table = problem
+    changed, order, new, counted = planned(load, table, most=most)
+    accepted(table, new)
+    moves = int((new != table).sum())
+    assert moves <= most * table.size
+    assert counted == {"policy_calls": 1, "policy_moves": moves, "policy_failures": 0}
+    assert changed == int(moves > 0)
+    assert sorted(order.tolist()) == list(range(len(table)))
+    assert (fullest(load, new) <= fullest(load, table) * (1 + 1e-9)).all()
+
+
+def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
+    load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
+    _, _, found, _ = planned(load, table)
+    assert layouts.score(load, found).mean() <= 1.05
+    assert planned(load, found)[3]["policy_moves"] == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "work"),
+    [
+        ([[[0, -1]]], [[[1, 1]]]),
+        ([[[0, 2]]], [[[1, 1]]]),
+        ([[[0, 1]]], [[[1, float("nan")]]]),
+        ([[[0, 1]]], [[[1, 1, 1]]]),
+    ],
+)
+def test_policy_keeps_table_and_counts_failure_for_invalid_input(table: Any, work: Any) -> None:
+    ours, tally = policy()
+    changed, order, kept = ours.rebalance_experts(torch.tensor(table), torch.tensor(work))
+    assert (changed, order.tolist(), kept.tolist()) == (0, [0], table)
+    assert dict(tally.read()) == {"policy_calls": 1, "policy_moves": 0, "policy_failures": 1}
+
+
+def test_policy_refuses_change_of_group_size() -> None:
+    with pytest.raises(PlacementError, match="a group that changes to 64 ranks"):
+        policy()[0].set_new_ep_size(64)
+
+
+def test_tally_counts_of_forked_process_are_visible() -> None:
+    tally = Tally()
+    process = get_context("fork").Process(target=tally.add, args=("policy_moves", 7))
+    process.start()
+    process.join(30)
+    assert tally.read()["policy_moves"] == 7
+    with pytest.raises(KeyError):
+        tally.add("epochs")

@@ -1,0 +1,201 @@
+"""What a message is: its class, its layout, its header, and the memory that it lies in."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.errors import MessageMismatch, ShapeClassError
+from equipoise.pipeline.channel.buffers import Buffer
+from equipoise.pipeline.channel.message import (
+    ALIGNMENT,
+    HEADER_BYTES,
+    WORDS,
+    Header,
+    layout_of,
+    read_header,
+    unpack,
+)
+from equipoise.pipeline.channel.schema import (
+    Field,
+    RowField,
+    ShapeClass,
+    Split,
+    Template,
+    shape_class,
+)
+
+DTYPES = [
+    torch.bfloat16,
+    torch.float32,
+    torch.float8_e4m3fn,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.float64,
+]
+FIELDS = st.builds(
+    Field,
+    st.text(max_size=4),
+    st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    st.sampled_from(DTYPES),
+    st.sampled_from(Split),
+)
+CONSTANTS = st.lists(
+    st.tuples(st.text("xyz", min_size=5, max_size=6), st.none() | st.integers() | st.text()),
+    max_size=2,
+    unique_by=lambda pair: pair[0],
+)
+CLASSES = st.builds(
+    ShapeClass,
+    st.lists(FIELDS, max_size=4, unique_by=lambda field: field.name).map(tuple),
+    CONSTANTS.map(tuple),
+)
+NUMBERS = st.integers(0, 2**62)
+
+
+@given(CLASSES)
+def test_shape_class_survives_serialisation(one: ShapeClass) -> None:
+    assert ShapeClass.from_bytes(one.to_bytes()) == one
+    assert 0 <= one.digest < 2**63
+
+
+@given(CLASSES, CLASSES)
+def test_shape_class_digest_identifies_class(one: ShapeClass, other: ShapeClass) -> None:
+    assert (one.digest == other.digest) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"fields": [["a", [1], "complex7", "whole"]], "constants": []}',
+        b'{"fields": [["a", [1], "float32", "halved"]], "constants": []}',
+        b'{"fields": [["a", [-1], "float32", "whole"]], "constants": []}',
+        b'{"fields": [["a", [1], "nn", "whole"]], "constants": []}',
+    ],
+)
+def test_shape_class_refuses_invalid_description(text: bytes) -> None:
+    with pytest.raises(ShapeClassError):
+        ShapeClass.from_bytes(text)
+
+
+def test_shape_class_accepts_only_tensors_and_constants() -> None:
+    found = shape_class({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
+    assert found.fields == (
+        Field("a", (2, 3), torch.float32, Split.SLICED),
+        Field("b", (), torch.float32),
+    )
+    assert found.constants == (("n", 3),)
+    with pytest.raises(ShapeClassError, match="neither tensor nor constant"):
+        shape_class({"a": [1, 2]})  # type: ignore[dict-item]
+    with pytest.raises(ShapeClassError, match="cannot be sliced"):
+        shape_class({"a": torch.zeros(1)}, sliced=("b",))
+    with pytest.raises(ShapeClassError, match="more than once"):
+        ShapeClass((Field("a", (1,), torch.uint8), Field("a", (2,), torch.uint8)))
+
+
+@given(CLASSES, st.integers(1, 4))
+def test_message_layout_keeps_parts_apart_aligned_and_inside(one: ShapeClass, parts: int) -> None:
+    made = layout_of(one, parts)
+    end = HEADER_BYTES
+    for place in made.places:
+        assert place.offset >= end
+        assert place.offset % ALIGNMENT == 0
+        assert place.nbytes * place.parts == place.field.nbytes
+        assert place.parts in (1, parts)
+        end = place.offset + place.nbytes
+    assert end <= made.nbytes
+
+
+@given(CLASSES, st.integers(2, 3))
+def test_message_layout_keeps_gathered_tensors_apart(one: ShapeClass, parts: int) -> None:
+    made = layout_of(one, parts)
+    end = HEADER_BYTES * parts
+    for place in made.sliced:
+        assert place.gathered_at >= end
+        assert place.gathered_at % ALIGNMENT == 0
+        end = place.gathered_at + place.field.nbytes
+    assert made.gathered_nbytes >= (end if made.sliced else 0)
+
+
+@given(CLASSES)
+def test_message_unpack_returns_packed_tensors(one: ShapeClass) -> None:
+    made = layout_of(one)
+    message = torch.zeros(made.nbytes, dtype=torch.uint8)
+    values = {field.name: _values(field) for field in one.fields}
+    for place in made.places:
+        place.part(message).copy_(values[place.field.name])
+    for name, found in unpack(made, message, message[:0]).items():
+        assert found.shape == values[name].shape
+        assert torch.equal(_bytes(found), _bytes(values[name]))
+
+
+@given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
+def test_message_header_survives_round_trip(header: Header) -> None:
+    words = torch.zeros(1, WORDS, dtype=torch.int64)
+    header.write(words.numpy().data)
+    assert read_header(words[0].tolist(), "edge") == header
+
+
+@given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), st.integers(0, 511))
+def test_message_header_with_flipped_bit_is_refused(header: Header, bit: int) -> None:
+    words = torch.zeros(1, WORDS, dtype=torch.int64)
+    header.write(words.numpy().data)
+    words.view(torch.uint8)[0, bit // 8] ^= 1 << bit % 8
+    with pytest.raises(MessageMismatch, match="edge"):
+        read_header(words[0].tolist(), "edge")
+
+
+def test_buffer_is_held_while_any_tensor_views_it() -> None:
+    buffer = Buffer(lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8))
+    buffer.make_room(64)
+    assert not buffer.held
+    view = buffer.memory[8:16].view(torch.float32)
+    part = view[1:]
+    assert buffer.held
+    del view
+    assert buffer.held
+    del part
+    assert not buffer.held
+    closed = (lambda tensor: lambda: tensor)(buffer.memory[:4])
+    assert buffer.held
+    del closed
+    assert not buffer.held
+
+
+def test_buffer_reallocates_only_when_too_small() -> None:
+    made: list[int] = []
+
+    def memory(nbytes: int) -> Tensor:
+        made.append(nbytes)
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    buffer = Buffer(memory)
+    for nbytes in (0, 8, 8, 3, 9):
+        buffer.make_room(nbytes)
+    assert made == [0, 8, 9]
+
+
+def test_template_caches_one_shape_class_per_row_count() -> None:
+    template = Template((RowField("a", (3,), torch.float32, Split.SLICED),), most=4)
+    assert template.at(2) is template.at(2)
+    assert template.at(0).fields == (Field("a", (0, 3), torch.float32, Split.SLICED),)
+    assert template.sliced == ("a",)
+    for rows in (-1, 5):
+        with pytest.raises(ShapeClassError, match="0 to 4"):
+            template.at(rows)
+
+
+def _values(field: Field) -> Tensor:
+    count = field.nbytes
+    numbers = (torch.arange(count) % 2).to(torch.uint8)
+    return numbers.view(field.dtype).view(field.shape)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,221 @@
+"""The end that sends, alone: what is refused, what fails, and what is left behind."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from helpers.watchdog import WATCHDOG
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal import registry
+from equipoise.hal.accelerator import open_for
+from equipoise.hal.errors import ChannelClosed, ChannelError, ShapeClassError
+from equipoise.hal.stream import Role
+from equipoise.pipeline.channel.edge import Edge
+from equipoise.pipeline.channel.endpoints import ChannelPlan, Sender, message
+from equipoise.pipeline.channel.framing import Described
+from equipoise.pipeline.channel.message import Layouts
+from equipoise.pipeline.channel.schema import RowField, ShapeClass, Template, shape_class
+from equipoise.pipeline.channel.send import SendingEnd
+from equipoise.pipeline.channel.statistics import EdgeMeter
+
+TEMPLATE = Template(
+    (RowField("hidden", (4,), torch.float32), RowField("residual", (4,), torch.float32)), most=8
+)
+
+
+class Gone:
+    """A message that is gone as soon as it is sent."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float) -> None:
+        pass
+
+
+class Line:
+    """Keeps what is sent over it."""
+
+    def __init__(self, capabilities: object) -> None:
+        self.capabilities = capabilities
+        self.sent: list[Tensor] = []
+        self.broken = False
+
+    def isend(self, tensor: Tensor, peer: int) -> Gone:
+        if self.broken:
+            raise RuntimeError("the line is down")
+        self.sent.append(tensor.clone())
+        return Gone()
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def line(depth: int = 2) -> Iterator[tuple[Edge, Line]]:
+    """An edge that leads nowhere."""
+    accelerator = open_for(registry.accelerator("cpu"), 0)
+    wire: Any = Line(registry.communicator("gloo").capabilities)
+    yield (
+        Edge(
+            name="nowhere",
+            communicator=wire,
+            peer=1,
+            accelerator=accelerator,
+            stream=accelerator.stream(Role.COMPUTE),
+            deadline=WATCHDOG,
+            depth=depth,
+        ),
+        wire,
+    )
+    accelerator.close()
+
+
+def sender(edge: Edge) -> Sender:
+    """Of `TEMPLATE`."""
+    return Sender(
+        ChannelPlan(name="nowhere", source=0, destination=1, template=TEMPLATE, depth=edge.depth),
+        edge,
+    )
+
+
+def tensors(rows: int, value: float = 1.0) -> dict[str, Tensor]:
+    return {name: torch.full((rows, 4), value) for name in ("hidden", "residual")}
+
+
+def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
+    with line() as (edge, wire):
+        end, strange = sender(edge), dict[str, Any](hidden=[1.0], residual=None)
+        with pytest.raises(ShapeClassError, match="hidden"):
+            end.send(strange)
+        end.send(tensors(2))
+        end.drain()
+        assert [message.numel() for message in wire.sent] == [64 + 2 * 64]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (0.0, -0.0), (1, 1.0), ("1", 1), (None, False)]
+)
+def test_shape_class_distinguishes_equal_constants_of_other_type(one: Any, other: Any) -> None:
+    met = Layouts(1, EdgeMeter())
+    for value in (one, other):
+        found = met.of(shape_class({"x": value}))
+        assert found.first
+        met.meet(found)
+    with line() as (edge, _), pytest.raises(ShapeClassError, match="x is not"):
+        SendingEnd(edge).send({"x": other}, shape_class({"x": one}))
+
+
+def test_sending_end_treats_nan_constant_as_one_class() -> None:
+    with line() as (edge, wire):
+        end, given = SendingEnd(edge), {"x": float("nan")}
+        for _ in range(3):
+            end.send(given, shape_class(given)).wait()
+        assert edge.meter.read().classes == 1
+        assert len(wire.sent) == 3
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 5))
+def test_channel_ends_evict_the_same_shape_classes(numbers: list[int], most: int) -> None:
+    sends, receives = Layouts(1, EdgeMeter()), Layouts(1, EdgeMeter())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message, "MOST", most)
+        for number in numbers:
+            sent = sends.of(ShapeClass((), (("step", number),)))
+            digest = sent.layout.shape_class.digest
+            assert (receives.known(digest) is None) == sent.first
+            sends.meet(sent)
+            receives.meet(receives.of(sent.layout.shape_class))
+
+
+def test_sender_refuses_lent_tensors_out_of_place() -> None:
+    with line() as (edge, wire):
+        end = sender(edge)
+        lent = end.outgoing(8)
+        with pytest.raises(ShapeClassError, match="not in its place"):
+            end.send({name: tensor[:2] for name, tensor in lent.items()})
+        with pytest.raises(ShapeClassError, match="not in its place"):
+            end.send({"hidden": lent["residual"], "residual": lent["hidden"]})
+        for number, tensor in enumerate(lent.values()):
+            tensor.fill_(number)
+        end.send(lent).wait()
+        seen = wire.sent[0][64:].view(torch.float32)
+        assert seen.tolist() == [0.0] * 32 + [1.0] * 32
+
+
+def test_sender_packs_other_tensors_in_place_of_lent_ones() -> None:
+    with line() as (edge, wire):
+        end = sender(edge)
+        lent = end.outgoing(2)
+        lent["hidden"].fill_(7.0)
+        end.send({"hidden": lent["hidden"], "residual": torch.full((2, 4), 8.0)}).wait()
+        assert wire.sent[0][64:].view(torch.float32)[:8].tolist() == [7.0] * 8
+        assert wire.sent[0][128:].view(torch.float32)[:8].tolist() == [8.0] * 8
+
+
+def test_sending_end_sends_larger_step_than_the_lent_one() -> None:
+    with line() as (edge, wire):
+        end = SendingEnd(edge)
+        small, large = TEMPLATE.at(1), TEMPLATE.at(8)
+        lent = end.outgoing(small)
+        end.send(tensors(8, 3.0), large).wait()
+        assert wire.sent[0][64:].view(torch.float32).tolist() == [3.0] * 64
+        assert lent["hidden"].shape == (1, 4)
+
+
+def test_sending_end_is_unchanged_after_allocation_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with line() as (edge, wire):
+        end, given = SendingEnd(edge, Described(1)), {"x": torch.ones(3000)}
+        healthy = torch.empty
+
+        def full(*_: object, **__: object) -> Tensor:
+            raise MemoryError("none is left")
+
+        monkeypatch.setattr(torch, "empty", full)
+        with pytest.raises(MemoryError):
+            end.send(given, shape_class(given))
+        monkeypatch.setattr(torch, "empty", healthy)
+        object.__setattr__(edge, "rest", wire)
+        end.send(given, shape_class(given)).wait()
+        first, second = wire.sent
+        assert first.numel() == 4096
+        assert int(first[:64].view(torch.int64)[1]) == 0, "it is message 0"
+        assert b'"float32"' in bytes(second.tolist()), "it describes its class"
+
+
+def test_sender_program_error_fails_message_but_not_stream() -> None:
+    with line() as (edge, wire):
+        end = sender(edge)
+        wire.broken = True
+        departure = end.send(tensors(2))
+        with pytest.raises(ChannelError, match="the line is down"):
+            departure.wait()
+        assert departure.is_completed()
+        seen: list[int] = []
+        edge.stream.launch(lambda: seen.append(1))
+        edge.stream.synchronize(WATCHDOG)
+        assert seen == [1]
+        with pytest.raises(ChannelError, match="the line is down"):
+            end.drain()
+
+
+def test_sender_closes_when_interrupted_amid_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    with line() as (edge, _):
+        end = sender(edge)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(edge.stream), "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            end.send(tensors(1))
+        monkeypatch.undo()
+        with pytest.raises(ChannelClosed, match="KeyboardInterrupt"):
+            end.send(tensors(1))

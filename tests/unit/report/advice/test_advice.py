@@ -1,0 +1,330 @@
+"""The model behind advice: its formulas, by hand, and which way they go."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts import plan
+from equipoise.balancer.formats import Arrangement, Statistics
+from equipoise.report.advice import inputs
+from equipoise.report.advice.advice import advise
+from equipoise.report.advice.hardware import Expert, Hardware, Roofline
+from equipoise.report.advice.inputs import MOST_WINDOWS, Question, Trial
+from equipoise.report.advice.json_output import to_json
+from equipoise.report.advice.migration_cost import Pace, break_even, incoming, move
+from equipoise.report.advice.sizing import (
+    Choice,
+    Reason,
+    advised,
+    candidates,
+    connectable,
+    connected_slots,
+    fewest,
+)
+from equipoise.report.advice.table import render
+from equipoise.report.advice.worth import Verdict, Way, Worth, gain, rows_gain, verdict
+from equipoise.report.placement.spread import linear
+from equipoise.report.run.metrics import exact_floor, noise_floor
+from equipoise.report.terminal import Ink
+
+FIGURES = {
+    "memory_gb": 1.0, "memory_bandwidth_gbs": 2.0, "fp8_tflops": 0.008, "node_link_gbs": 1.0,
+}  # fmt: skip
+MACHINE = Hardware("mine", FIGURES)
+EXPERT = Expert(1000, "fp8")
+SKEWED = np.array([[[90, 10, 10, 10, 10, 10, 10, 10]] * 2] * 4, dtype=np.int64) * 100
+
+
+def question(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: object) -> Question:
+    given = {"statistics": Statistics(counts), "ranks": 4} | more
+    return Question(**given)  # type: ignore[arg-type]
+
+
+def test_expert_size_and_operations_follow_dimensions() -> None:
+    for precision, size in (("bf16", 2.0), ("fp8", 1.0), ("fp4", 0.5)):
+        found = Expert.of_dimensions(7168, 2048, precision)
+        assert found.size == 3 * 7168 * 2048 * size
+        assert found.operations_per_row == 2 * 3 * 7168 * 2048
+
+
+def test_pace_reproduces_figure_15_of_source() -> None:
+    """300 experts of 24 MiB within 50 ms; a model of 58 layers, 8 slots a rank, in 2 such steps."""
+    pace = Pace(151e9, 24 << 20, 0.05)
+    assert pace.experts_per_step == 300
+    assert pace.steps(300) == 1
+    assert pace.steps(58 * 8) == 2
+    assert pace.steps(0) == 0
+    assert pace.transfer(300) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_pace_expert_larger_than_step_takes_several_steps() -> None:
+    pace = Pace(1000.0, 2500, 1.0)
+    assert pace.experts_per_step == 0
+    assert pace.steps(2) == 6
+
+
+@given(
+    st.floats(1.0, 1e6), st.floats(1.0, 100.0), st.integers(1, 10**6), st.floats(1e-3, 10.0),
+    st.integers(0, 1000),
+)  # fmt: skip
+def test_pace_is_monotone_in_rate_latency_and_size(
+    rate: float, more: float, size: int, latency: float, copies: int
+) -> None:
+    slow = Pace(rate, size, latency)
+    for fast in (Pace(rate * more, size, latency), Pace(rate, size, latency * more)):
+        assert fast.experts_per_step >= slow.experts_per_step
+        assert fast.steps(copies) <= slow.steps(copies)
+    small = Pace(rate, max(1, size // 2), latency)
+    assert small.experts_per_step >= slow.experts_per_step
+
+
+def test_incoming_counts_experts_new_to_rank() -> None:
+    def of(*held: int) -> Arrangement:
+        return Arrangement.even(np.array([held] * 2, dtype=np.int32), 2)
+
+    old, new = of(0, 1, 2, 3, 0, 1), of(2, 1, 0, 3, 3, 0)
+    assert incoming(old, new).tolist() == [[0, 0]] * 2
+    assert incoming(old, of(0, 3, 2, 1, 1, 0)).tolist() == [[1, 0]] * 2
+    assert incoming(of(0, 1, 2, 3), old).tolist() == [[1, 2]] * 2
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_incoming_equals_planner_moves(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
+    again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
+    old, new = (Arrangement.even(found.placement, 4) for found in (first, again))
+    assert int(incoming(old, new).sum()) == again.moves
+
+
+def test_move_stall_is_transfer_beyond_forward_time() -> None:
+    pace = Pace(1000.0, 1000, 5.0)
+    copies = np.array([[1, 0], [2, 7]])
+    found = move("", copies, pace, np.array([1.0, 2.0]))
+    assert (found.copies, found.busiest, found.steps) == (10, 7, 2)
+    assert found.bulk_stall == 7.0
+    # Layer 0: 1 s within 4 s. Layer 1: 7 s within 3 s.
+    assert found.layer_stall == 4.0
+    assert move("", copies * 0, pace, np.array([9.0, 9.0])).layer_stall == 0.0
+
+
+def test_break_even_is_stall_over_saving_per_step() -> None:
+    assert break_even(0.0, -1.0) == 0
+    assert break_even(1.0, 0.0) is None
+    assert break_even(1.0, -0.1) is None
+    assert break_even(1.0, 0.25) == 4
+    assert break_even(1.0, 0.3) == 4
+
+
+@given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3), st.floats(1.0, 100.0))
+def test_break_even_is_monotone_in_saving(stall: float, saved: float, more: float) -> None:
+    found, faster = break_even(stall, saved), break_even(stall, saved * more)
+    assert found is not None
+    assert faster is not None
+    assert faster <= found
+
+
+def test_roofline_takes_longer_of_reading_and_computing() -> None:
+    roofline = Roofline(EXPERT, MACHINE)
+    # 2e9 bytes and 8e9 operations a second: 0.5 us to read an expert, 0.25 us for a row.
+    rows = np.array([[1000.0, 0.0, 0.0, 0.0], [1e-9, 0.0, 50.0, 50.0]])
+    read, row = 1000 / 2e9, 2000 / 8e9
+    assert roofline.seconds(rows, 2) == pytest.approx(
+        np.array([[1000 * row, 0.0], [1e-9 * read, 100 * row]]), rel=1e-6
+    )
+    few = roofline.seconds(np.array([[0.5, 0.5]]), 1)
+    assert few[0, 0] == pytest.approx(2 * (1 - math.exp(-0.5)) * read)
+    assert MACHINE.ridge("fp8") == pytest.approx(read / row)
+
+
+@given(st.lists(st.floats(0.0, 1e4), min_size=4, max_size=4), st.floats(1.0, 10.0))
+def test_roofline_is_monotone_in_rows(rows: list[float], more: float) -> None:
+    roofline = Roofline(EXPERT, MACHINE)
+    less, greater = (roofline.seconds(np.array([rows]) * factor, 2) for factor in (1.0, more))
+    assert (greater >= less - 1e-18).all()
+
+
+def test_trial_splits_windows_into_train_and_test() -> None:
+    counts = np.arange(5 * 2 * 4, dtype=np.int64).reshape(5, 2, 4)
+    found = Trial.of(Statistics(counts))
+    assert np.array_equal(found.train.counts, counts[:2])
+    assert np.array_equal(found.test.counts, counts[2:])
+    assert found.held_out
+    alone = Trial.of(Statistics(counts[:1]))
+    assert not alone.held_out
+    assert np.array_equal(alone.test.counts, counts[:1])
+    many = Trial.of(Statistics(np.ones((1000, 1, 4), dtype=np.int64)))
+    assert (many.train.windows, many.test.windows) == (500, MOST_WINDOWS)
+
+
+def test_trial_exact_shares_level_better_than_planned_shares() -> None:
+    counts = SKEWED.copy()
+    counts[2:, :, 0] = 3000
+    trial = Trial.of(Statistics(counts))
+    found = plan(trial.train.counts, slots=12, ranks=4, policy="connected")
+    layout = Arrangement(found.placement, found.shares, 4)
+    levelled = trial.levelled(found.placement, 4)
+    assert (levelled <= trial.measured(layout) + 1e-9).all()
+    assert levelled.max() < trial.measured(layout).max()
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
+def test_chance_floor_is_close_to_exact_floor(rows: int, ranks: int) -> None:
+    assert inputs.floor(rows, ranks) == pytest.approx(exact_floor(rows, ranks), rel=0.01)
+    assert inputs.floor(rows, 4) == noise_floor(rows, 4)
+
+
+def test_chance_floor_of_576_ranks_matches_simulation() -> None:
+    rng = np.random.default_rng(0)
+    drawn = rng.multinomial(5760, [1 / 576] * 576, size=300).max(axis=1).mean() / 10 - 1
+    assert inputs.floor(5760, 576) == pytest.approx(drawn, rel=0.03)
+
+
+@given(st.integers(2, 8), st.integers(1, 1000), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_advice_equal_load_is_not_worth_balancing(size: int, rows: int, layers: int) -> None:
+    found = advise(question(np.full((2, layers, 4 * size), rows, dtype=np.int64)))
+    assert found.worth.verdict is Verdict.NOISE
+    assert found.worth.now.mean == 0
+    assert found.redundancy.advised.planned == 0
+
+
+def test_advice_uniform_random_load_is_not_worth_balancing() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(4000, [1 / 32] * 32, size=(8, 20)).astype(np.int64)
+    found = advise(question(counts))
+    assert found.worth.verdict is Verdict.NOISE
+    assert found.worth.now.mean == pytest.approx(found.worth.floor, rel=0.1)
+
+
+def test_advice_skewed_load_gains_by_slowest_rank() -> None:
+    found = advise(question(SKEWED))
+    assert found.worth.verdict is Verdict.WORTH
+    # 100 of 160 on the first of four ranks; in 12 slots, all could have 40.
+    assert found.worth.now.mean == pytest.approx(100 / 40 - 1)
+    assert found.worth.planned.mean < 0.01
+    assert found.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
+    assert found.slots == 12
+    assert found.redundancy.reason is Reason.TARGET
+    assert found.movement is None
+    assert found.widths.advised is None
+
+
+def test_advice_gain_uses_seconds_when_known() -> None:
+    rows = Way("", None, np.array([1.0]))
+    assert gain(rows, replace(rows, measured=np.array([0.0]))) == rows_gain(1.0, 0.0) == 0.5
+    slow, same = (replace(rows, measured=np.array([x]), seconds=2.0) for x in (1.0, 0.0))
+    assert gain(slow, same) == 0.0
+    assert verdict(1.0, 0.1, gain(slow, same)) is Verdict.SMALL
+    assert verdict(1.0, 0.1, 0.5) is Verdict.WORTH
+    assert verdict(0.12, 0.1, 0.5) is Verdict.NOISE
+
+
+def test_advised_slots_are_fewest_that_meet_target() -> None:
+    def choice(more: int, planned: float, seconds: float | None = None) -> Choice:
+        return Choice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
+
+    bare, one, two = choice(0, 0.5), choice(1, 0.01), choice(2, 0.0)
+    assert advised([bare, one, two], 0.02) == (one, Reason.TARGET)
+    assert advised([bare, one, two], 0.005) == (two, Reason.TARGET)
+    assert advised([bare, choice(1, 0.3), choice(2, 0.2)], 0.02)[1] is Reason.BEST
+    level = choice(0, 0.0)
+    assert advised([level, one], 0.02) == (one, Reason.TARGET), "only connected ranks level batches"
+    slow = [choice(0, 0.5, 1.0), choice(1, 0.01, 1.1)]
+    assert advised(slow, 0.02) == (slow[0], Reason.READING)
+
+
+def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:
+    assert (fewest(256, 32), fewest(256, 36)) == (8, 8)
+    assert connectable(256, 288, 32)
+    assert not connectable(256, 288, 36)
+    assert (connected_slots(256, 32), connected_slots(256, 36)) == (9, 9)
+    assert connected_slots(1, 4) == 1
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_rank_candidates_divide_experts_or_are_requested(experts: int, ranks: int) -> None:
+    found = candidates(experts, ranks)
+    assert ranks in found
+    assert found == sorted(set(found))
+    assert all(experts % size == 0 for size in found if size != ranks)
+
+
+def test_advised_ranks_are_fewest_within_memory_and_latency() -> None:
+    known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
+    assert _advised_ranks(known) == 2
+    small = replace(MACHINE, figures=FIGURES | {"memory_gb": 2 * 3 * 1000 / 1e9})
+    # 3 slots of 2 layers fill it: 4 ranks have 3 slots, but 80 % is all that experts may take.
+    assert _advised_ranks(known | {"hardware": small}) == 8
+    assert _advised_ranks(known | {"hardware": small, "memory_share": 1.0}) == 4
+    assert _advised_ranks(known | {"latency": 1e-9}) is None
+    slow = Hardware("slow", FIGURES | {"fp8_tflops": 1e-9})
+    assert _advised_ranks(known | {"hardware": slow, "latency": None}) == 2, "memory alone"
+
+
+def _advised_ranks(known: Mapping[str, object]) -> int | None:
+    found = advise(question(SKEWED, **known)).widths
+    return None if found.advised is None else found.advised.ranks
+
+
+def test_advice_more_step_rows_change_time_not_imbalance() -> None:
+    known = {"expert": EXPERT, "hardware": MACHINE}
+    one, ten = (advise(question(SKEWED, step_rows=n, **known)).worth for n in (16_000, 160_000))
+    assert one.now.seconds is not None
+    assert ten.now.seconds == pytest.approx(10 * one.now.seconds)
+    assert ten.now.mean == one.now.mean
+    assert ten.step_floor < one.step_floor
+
+
+def test_advice_compares_with_installed_placement() -> None:
+    statistics = Statistics(SKEWED)
+    found = plan(SKEWED, slots=12, ranks=4)
+    layout = Arrangement(found.placement, found.shares, 4)
+    same = advise(question(SKEWED, installed=layout, expert=EXPERT, hardware=MACHINE, latency=1.0))
+    assert same.worth.verdict is not Verdict.WORTH
+    assert same.slots == 12
+    assert same.movement is not None
+    assert same.movement.moves[0].copies == 0
+    bad = replace(linear(statistics, 4))
+    other = advise(question(SKEWED, installed=bad, slots=12))
+    assert other.worth.verdict is Verdict.WORTH
+    assert other.slots == 12
+
+
+def test_advice_json_has_plain_values() -> None:
+    counts = SKEWED.copy()
+    counts[:, 1] = 0
+    known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
+    found = to_json(advise(question(counts, **known)))
+    assert found["kind"] == "a model, not a measurement"
+    assert found["worth"]["ways"][0]["by_layer"][1] is None
+    assert [one["name"] for one in found["movement"]["moves"]] == [
+        "to the plan", "next, incremental", "next, greedy", "every slot",
+    ]  # fmt: skip
+    assert found["movement"]["moves"][1]["copies"] == 0, "the load is the same"
+    assert found["widths"]["judged_by"] == "memory and latency"
+    alone = to_json(advise(question(counts[:1])))
+    assert alone["movement"] is None
+    assert alone["rests_on"]["held_out"] is False
+
+
+@pytest.mark.parametrize(("greedy", "saved"), [(0.270, 0.068), (0.35, 0.0), (0.4, 0.0)])
+def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: float) -> None:
+    """Of later windows, which nothing was planned on."""
+    told = advise(question(SKEWED))
+    ways = [
+        replace(way, measured=np.full(2, value))
+        for way, value in zip(told.worth.ways, (2.0, greedy, 0.363, 0.1), strict=True)
+    ]
+    worth = replace(told.worth, ways=tuple(ways))
+    assert isinstance(worth, Worth)
+    assert worth.public_gain == pytest.approx(saved, abs=5e-4)
+    lines = render(replace(told, worth=worth), Ink.PLAIN).splitlines()
+    assert ("  plan --policy greedy --split even" in lines) == bool(saved)
+    assert max(map(len, lines)) <= 80

@@ -1,0 +1,52 @@
+"""Figures of a log: by worker they are parts of the whole, and what is not known is said so."""
+
+import json
+
+import pytest
+from helpers.strategies.proxy_request_logs import LOGS, trip
+from hypothesis import given
+
+from equipoise.report.proxy_log.figures import figures_of
+from equipoise.report.proxy_log.requests import Routed
+from equipoise.report.proxy_log.table import render
+from equipoise.report.terminal import Ink
+
+
+@given(routed=LOGS)
+def test_route_figures_of_workers_sum_to_total(routed: Routed) -> None:
+    figures = figures_of(routed)
+    loose = [one for one in routed.trips if one.worker is None]
+    parts = figures.workers.values()
+    assert sum(one.requests for one in parts) + len(loose) == figures.total.requests
+    assert sum(one.output for one in parts) == figures.total.output
+    assert sum(figures.outcomes.values()) == len(routed.trips)
+    json.dumps(figures.to_json(), allow_nan=False)
+    assert "nan" not in render(figures, "log", Ink.PLAIN)
+
+
+def test_route_figures_compute_wait_ttft_and_tpot() -> None:
+    figures = figures_of(Routed("log", (trip(), trip(streamed=False, first=5.9))))
+    total = figures.total
+    assert total.wait.mean == pytest.approx(1.0)
+    assert total.ttft.mean == pytest.approx(2.0)  # only of the stream
+    assert total.tpot.p99 == pytest.approx(1.0)
+    assert figures.seconds == pytest.approx(6.0)
+
+
+def test_interrupted_request_has_no_time_per_token() -> None:
+    assert trip(outcome="worker_lost").tpot is None
+    assert trip(output=1).tpot is None
+
+
+def test_unknown_route_figures_are_dashes_and_null() -> None:
+    figures = figures_of(Routed("log", (trip(worker=None, bound=None, first=None, output=0),), 2))
+    text = render(figures, "log", Ink.PLAIN)
+    assert figures.to_json()["imbalance"] is None
+    assert "\u2013" in text
+    assert "2 lines of the log cut off and left out" in text
+    assert "imbalance" not in text
+
+
+def test_route_table_strips_escape_codes_of_worker_names() -> None:
+    figures = figures_of(Routed("log", (trip(worker="a\x1b[31m"),)))
+    assert "\x1b" not in render(figures, "l\x1bog", Ink.PLAIN)

@@ -1,0 +1,55 @@
+"""Which requests a Gantt chart shows: no two on top of each other, and the middle of many."""
+
+from itertools import pairwise
+
+from helpers.strategies.proxy_request_logs import LOGS, trip
+from hypothesis import given
+
+from equipoise.report.proxy_log.plots import MOST_REQUESTS, MOST_WORKERS, excerpt_of, packed, parts
+from equipoise.report.proxy_log.requests import Routed
+
+
+@given(routed=LOGS)
+def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: Routed) -> None:
+    lanes = packed(routed.trips)
+    assert sorted(map(id, routed.trips)) == sorted(id(one) for lane in lanes for one in lane)
+    for lane in lanes:
+        assert all(a.end <= b.arrival for a, b in pairwise(lane))
+    most = max(
+        sum(one.arrival <= at.arrival < one.end or one is at for one in routed.trips)
+        for at in routed.trips
+    )
+    assert len(lanes) <= most
+
+
+@given(routed=LOGS)
+def test_request_parts_are_contiguous_from_arrival_to_end(
+    routed: Routed,
+) -> None:
+    for one in routed.trips:
+        found = list(parts(one))
+        assert found[0][1] == one.arrival
+        assert found[-1][2] == one.end
+        assert all(a[2] == b[1] for a, b in pairwise(found))
+
+
+def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
+    many = tuple(trip(arrival=float(k), bound=k + 1, first=k + 2, end=k + 3) for k in range(1000))
+    excerpt = excerpt_of(Routed("log", many))
+    assert excerpt is not None
+    assert not excerpt.whole
+    shown = [one for lane in excerpt.lanes[0] for one in lane]
+    assert len(shown) == MOST_REQUESTS
+    assert min(one.arrival for one in shown) == many[260].arrival
+
+
+def test_gantt_excerpt_orders_and_limits_workers() -> None:
+    routed = Routed("log", tuple(trip(worker=f"rank {k}") for k in range(11, -1, -1)))
+    excerpt = excerpt_of(routed)
+    assert excerpt is not None
+    assert excerpt.workers == tuple(f"rank {k}" for k in range(MOST_WORKERS))
+    assert not excerpt.whole
+
+
+def test_gantt_excerpt_is_none_without_bound_requests() -> None:
+    assert excerpt_of(Routed("log", (trip(worker=None, bound=None, first=None),))) is None

@@ -1,0 +1,107 @@
+"""A run as a trace."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.harnesses.trace_format import faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.runtime.events import Track
+from equipoise.balancer.observe.trace import Level, Traced
+from equipoise.demo.run_record import RunRecord
+from equipoise.report.run.trace import render_trace, trace_of
+
+MakeRecord = Callable[..., RunRecord]
+START = 1.7e9
+"""Seconds of a wall clock."""
+SPANS = (
+    Traced(0, "epoch", "planning", START + 1.0, START + 1.5, {"epoch": 3}),
+    Traced(0, "epoch", "epoch 3: committed", START + 1.0, START + 2.0, {"epoch": 3, "copies": 2}),
+    Traced(0, "transfer", "move", START + 1.5, START + 1.75, {"layers": [0, 2]}),
+    Traced(1, "compute stream", "step", START, START + 0.25, {"step": 7}),
+)
+
+
+def traced(record: RunRecord) -> Any:
+    return json.loads(render_trace(record), parse_constant=lambda word: pytest.fail(word))
+
+
+def events(trace: Any, phase: str) -> list[Any]:
+    return [event for event in trace["traceEvents"] if event["ph"] == phase]
+
+
+def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
+    make_record: MakeRecord,
+) -> None:
+    trace = traced(make_record(spans=SPANS))
+    assert faults(trace) == []
+    names = {
+        (event["pid"], event["tid"], event["args"]["name"])
+        for event in events(trace, "M")
+        if event["name"] == "thread_name"
+    }
+    assert {(rank, name) for rank, _, name in names} == {
+        (0, "epoch"),
+        (0, "transfer"),
+        (1, "compute stream"),
+    }
+    assert [e["args"]["name"] for e in events(trace, "M") if e["name"] == "process_name"] == [
+        "rank 0",
+        "rank 1",
+    ]
+
+
+def test_trace_times_are_microseconds_from_first_event(make_record: MakeRecord) -> None:
+    trace = traced(make_record(spans=SPANS))
+    found = {event["name"]: (event["ts"], event["dur"]) for event in events(trace, "X")}
+    assert found["step"] == pytest.approx((0.0, 250_000.0), abs=1.0)
+    assert found["move"] == pytest.approx((1_500_000.0, 250_000.0), abs=1.0)
+    (move,) = [event for event in events(trace, "X") if event["name"] == "move"]
+    assert move["args"] == {"layers": [0, 2]}
+
+
+def test_trace_orders_enclosing_spans_first(make_record: MakeRecord) -> None:
+    names = [event["name"] for event in events(traced(make_record(spans=SPANS)), "X")]
+    assert names.index("epoch 3: committed") < names.index("planning")
+
+
+def test_trace_imbalance_counter_omits_unknown_values(
+    make_record: MakeRecord,
+) -> None:
+    levels = (Level(0, START + 1.0, 0.25), Level(0, START + 2.0, math.nan))
+    trace = traced(make_record(spans=SPANS, levels=levels))
+    assert faults(trace) == []
+    (counter,) = events(trace, "C")
+    assert counter["args"] == {"max/mean - 1": 0.25}
+
+
+def test_trace_of_run_without_spans_is_empty(make_record: MakeRecord) -> None:
+    trace = traced(make_record())
+    assert trace["traceEvents"] == []
+    assert faults(trace) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.data())
+def test_trace_of_arbitrary_spans_is_valid(make_record: MakeRecord, data: st.DataObject) -> None:
+    spans = []
+    for rank in range(2):
+        for track in data.draw(st.sets(st.sampled_from(list(Track)))):
+            at = START
+            for gap, length in data.draw(st.lists(st.tuples(*[st.floats(0, 5)] * 2), max_size=5)):
+                begin = at + gap
+                at = begin + length
+                spans.append(Traced(rank, str(track), "x", begin, at))
+    assert faults(traced(make_record(spans=tuple(spans)))) == []
+
+
+def test_trace_of_spans_without_run_record() -> None:
+    trace = json.loads(trace_of(SPANS, (Level(0, START + 1.0, 0.25),), {"model": "target"}))
+    assert faults(trace) == []
+    assert {event["pid"] for event in events(trace, "X")} == {0, 1}
+    assert [event["args"] for event in events(trace, "C")] == [{"max/mean - 1": 0.25}]
+    assert trace["otherData"]["model"] == "target"

@@ -1,0 +1,75 @@
+"""TLS by a certificate of one's own, and files that cannot be taken."""
+
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+from helpers.fakes.fake_openai_server import Fake
+from helpers.harnesses.proxy_site import CHAT, asked, proxied, run, tokens_of
+
+from equipoise.hal.errors import UsageError
+from equipoise.serve.auth import open_to_all, tls_of
+from equipoise.serve.settings import Access
+
+SUBJECT = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file with a certificate and its key."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("openssl is not there to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, found = folder / "key.pem", folder / "cert.pem"
+    made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *SUBJECT)
+    subprocess.run(
+        [program, *made, "-keyout", str(key), "-out", str(found)],
+        check=True, capture_output=True, timeout=240,
+    )  # fmt: skip
+    return found
+
+
+def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
+    async def work() -> None:
+        access = Access(certificate=certificate, private_key=certificate.with_name("key.pem"))
+        trust = ssl.create_default_context(cafile=str(certificate))
+        async with (
+            proxied(Fake("w0"), access=access) as site,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as client,
+            client.post(site.url + CHAT, json=asked(2, stream=True)) as answer,
+        ):
+            assert site.url.startswith("https://")
+            assert tokens_of(await answer.read()) == ["w0:0 ", "w0:1 "]
+
+    run(work())
+
+
+def test_tls_rejects_missing_or_invalid_certificate(certificate: Path, tmp_path: Path) -> None:
+    nothing = tmp_path / "none.pem"
+    with pytest.raises(UsageError, match=r"--tls-cert .*none.pem: .*No such file"):
+        tls_of(Access(certificate=nothing))
+    nothing.write_text("hello")
+    with pytest.raises(UsageError, match=r"none\.pem"):
+        tls_of(Access(certificate=nothing))
+    with pytest.raises(UsageError, match=r"cert\.pem"):
+        tls_of(Access(certificate=certificate))  # its key is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "open_"),
+    [
+        ("127.0.0.1", (), False),
+        ("localhost", (), False),
+        ("0.0.0.0", (), True),
+        ("::", (), True),
+        ("0.0.0.0", ("k",), False),
+    ],
+)
+def test_open_to_all_detects_public_host_without_keys(
+    host: str, keys: tuple[str, ...], open_: bool
+) -> None:
+    assert open_to_all(Access(host=host, keys=keys)) is open_

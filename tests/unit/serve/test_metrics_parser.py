@@ -1,0 +1,48 @@
+"""What a server tells Prometheus: wanted lines are found whatever stands beside them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from equipoise.serve.worker_reports import Reader, Sample, Unreadable
+
+LABELS = st.dictionaries(st.sampled_from("abc"), st.text(max_size=8), min_size=3, max_size=3)
+
+
+@given(rows=st.lists(st.tuples(LABELS, st.floats(0, 1e12)), max_size=6))
+def test_exposition_reader_reads_prometheus_client_output(
+    rows: list[tuple[dict[str, str], float]],
+) -> None:
+    registry = CollectorRegistry()
+    wanted = Gauge("running", "some words", ["a", "b", "c"], registry=registry)
+    Gauge("running_more", "running 7", registry=registry).set(3)
+    for labels, value in rows:
+        wanted.labels(**labels).set(value)
+    page = generate_latest(registry).decode()
+    found = list(Reader(["running"]).samples(page))
+    expected = {tuple(sorted(labels.items())): value for labels, value in rows}
+    assert [one.value for one in found] == pytest.approx(list(expected.values()))
+
+
+def test_exposition_reader_separates_names_with_same_prefix() -> None:
+    page = '# TYPE r gauge\nr 1\nr:x{rank="0",m="}\\"{"} 2 1700000\nr_total 9\n r 5\nrr 6\n'
+    assert list(Reader(["r", "r:x"]).samples(page)) == [
+        Sample("r", {}, 1.0),
+        Sample("r:x", {"rank": "0", "m": '}\\"{'}, 2.0),
+    ]
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many"])
+def test_exposition_reader_rejects_invalid_value_by_name(value: str) -> None:
+    with pytest.raises(Unreadable, match="r is "):
+        list(Reader(["r"]).samples(f"r {value}\n"))
+
+
+@given(page=st.text())
+def test_exposition_reader_reads_or_rejects_any_text(page: str) -> None:
+    try:
+        found = list(Reader(["a", "b"]).samples(page))
+    except Unreadable:
+        return
+    assert all(one.value >= 0 for one in found)

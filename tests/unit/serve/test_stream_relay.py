@@ -1,0 +1,84 @@
+"""One stream of one attempt, when its binding ends before its first bytes have gone out."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from helpers.fakes.late_binding_policy import LateBinding
+from helpers.harnesses.proxy_site import run
+
+from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.cancel_scope import Scope
+from equipoise.serve.dispatcher import Desk
+from equipoise.serve.openai_protocol import CHAT, Asked
+from equipoise.serve.relay import Errand, Stream
+from equipoise.serve.request_log import Call
+from equipoise.serve.request_state import Bound
+from equipoise.serve.upstream import AttemptFailed
+
+TOKEN = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+
+
+class Answer:
+    """What a worker sends, as aiohttp hands it out."""
+
+    headers = {"Transfer-Encoding": "chunked"}  # noqa: RUF012
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [*pieces, b""]
+        self.content = self
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0)
+
+
+class Client:
+    """Notes what it gets."""
+
+    def __init__(self) -> None:
+        self.response: object = None
+        self.got = b""
+
+    async def begin(self, answer: object) -> None:
+        self.response = answer
+
+    async def write(self, data: bytes) -> None:
+        self.got += data
+
+    async def end(self) -> str:
+        return "ended"
+
+
+def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
+    async def work() -> None:
+        desk = Desk(LateBinding([1, 1]), 2, most_held=9)
+        ticket = desk.arrive(5)
+        old = ticket.state
+        assert isinstance(old, Bound)
+        client: Any = Client()
+        request: Any = None
+        asked = Asked(CHAT, "m", True, b"", 5, 0, None)
+        errand = Errand(request, asked, Call("a", CHAT, 0.0), ticket, 1e9)
+        desk.change(old.worker, WorkerState.LOST)
+        assert isinstance(ticket.state, Bound)
+        assert ticket.state is not old
+        answer: Any = Answer(TOKEN)
+        async with Scope() as scope:
+            with pytest.raises(AttemptFailed):
+                await Stream(desk, errand, old, scope, client, 9.0).pass_on(answer, _never)
+            assert client.got == b""
+            again: Any = Answer(TOKEN, b"data: [DO", b"NE]\n\n")
+            new = ticket.state
+            ended = await Stream(desk, errand, new, scope, client, 9.0).pass_on(again, _noted)
+        assert (str(ended), client.got) == ("ended", TOKEN + b"data: [DONE]\n\n")
+        await asyncio.sleep(0)
+
+    run(work())
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("it was not complete")
+
+
+def _noted(*_: object) -> None:
+    """The stream is complete."""
