@@ -10,7 +10,7 @@ import numpy as np
 from equipoise.balancer.requests.cluster import Cluster, with_fixed_share
 from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor
 from equipoise.balancer.requests.simulation import Scenario, Timed, simulate
-from equipoise.balancer.requests.simulation_result import Figures, Outcome
+from equipoise.balancer.requests.simulation_run import Figures, Outcome
 from equipoise.balancer.requests.workload import Workload
 
 Draw: TypeAlias = Callable[[int], Workload]

@@ -11,7 +11,7 @@ from equipoise import _native
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_settings import PolicySettings
 from equipoise.balancer.requests.request_router import UNLIMITED
-from equipoise.balancer.requests.simulation_result import Outcome
+from equipoise.balancer.requests.simulation_run import Outcome
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import PolicyError, UsageError
 

@@ -29,7 +29,7 @@ from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
-from equipoise.integrations.vllm.rank_context import connect_fabric
+from equipoise.integrations.vllm.worker_context import connect_fabric
 
 SOON = 20.0
 SIZE = 2

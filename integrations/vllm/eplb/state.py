@@ -42,7 +42,7 @@ from equipoise.integrations.vllm.eplb.model import (
     scales,
 )
 from equipoise.integrations.vllm.eplb.router import BatchIndices, Clock, RoutedRows
-from equipoise.integrations.vllm.rank_context import Site, open_site
+from equipoise.integrations.vllm.worker_context import Site, open_site
 from equipoise.integrations.vllm.settings import EngineSettings
 from equipoise.integrations.vllm.streams import EngineStreams
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.rank_context import Site, open_site, places
+from equipoise.integrations.vllm.worker_context import Site, open_site, places
 from equipoise.integrations.vllm.settings import HandoverSettings
 from equipoise.integrations.vllm.streams import EngineStreams
 from equipoise.pipeline.channel.edge import Place, Slices

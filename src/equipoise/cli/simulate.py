@@ -200,7 +200,7 @@ class SimulateRequest:
 
 if TYPE_CHECKING:
     from equipoise.balancer.requests.policy_comparison import Contender, Kept, Result
-    from equipoise.balancer.requests.simulation_result import Outcome
+    from equipoise.balancer.requests.simulation_run import Outcome
     from equipoise.balancer.requests.workload import Workload
     from equipoise.cli.progress import SimulationProgress
     from equipoise.cli.simulate_setup import Staged

@@ -15,7 +15,7 @@ from equipoise.demo.expert_parallel import SlicedMoe
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
 from equipoise.demo.model.attention import plan_rows
-from equipoise.demo.rank_context import Site
+from equipoise.demo.run_context import Site
 from equipoise.demo.scheduler import Desk, capacity, most_rows
 from equipoise.demo.serve_loop import CountingMoe, Meter, Post
 from equipoise.demo.traffic import Traffic

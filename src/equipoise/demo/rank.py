@@ -27,7 +27,7 @@ from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.observers import Observers
 from equipoise.demo.placement_file import agree, read_given
 from equipoise.demo.progress import Progress
-from equipoise.demo.rank_context import Site
+from equipoise.demo.run_context import Site
 from equipoise.demo.run_record import Counts, Epoch, RunRecord, VariantRecord
 from equipoise.demo.scheduler import DIGEST_BYTES, Desk, outputs_digest
 from equipoise.demo.serve_loop import Meter, Post, serve_alone

@@ -57,7 +57,7 @@ from equipoise.demo.expert_parallel import (
 )
 from equipoise.demo.model import MoeLayer
 from equipoise.demo.pipeline_stage import ServedStage, course
-from equipoise.demo.rank_context import Site
+from equipoise.demo.run_context import Site
 from equipoise.demo.run_record import Counts
 from equipoise.demo.scheduler import most_rows
 from equipoise.demo.serve_loop import Meter, ServeLoop

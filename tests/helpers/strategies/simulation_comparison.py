@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
 from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor, WhenFull
 from equipoise.balancer.requests.simulation import Saturated, Scenario, Timed, simulate
-from equipoise.balancer.requests.simulation_result import Outcome
+from equipoise.balancer.requests.simulation_run import Outcome
 from equipoise.balancer.requests.workload import Workload
 
 BLOCK = 4

@@ -13,7 +13,7 @@ import yaml
 from helpers.paths import ROOT
 
 from equipoise.balancer.requests.policy_settings import PolicySettings
-from equipoise.balancer.requests.simulation_result import Figures
+from equipoise.balancer.requests.simulation_run import Figures
 from equipoise.cli.config import read_config
 from equipoise.cli.simulate import BY_KEY, SimulateRequest
 from equipoise.cli.simulate_setup import known_policies

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise import __version__
 from equipoise.balancer.requests.policy_comparison import Interval, Result
-from equipoise.balancer.requests.simulation_result import Figures
+from equipoise.balancer.requests.simulation_run import Figures
 from equipoise.report.simulation.columns import judge
 from equipoise.report.simulation.result import QUANTILES, Seen, Simulated, Subject, Sweep
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_comparison import Result
-from equipoise.balancer.requests.simulation_result import Reals
+from equipoise.balancer.requests.simulation_run import Reals
 from equipoise.report import plot_helpers
 from equipoise.report.simulation.plot_style import gridded, of_policy
 from equipoise.report.simulation.result import EXCERPT, Excerpt, Lines, Simulated

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_comparison import Contender, Result, Trial
 from equipoise.balancer.requests.simulation import Saturated
-from equipoise.balancer.requests.simulation_result import Outcome, Reals
+from equipoise.balancer.requests.simulation_run import Outcome, Reals
 from equipoise.balancer.requests.workload import Summary
 
 TRAJECTORY = 4000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
 from equipoise.balancer.requests.policy_settings import RULES, PolicySettings, WhenFull
 from equipoise.balancer.requests.simulation import Saturated, Scenario, Timed, simulate
-from equipoise.balancer.requests.simulation_result import Figures, Outcome
+from equipoise.balancer.requests.simulation_run import Figures, Outcome
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import PolicyError, UsageError
 

@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.balancer.requests.policy_comparison import Contender, Result
 from equipoise.balancer.requests.policy_settings import PolicySettings
-from equipoise.balancer.requests.simulation_result import Figures
+from equipoise.balancer.requests.simulation_run import Figures
 from equipoise.cli.simulate import SimulateRequest, simulated
 from equipoise.report.simulation.result import Simulated
 

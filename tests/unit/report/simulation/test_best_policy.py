@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy_comparison import Interval, Result
-from equipoise.balancer.requests.simulation_result import Figures
+from equipoise.balancer.requests.simulation_run import Figures
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,

@@ -9,7 +9,7 @@ from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_comparison import Contender
 from equipoise.balancer.requests.policy_settings import PolicySettings
 from equipoise.balancer.requests.simulation import Scenario, simulate
-from equipoise.balancer.requests.simulation_result import Outcome
+from equipoise.balancer.requests.simulation_run import Outcome
 from equipoise.balancer.requests.workload_generators import generate
 from equipoise.report.simulation.load_plots import stretch
 from equipoise.report.simulation.result import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.rank_context import open_site
+from equipoise.integrations.vllm.worker_context import open_site
 
 GROUP: Any = None  # nobody is met before the device and the communicator are known
 
