@@ -4,7 +4,7 @@
     python benchmarks/policy_moves.py --quick    one seed
     python benchmarks/policy_moves.py --seeds 7 8
 
-Needs no vLLM: the proposals are those of `EvenPolicy`, and *stock* is the published greedy rule,
+Needs no vLLM: the proposals are those of `IncrementalEplbPolicy`, and *stock* is the published greedy rule,
 which vLLM's policy follows without nodes. The popularity of experts never changes. What does from
 window to window is the sample, of so many rows a layer, or also the popularity in each of 16
 sub-windows, by a log-normal factor (`jitter`). The plan made on a window is judged on the next one.
@@ -20,17 +20,17 @@ import numpy as np
 from lib.loads import Counts, Model, windows
 
 from equipoise import _native
-from equipoise.balancer.compat.placement_policy import peaks
+from equipoise.balancer.compat.placement_policy import max_rank_rows
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement
-from equipoise.integrations.vllm.eplb.policy_plan import propose
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.eplb.policy_plan import plan_placement
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 SHAPE = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
 WINDOWS, SEEDS = 8, 5
 WAYS = {
-    "default": PolicySettings(),
-    "gain 0.05": PolicySettings(gain=0.05),
-    "target 0.05": PolicySettings(target=0.05),
+    "default": EplbPolicySettings(),
+    "gain 0.05": EplbPolicySettings(gain=0.05),
+    "target 0.05": EplbPolicySettings(target=0.05),
 }
 NEVER = "first plan kept"
 LINE = "{load:22} {way:16} moved {moved:6.2%}, next window {after:.4f}, stock's {stock:.4f}\n"
@@ -67,7 +67,7 @@ LOADS: dict[str, Callable[[int], Iterator[Counts]]] = {
 def imbalance(load: Counts, placement: Placement) -> float:
     """max/mean - 1 of the ranks by an even split, mean over layers."""
     mean = load.sum(axis=1) / SHAPE.ranks
-    return float((peaks(load, placement, SHAPE.ranks) / SHARE_ONE / mean - 1).mean())
+    return float((max_rank_rows(load, placement, SHAPE.ranks) / SHARE_ONE / mean - 1).mean())
 
 
 def follow(loads: list[Counts], way: str) -> Iterator[tuple[float, float, float]]:
@@ -78,7 +78,7 @@ def follow(loads: list[Counts], way: str) -> Iterator[tuple[float, float, float]
     for number, (load, after) in enumerate(pairwise(loads)):
         moved = 0
         if way != NEVER or number == 0:
-            found = propose(load, SHAPE, installed, WAYS.get(way, PolicySettings()))
+            found = plan_placement(load, SHAPE, installed, WAYS.get(way, EplbPolicySettings()))
             moved, installed = found.moves, found.placement.astype(np.int32)
         stock = _native.plan_greedy(load, SHAPE.slots, SHAPE.ranks)
         if number:

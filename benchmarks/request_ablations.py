@@ -18,8 +18,13 @@ from report import show
 from request_routing import CASES, MOONCAKE, SEEDS, Case, folder, pair, runnable, thousand, trace
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
-from equipoise.balancer.requests.policy_comparison import Contender, Trial, compare, contenders
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_comparison import (
+    ComparisonSetup,
+    NamedPolicy,
+    compare_policies,
+    named_policies,
+)
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.workload import Workload
 
@@ -32,7 +37,7 @@ PROMPT_WEIGHT = 200.0
 """KV tokens whose reading takes as long as computing one prompt token: 2e-5 s by 1e-7 s."""
 
 
-def rows(trial: Trial, entered: Sequence[Contender], **told: Any) -> Rows:
+def rows(trial: ComparisonSetup, entered: Sequence[NamedPolicy], **told: Any) -> Rows:
     """One row for each contender."""
     sys.stderr.write(f"{told}\n")
     return [
@@ -43,7 +48,7 @@ def rows(trial: Trial, entered: Sequence[Contender], **told: Any) -> Rows:
                 {name: asdict(result.interval(name)) for name in SHOWN},
             ),
         }
-        for result in compare(trial, entered)
+        for result in compare_policies(trial, entered)
     ]
 
 
@@ -59,7 +64,7 @@ def figures(policy: str, found: dict[str, dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def staged(trial: Trial, change: Callable[[Scenario], Scenario]) -> Trial:
+def staged(trial: ComparisonSetup, change: Callable[[Scenario], Scenario]) -> ComparisonSetup:
     """The trial with another scenario."""
     return replace(trial, scenario=change(trial.scenario))
 
@@ -69,7 +74,7 @@ def scaling() -> Rows:
     found: Rows = []
     for workers in (4, 8, 16, 32):
         case = replace(PROP, count=1_250 * workers)
-        found += rows(case.trial(workers=workers), contenders(FEW), workers=workers)
+        found += rows(case.trial(workers=workers), named_policies(FEW), workers=workers)
     return found
 
 
@@ -77,7 +82,7 @@ def loads() -> Rows:
     """Half of the capacity to more than it."""
     found: Rows = []
     for load in (0.5, 0.7, 0.8, 0.9, 1.0, 1.2):
-        found += rows(PROP.trial(load), contenders(FEW), load=load)
+        found += rows(PROP.trial(load), named_policies(FEW), load=load)
     return found
 
 
@@ -86,7 +91,7 @@ def staleness() -> Rows:
     found: Rows = []
     for late in (0.0, 0.02, 0.1, 0.5):
         trial = staged(PROP.trial(), lambda scenario, late=late: replace(scenario, tell_every=late))
-        found += rows(trial, contenders(FEW), seconds=late)
+        found += rows(trial, named_policies(FEW), seconds=late)
     return found
 
 
@@ -98,7 +103,7 @@ def front_ends() -> Rows:
             PROP.trial(),
             lambda scenario, count=count: replace(scenario, front_ends=count, report_every=0.1),
         )
-        found += rows(trial, contenders(FEW), front_ends=count)
+        found += rows(trial, named_policies(FEW), front_ends=count)
     return found
 
 
@@ -107,7 +112,7 @@ def step_times() -> Rows:
     found: Rows = []
     for share in (0.0, 0.3, 0.5, 0.7):
         found += rows(
-            replace(PROP.trial(), fixed_share=share), contenders(FEW), fixed=share, noise=0.0
+            replace(PROP.trial(), fixed_share=share), named_policies(FEW), fixed=share, noise=0.0
         )
     for noise in (0.02, 0.1):
         trial = staged(
@@ -116,7 +121,7 @@ def step_times() -> Rows:
                 scenario, cluster=replace(scenario.cluster, step=StepTime(noise=noise))
             ),
         )
-        found += rows(trial, contenders(FEW), fixed=0.5, noise=noise)
+        found += rows(trial, named_policies(FEW), fixed=0.5, noise=noise)
     return found
 
 
@@ -130,7 +135,7 @@ def drafting() -> Rows:
                 scenario, cluster=replace(scenario.cluster, drafting=Drafting(drafts, acceptance))
             ),
         )
-        found += rows(trial, contenders(FEW), drafts=drafts, acceptance=acceptance)
+        found += rows(trial, named_policies(FEW), drafts=drafts, acceptance=acceptance)
     return found
 
 
@@ -142,18 +147,18 @@ def knobs(case: Case) -> Rows:
         *(("slack", value) for value in (0.02, 0.04, 0.07, 0.15, 10.0)),
     )
     entered = [
-        Contender(f"{name} {value:g}", replace(PolicySettings(), **{name: value}))
+        NamedPolicy(f"{name} {value:g}", replace(RoutingPolicySettings(), **{name: value}))
         for name, value in grid
     ]
     return rows(case.trial(), entered, case=case.title)
 
 
-def looking(weight: float) -> tuple[Contender, ...]:
+def looking(weight: float) -> tuple[NamedPolicy, ...]:
     """Peers; `fit` blind to prompts, and as it is."""
     return (
-        *contenders(("jsq", "vllm", "jsq_load", "br0")),
-        Contender("fit, blind to prompts", PolicySettings()),
-        Contender("fit", PolicySettings(prompt_weight=weight)),
+        *named_policies(("jsq", "vllm", "jsq_load", "br0")),
+        NamedPolicy("fit, blind to prompts", RoutingPolicySettings()),
+        NamedPolicy("fit", RoutingPolicySettings(prompt_weight=weight)),
     )
 
 
@@ -187,11 +192,15 @@ def prefixes() -> Rows:
 
     cluster = Cluster(workers=8, slots=16)
     scenario = computing(Scenario(cluster=cluster), PROMPT_WEIGHT, cached=4_000)
-    credited = PolicySettings(prompt_weight=PROMPT_WEIGHT, gather=0.0)
-    entered = (*looking(PROMPT_WEIGHT), *contenders(PREFIXES), Contender("fit, gather 0", credited))
+    credited = RoutingPolicySettings(prompt_weight=PROMPT_WEIGHT, gather=0.0)
+    entered = (
+        *looking(PROMPT_WEIGHT),
+        *named_policies(PREFIXES),
+        NamedPolicy("fit, gather 0", credited),
+    )
     found: Rows = []
     for load in (0.2, 0.3, 0.5):
-        trial = Trial(draw=draw, seeds=SEEDS, scenario=scenario, load=load)
+        trial = ComparisonSetup(draw=draw, seeds=SEEDS, scenario=scenario, load=load)
         found += rows(trial, entered, load=load)
     return found
 

@@ -34,8 +34,14 @@ from report import show
 
 from equipoise import _native
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.policy_comparison import Draw, Result, Trial, compare, contenders
-from equipoise.balancer.requests.policy_settings import RULES, PolicySettings
+from equipoise.balancer.requests.policy_comparison import (
+    ComparisonSetup,
+    PolicyResult,
+    WorkloadFactory,
+    compare_policies,
+    named_policies,
+)
+from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings
 from equipoise.balancer.requests.simulation import Scenario, simulate
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
@@ -65,11 +71,13 @@ class Case:
             return generate(self.name, self.count, seed)
         return trace(self.trace).resampled(seed)
 
-    def trial(self, load: float | None = None, workers: int | None = None) -> Trial:
+    def trial(self, load: float | None = None, workers: int | None = None) -> ComparisonSetup:
         """Five seeds, half of the step fixed; saturated, or at `load` of the capacity."""
         cluster = Cluster(workers=workers or self.workers, slots=self.slots)
-        draw: Draw = self.draw
-        return Trial(draw=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=load)
+        draw: WorkloadFactory = self.draw
+        return ComparisonSetup(
+            draw=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=load
+        )
 
 
 PUBLISHED = Case("prop, 8 workers x 72 slots", 8, 72, "prop", 32_000)
@@ -105,7 +113,7 @@ def runnable() -> tuple[Case, ...]:
     return tuple(case for case in CASES if case.trace is None or folder() is not None)
 
 
-NAMES = (*(name for name in RULES if name != "fit"), "brh_oracle", "fit")
+NAMES = (*(name for name in POLICIES if name != "fit"), "brh_oracle", "fit")
 REPLICATED = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925}
 """Imbalance in terms of round_robin's: BalanceRoute's table, `Proprietary`, 8 workers."""
 LOADS = (0.5, 0.8)
@@ -113,7 +121,7 @@ BELOW = ("jsq", "jsq_load", "br0", "fit")
 SHOWN = ("imbalance", "idle", "throughput", "gap", "tpot_p95", "wait_p99", "fairness")
 
 
-def policy_row(result: Result, fit: Result) -> dict[str, Any]:
+def policy_row(result: PolicyResult, fit: PolicyResult) -> dict[str, Any]:
     """Intervals of one policy, and what `fit` is beside it."""
     return {
         "figures": {name: asdict(result.interval(name)) for name in SHOWN},
@@ -123,9 +131,9 @@ def policy_row(result: Result, fit: Result) -> dict[str, Any]:
     }
 
 
-def table(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
+def table(trial: ComparisonSetup, names: Sequence[str]) -> dict[str, Any]:
     """All policies of one trial, by label."""
-    results = compare(trial, contenders(names))
+    results = compare_policies(trial, named_policies(names))
     [fit] = [result for result in results if result.contender.label == "fit"]
     return {result.contender.label: policy_row(result, fit) for result in results}
 
@@ -240,7 +248,7 @@ class Bench:
     """A saturated router whose requests end in the order in which they began."""
 
     def __init__(self, name: str, workers: int) -> None:
-        settings = PolicySettings(name=name).native()
+        settings = RoutingPolicySettings(name=name).native()
         self._router = _native.Router(settings, workers, SLOTS, UNLIMITED)
         drawn = generate("prop", 20_000, workers)
         self._sizes = [int(size) for size in drawn.prompts]
@@ -271,8 +279,8 @@ class Bench:
 
 def decisions(workers: int, rounds: int) -> dict[str, list[float]]:
     """Of every policy, in turns: median and P99 of a decision."""
-    benches = {name: Bench(name, workers) for name in RULES}
-    spent: dict[str, list[float]] = {name: [] for name in RULES}
+    benches = {name: Bench(name, workers) for name in POLICIES}
+    spent: dict[str, list[float]] = {name: [] for name in POLICIES}
     for _ in range(rounds):
         for name, bench in benches.items():
             spent[name] += [bench.decide() for _ in range(DECISIONS)]
@@ -289,7 +297,7 @@ def stepping(name: str, rounds: int) -> list[float]:
     for _ in range(rounds):
         began = time.perf_counter()
         outcome = simulate(
-            workload, Scenario(cluster=scenario.cluster, policy=PolicySettings(name=name))
+            workload, Scenario(cluster=scenario.cluster, policy=RoutingPolicySettings(name=name))
         )
         rates.append(outcome.steps.clock.size / (time.perf_counter() - began))
     return spread(rates)

@@ -26,7 +26,7 @@ from lib.results import ROOT, Row, save
 from report import CLOSED_LOOP, show
 
 from equipoise.demo.run_record import load_record
-from equipoise.report.run.plots import rank_heat
+from equipoise.report.run.plots import rank_heat_map
 
 PICTURE = ROOT / "docs" / "images" / "before-after.svg"
 PAPER = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;color:#1f2933"'
@@ -63,7 +63,7 @@ def main_job(quick: bool) -> int:
         if not out.exists():
             return code
         if not quick:
-            picture = rank_heat(load_record(Path(folder) / "record.npz")).svg
+            picture = rank_heat_map(load_record(Path(folder) / "record.npz")).svg
             bare = picture.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
             PICTURE.write_text(bare.replace("<svg", PAPER, 1) + "\n")
         found = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}

@@ -39,9 +39,9 @@ from equipoise.balancer.experts.weights.expert_weights import (
     slot_tensor,
     strided,
 )
-from equipoise.integrations.vllm.eplb.config import engine_config, staging_budget
+from equipoise.integrations.vllm.eplb.config import balancer_config, staging_budget
 from equipoise.integrations.vllm.eplb.model import initial_layout
-from equipoise.integrations.vllm.settings import EngineSettings
+from equipoise.integrations.vllm.settings import EplbSettings
 
 REBALANCES = 6
 SEEDS = 3
@@ -142,14 +142,14 @@ def rebalanced(
     """Plan for one window after the other, and install each plan."""
     shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
     families = weights.families(shape.slots_per_rank)
-    settings = EngineSettings()
+    settings = EplbSettings()
     nbytes = {
         "default": staging_budget(settings, families),
         "unlimited": sum(family.nbytes for family in families),
         "one buffer": sum(family.slot_bytes for family in families),
     }[budget]
     (buffers,) = split_staging(families, nbytes)
-    limits = limits_of(engine_config(settings, EPLB, 0, 1, 1), buffers)
+    limits = limits_of(balancer_config(settings, EPLB, 0, 1, 1), buffers)
     layout = loaded(weights, slots)
     start, drafted = 0.0, None
     for number, window in enumerate(told):
@@ -179,7 +179,7 @@ def planning_times(
 ) -> Iterator[tuple[str, float]]:
     """CPU seconds of a rank's planner for each window: the plan, its tables and its shipment."""
     shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
-    config = engine_config(EngineSettings(), EPLB, 0, 1, ranks // NODE)
+    config = balancer_config(EplbSettings(), EPLB, 0, 1, ranks // NODE)
     limits = limits_of(config, shape.slots_per_rank)
     limits = replace(limits, planner=replace(limits.planner, sigma=sigma))
     freight = TransferLimits(config.slots_per_message, config.nodes, shape.slots_per_rank, 0)

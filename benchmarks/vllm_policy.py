@@ -42,7 +42,7 @@ from vllm.distributed.eplb.eplb_state import _commit_eplb_maps_for_layer, comput
 from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, Split
-from equipoise.balancer.experts.engine.serving_state import Copies, ServingState
+from equipoise.balancer.experts.engine.serving_state import ServingState, SlotCopies
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     ExpertShape,
@@ -59,7 +59,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 from equipoise.integrations.vllm.eplb.policy import policy_class
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 TOKENS = 1_000_000
 SIGMA = 1.0
@@ -154,7 +154,7 @@ class Called:
 
 def ours(**chosen: float) -> Called:
     """(a): our policy with these settings."""
-    return Called(policy_class(PolicySettings(**chosen)))
+    return Called(policy_class(EplbPolicySettings(**chosen)))
 
 
 def engine(load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
@@ -274,14 +274,14 @@ def commit_parts(
     }
 
 
-def _copies(layer: int) -> Copies:
+def _copies(layer: int) -> SlotCopies:
     """All slots of the rank, each from staging of its own."""
     first = layer * BIG.slots_per_rank
     return tuple((slot, first + slot) for slot in range(BIG.slots_per_rank))
 
 
 def _in_place(
-    accelerator: Accelerator, installed: ServingState, change: LayerUpdate, copies: Copies
+    accelerator: Accelerator, installed: ServingState, change: LayerUpdate, copies: SlotCopies
 ) -> float:
     """Seconds of host and stream in one: in a program of its own stream everything runs at once."""
     whole: list[float] = []

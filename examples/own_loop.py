@@ -31,10 +31,10 @@ from equipoise.balancer.experts.placement import (
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Accelerator, open_for
+from equipoise.hal.accelerator import Accelerator, open_for_rank
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.stream import Role
-from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
+from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 SHAPE = ExpertShape(layers=3, experts=8, slots=12, ranks=2)
 WIDTH, TOKENS, TOP_K, STEPS = 16, 64, 2, 48
@@ -78,7 +78,7 @@ class Layer:
 
     number: int
     weights: Tensor
-    exchange: ExpertExchange
+    exchange: VariableSizeExchange
 
     def forward(self, balancer: ModelBalancer, step: int, x: Tensor, ids: Tensor) -> Tensor:
         """Each token's experts on it, [tokens, top_k, width]."""
@@ -145,16 +145,18 @@ class Rank:
         return whole(layer)[mine].clone()
 
     @staticmethod
-    def _exchange(accelerator: Accelerator, fabric: Fabric, layer: int) -> ExpertExchange:
+    def _exchange(accelerator: Accelerator, fabric: Fabric, layer: int) -> VariableSizeExchange:
         stream = accelerator.stream(Role.COMPUTE)
-        return ExpertExchange(fabric.open(f"tokens{layer}"), SHAPE.slots_per_rank, stream, DEADLINE)
+        return VariableSizeExchange(
+            fabric.open(f"tokens{layer}"), SHAPE.slots_per_rank, stream, DEADLINE
+        )
 
 
 def rank(where: Rendezvous, told: Connection) -> None:
     """A process: serve every step, then say what was seen."""
     torch.set_num_threads(1)
     fabric = registry.communicator("gloo").connect(where)
-    accelerator = open_for(registry.accelerator("cpu"), where.rank)
+    accelerator = open_for_rank(registry.accelerator("cpu"), where.rank)
     served = Rank(accelerator, fabric)
     worst = max(served.serve(step) for step in range(STEPS))
     fabric.open("end").barrier().result(DEADLINE)

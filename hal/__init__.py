@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from equipoise.hal.accelerator import Accelerator as Accelerator
     from equipoise.hal.accelerator import Backend as Backend
-    from equipoise.hal.accelerator import CountsRoutingMemory as CountsRoutingMemory
+    from equipoise.hal.accelerator import EstimatesRoutingMemory as EstimatesRoutingMemory
     from equipoise.hal.accelerator import Graph as Graph
     from equipoise.hal.accelerator import HostPool as HostPool
     from equipoise.hal.accelerator import Memory as Memory
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from equipoise.hal.capabilities import Unavailable as Unavailable
     from equipoise.hal.communicator import Communicator as Communicator
     from equipoise.hal.communicator import CommunicatorBackend as CommunicatorBackend
-    from equipoise.hal.communicator import CountsMemory as CountsMemory
+    from equipoise.hal.communicator import (
+        EstimatesCommunicatorMemory as EstimatesCommunicatorMemory,
+    )
     from equipoise.hal.communicator import Exchange as Exchange
     from equipoise.hal.communicator import Fabric as Fabric
-    from equipoise.hal.communicator import Parcel as Parcel
+    from equipoise.hal.communicator import PeerBuffer as PeerBuffer
     from equipoise.hal.communicator import Rendezvous as Rendezvous
     from equipoise.hal.communicator import RendezvousHost as RendezvousHost
     from equipoise.hal.control_plane import ControlPlane as ControlPlane
@@ -47,7 +49,16 @@ if TYPE_CHECKING:
     from equipoise.hal.work import Work as Work
 
 HOMES = {
-    "accelerator": ("Accelerator", "Backend", "CountsRoutingMemory", "Graph", "Memory", "Topology"),
+    "accelerator": (
+        "Accelerator",
+        "Backend",
+        "EstimatesRoutingMemory",
+        "Graph",
+        "HostPool",
+        "Memory",
+        "Page",
+        "Topology",
+    ),
     "capabilities": (
         "Available",
         "Capabilities",
@@ -58,17 +69,16 @@ HOMES = {
     "communicator": (
         "Communicator",
         "CommunicatorBackend",
-        "CountsMemory",
+        "EstimatesCommunicatorMemory",
         "Exchange",
         "Fabric",
-        "Parcel",
+        "PeerBuffer",
         "Rendezvous",
         "RendezvousHost",
     ),
-    "control": ("ControlPlane",),
+    "control_plane": ("ControlPlane",),
     "kernels": ("Kernels", "Salt", "TableUpdate", "Tables"),
     "lock": ("StreamLock",),
-    "pool": ("HostPool", "Page"),
     "slots": ("Lease", "Reader", "Segment", "SegmentType", "SlotLayout", "SlotStore"),
     "stream": ("Event", "Role", "Stream"),
     "work": ("Work",),

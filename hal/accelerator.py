@@ -174,7 +174,7 @@ class Accelerator(Protocol):
 
 
 @runtime_checkable
-class CountsRoutingMemory(Protocol):
+class EstimatesRoutingMemory(Protocol):
     """What a backend may have besides, and the accelerators that it opens: it knows the memory that
     its kernels keep for routing, beside `Tables`.
     """
@@ -210,7 +210,7 @@ class Backend(Protocol):
     def devices(self) -> int:
         """How many devices can be opened: 0 where `probe` says unavailable. Opens none.
 
-        Ranks take them in turn, as `open_for` says.
+        Ranks take them in turn, as `open_for_rank` says.
         """
         ...
 
@@ -219,7 +219,7 @@ class Backend(Protocol):
         ...
 
 
-def check_room(backend: Backend, communicator: CommunicatorBackend, ranks: int) -> None:
+def check_device_count(backend: Backend, communicator: CommunicatorBackend, ranks: int) -> None:
     """Raise `UsageError` when so many ranks of one machine find too few devices (B9)."""
     found = backend.devices()
     if ranks > found and not communicator.capabilities.shared_devices:
@@ -229,7 +229,7 @@ def check_room(backend: Backend, communicator: CommunicatorBackend, ranks: int) 
         )
 
 
-def open_for(backend: Backend, rank: int) -> Accelerator:
+def open_for_rank(backend: Backend, rank: int) -> Accelerator:
     """The device of `rank`: number rank modulo `devices()`, which its communicators rely on.
 
     Raises `BackendUnavailable` if there is no device.

@@ -16,7 +16,7 @@ from math import prod
 from torch import Tensor
 
 from equipoise.hal.capabilities import CommunicatorCapabilities
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, OrderMismatch
 from equipoise.hal.stream import Stream
@@ -24,7 +24,7 @@ from equipoise.hal.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class Issued:
+class OperationSignature:
     """One operation of one rank.
 
     Attributes:
@@ -48,7 +48,7 @@ class Issued:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, ballot: bytes) -> "Issued":
+    def from_bytes(cls, ballot: bytes) -> "OperationSignature":
         """From a ballot."""
         fields = json.loads(ballot)
         sends, receives = tuple(fields.pop("sends")), tuple(fields.pop("receives"))
@@ -66,12 +66,14 @@ class Issued:
         return text
 
 
-def issued(epoch: int, kind: str, tensor: Tensor) -> Issued:
+def operation_signature(epoch: int, kind: str, tensor: Tensor) -> OperationSignature:
     """An operation on a tensor that is equally large on every rank."""
-    return Issued(epoch=epoch, kind=kind, elements=tensor.numel(), dtype=str(tensor.dtype))
+    return OperationSignature(
+        epoch=epoch, kind=kind, elements=tensor.numel(), dtype=str(tensor.dtype)
+    )
 
 
-def agree(operations: Sequence[Issued]) -> bool:
+def operations_match(operations: Sequence[OperationSignature]) -> bool:
     """Whether all ranks issued one operation, and each expects what its peers send."""
     if len({operation.common for operation in operations}) > 1:
         return False
@@ -82,14 +84,14 @@ def agree(operations: Sequence[Issued]) -> bool:
     )
 
 
-def describe(operations: Sequence[Issued], ranks: Sequence[int]) -> str:
+def describe_operations(operations: Sequence[OperationSignature], ranks: Sequence[int]) -> str:
     """Who issued what; `ranks` are numbers of the run."""
     said = (f"rank {rank} issued {o}" for rank, o in zip(ranks, operations, strict=True))
     return "; ".join(said)
 
 
 @dataclass(frozen=True)
-class Pairing:
+class P2PCheck:
     """The n-th message from one rank to another.
 
     Attributes:
@@ -102,7 +104,7 @@ class Pairing:
     question: str
     ranks: tuple[int, int]
 
-    def cast(self, operation: Issued) -> None:
+    def cast(self, operation: OperationSignature) -> None:
         """Say what this end issues."""
         self.control.cast(self.question, operation.to_bytes())
 
@@ -112,10 +114,10 @@ class Pairing:
         Raises `BallotIncomplete` when the peer has not issued its end within `timeout` seconds.
         """
         ballots = self.control.collect(self.question, timeout, self.ranks)
-        ends = [Issued.from_bytes(ballot) for ballot in ballots]
+        ends = [OperationSignature.from_bytes(ballot) for ballot in ballots]
         if ends[0].common == ends[1].common:
             return None
-        return OrderMismatch(f"{self.question}: {describe(ends, self.ranks)}")
+        return OrderMismatch(f"{self.question}: {describe_operations(ends, self.ranks)}")
 
 
 class CheckedWork:
@@ -130,9 +132,9 @@ class CheckedWork:
         deadline: seconds from now until the operation fails by itself.
     """
 
-    def __init__(self, inner: Work, pairing: Pairing, deadline: float) -> None:
+    def __init__(self, inner: Work, pairing: P2PCheck, deadline: float) -> None:
         self._inner = inner
-        self._pairing: Pairing | None = pairing
+        self._pairing: P2PCheck | None = pairing
         self._expiry = time.monotonic() + deadline
         self._mismatch: OrderMismatch | None = None
 
@@ -238,34 +240,34 @@ class CheckedCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """Sum over ranks, in place."""
-        mine = issued(self.epoch, "all_reduce", tensor)
+        mine = operation_signature(self.epoch, "all_reduce", tensor)
         return self._agreed(mine, lambda: self._inner.all_reduce(tensor))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Work:
         """Every rank's tensor."""
-        mine = issued(self.epoch, "all_gather", tensor)
+        mine = operation_signature(self.epoch, "all_gather", tensor)
         return self._agreed(mine, lambda: self._inner.all_gather(out, tensor))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Work:
         """This rank's part of the sum."""
-        mine = issued(self.epoch, "reduce_scatter", out)
+        mine = operation_signature(self.epoch, "reduce_scatter", out)
         return self._agreed(mine, lambda: self._inner.reduce_scatter(out, tensor))
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
         """One rank's tensor replaces everybody's."""
-        mine = issued(self.epoch, f"broadcast from {source}", tensor)
+        mine = operation_signature(self.epoch, f"broadcast from {source}", tensor)
         return self._agreed(mine, lambda: self._inner.broadcast(tensor, source))
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Work:
         """Even blocks."""
-        mine = issued(self.epoch, "all_to_all", tensor)
+        mine = operation_signature(self.epoch, "all_to_all", tensor)
         return self._agreed(mine, lambda: self._inner.all_to_all(out, tensor))
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
         """Blocks of given row counts; what one rank sends, its peer must expect."""
-        mine = Issued(
+        mine = OperationSignature(
             epoch=self.epoch,
             kind="all_to_all_uneven",
             elements=prod(tensor.shape[1:]),
@@ -279,12 +281,12 @@ class CheckedCommunicator:
 
     def barrier(self) -> Work:
         """Ends after every rank has issued it."""
-        mine = Issued(epoch=self.epoch, kind="barrier", elements=0, dtype="nothing")
+        mine = OperationSignature(epoch=self.epoch, kind="barrier", elements=0, dtype="nothing")
         return self._agreed(mine, self._inner.barrier)
 
     def exchange(self, round: Exchange) -> Work:
         """One round of blobs; every rank takes part in every round, be it with none."""
-        mine = Issued(
+        mine = OperationSignature(
             epoch=self.epoch,
             kind="exchange",
             elements=1,
@@ -330,20 +332,20 @@ class CheckedCommunicator:
         self._sequence = 0
         self._messages: Counter[tuple[int, int]] = Counter()
 
-    def _by_rank(self, parcels: Sequence[Parcel]) -> tuple[int, ...]:
+    def _by_rank(self, parcels: Sequence[PeerBuffer]) -> tuple[int, ...]:
         sizes = {parcel.peer: parcel.blob.numel() for parcel in parcels}
         return tuple(sizes.get(rank, 0) for rank in range(self.size))
 
-    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         """Start once all ranks have issued the same; threads come one after the other (P6)."""
         with self._collective:
             self._sequence += 1
             question = f"{self._label}/{self._sequence}"
             self._control.cast(question, mine.to_bytes())
             ballots = self._collected(question)
-            operations = [Issued.from_bytes(ballot) for ballot in ballots]
-            if not agree(operations):
-                raise OrderMismatch(f"{question}: {describe(operations, self._ranks)}")
+            operations = [OperationSignature.from_bytes(ballot) for ballot in ballots]
+            if not operations_match(operations):
+                raise OrderMismatch(f"{question}: {describe_operations(operations, self._ranks)}")
             return start()
 
     def _collected(self, question: str) -> tuple[bytes, ...]:
@@ -360,17 +362,19 @@ class CheckedCommunicator:
 
     def _paired(self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]) -> Work:
         ends = self._ranks[pair[0]], self._ranks[pair[1]]
-        mine = issued(self.epoch, f"a message from rank {ends[0]} to rank {ends[1]}", tensor)
+        mine = operation_signature(
+            self.epoch, f"a message from rank {ends[0]} to rank {ends[1]}", tensor
+        )
         with self._pairwise:
             self._messages[pair] += 1
             question = f"{self._label}/{pair[0]}-{pair[1]}/{self._messages[pair]}"
-            pairing = Pairing(self._control, question, ends)
+            pairing = P2PCheck(self._control, question, ends)
             pairing.cast(mine)
             _refuse_mismatch(pairing)
             return CheckedWork(start(), pairing, self._deadline)
 
 
-def _refuse_mismatch(pairing: Pairing) -> None:
+def _refuse_mismatch(pairing: P2PCheck) -> None:
     """Raise if the peer came first, and with something else."""
     try:
         mismatch = pairing.mismatch(0.0)

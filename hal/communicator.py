@@ -12,7 +12,7 @@ from equipoise.hal.work import Work
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PeerBuffer:
     """One blob of a round: uint8 [bytes] to or from `peer`."""
 
     peer: int
@@ -26,8 +26,8 @@ class Exchange:
     HCCL documents that rule for batched point-to-point; every backend keeps it.
     """
 
-    sends: tuple[Parcel, ...]
-    receives: tuple[Parcel, ...]
+    sends: tuple[PeerBuffer, ...]
+    receives: tuple[PeerBuffer, ...]
 
     def __post_init__(self) -> None:
         for side in (self.sends, self.receives):
@@ -188,7 +188,7 @@ class RendezvousHost(Protocol):
 
 
 @runtime_checkable
-class CountsMemory(Protocol):
+class EstimatesCommunicatorMemory(Protocol):
     """What a backend may have besides: it knows the memory that its communicators take."""
 
     def device_bytes(self, communicators: int, links: int) -> int:
@@ -229,5 +229,5 @@ class CommunicatorBackend(Protocol):
         ...
 
     def connect(self, rendezvous: Rendezvous) -> Fabric:
-        """Meet the other ranks. Raises `ControlLost` when the store does not answer."""
+        """Meet the other ranks. Raises `ControlPlaneLost` when the store does not answer."""
         ...

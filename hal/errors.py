@@ -160,7 +160,7 @@ class BallotIncomplete(ControlError):
         self.missing = missing
 
 
-class ControlLost(ControlError):
+class ControlPlaneLost(ControlError):
     """The store of the control plane cannot be reached."""
 
 
@@ -212,11 +212,11 @@ class FormatError(EquipoiseError):
         self.what = what
 
 
-class FileUnwritten(FormatError):
+class FileWriteFailed(FormatError):
     """The system did not take it: a full disk, no permission."""
 
 
-class RanksUnsaid(FormatError):
+class RankCountMissing(FormatError):
     """A placement does not say for how many ranks it is, and nobody else did."""
 
 
@@ -232,7 +232,7 @@ class MessageMismatch(ChannelError):
     """What arrived is not the message that was expected: its tensors are to be discarded."""
 
 
-class BuffersHeld(ChannelError):
+class BuffersBusy(ChannelError):
     """All buffers of an edge are still sent from, or read; names the message that holds one."""
 
 
@@ -327,7 +327,7 @@ class ExchangeMisuse(ExchangeError):
     """A verb of an exchange out of turn, or with a handle that is over; nothing has happened."""
 
 
-class AgreementLost(EngineError):
+class VoteOutcomeUnknown(EngineError):
     """The outcome of a vote could not be learnt by its deadline: this rank fail-stops."""
 
 
@@ -347,7 +347,7 @@ class ExpertPoolError(EngineError):
     """The host pool of expert weights cannot be made, or not be used so."""
 
 
-class NoRoom(ExpertPoolError):
+class HostMemoryExhausted(ExpertPoolError):
     """The node's memory does not suffice.
 
     Attributes:
@@ -363,7 +363,7 @@ class NoRoom(ExpertPoolError):
         self.whose = whose
 
 
-class ForeignMemory(ExpertPoolError):
+class PoolMismatch(ExpertPoolError):
     """What a peer offered is not the pool that it promised, or cannot be opened from here."""
 
 
@@ -371,7 +371,7 @@ class PoolIncomplete(ExpertPoolError):
     """A rank of the node has not filled, or could not reserve, its part."""
 
 
-class PoolDamaged(ExpertPoolError):
+class PoolCorrupted(ExpertPoolError):
     """Bytes in the pool are not those that were written."""
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from equipoise.hal.routing_rules import Rule
+from equipoise.hal.routing_rules import ReplicaRule
 from equipoise.hal.stream import Stream
 
 
@@ -141,7 +141,7 @@ class Kernels(Protocol):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,

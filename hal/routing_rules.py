@@ -64,10 +64,10 @@ class BlockTurns:
             raise ValueError(f"offset: expected at least 0, got {self.offset}")
 
 
-Rule: TypeAlias = RowHash | BlockTurns
+ReplicaRule: TypeAlias = RowHash | BlockTurns
 
 
-def route_by_rule(ids: Tensor, table: RoutingTable, rule: Rule) -> tuple[Tensor, Tensor]:
+def route_by_rule(ids: Tensor, table: RoutingTable, rule: ReplicaRule) -> tuple[Tensor, Tensor]:
     """Route by a published rule.
 
     Args:

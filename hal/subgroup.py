@@ -12,7 +12,7 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import RankLost, Unsupported
 
 
-class GroupControl:
+class SubgroupControlPlane:
     """The control plane of a run, among some of its ranks.
 
     Questions are the group's own. What a rank says of itself, and who was lost, is the run's:
@@ -79,7 +79,7 @@ class GroupControl:
         return self._ranks if ranks is None else tuple(self._ranks[rank] for rank in ranks)
 
 
-class _Renumbered:
+class _SubgroupCommunicator:
     """A communicator that is rebuilt among ranks of a group, by their numbers in it."""
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ class _Renumbered:
         self._communicator.rebuild([self._of_run[rank] for rank in ranks])
 
 
-class GroupFabric:
+class SubgroupFabric:
     """The fabric of a run, among some of its ranks.
 
     Args:
@@ -113,11 +113,11 @@ class GroupFabric:
         self._fabric = fabric
         self._name = name
         self._ranks = tuple(ranks)
-        self._control = GroupControl(fabric.control, name, ranks)
+        self._control = SubgroupControlPlane(fabric.control, name, ranks)
         self._open: list[Communicator] = []
 
     @property
-    def control(self) -> GroupControl:
+    def control(self) -> SubgroupControlPlane:
         """The control plane, among the group."""
         return self._control
 
@@ -128,7 +128,7 @@ class GroupFabric:
         made = self._fabric.open(f"{self._name}/{purpose}", members)
         self._open.append(made)
         # It has what it hands on, which no checker sees.
-        return cast(Communicator, cast(Any, _Renumbered(made, self._ranks)))
+        return cast(Communicator, cast(Any, _SubgroupCommunicator(made, self._ranks)))
 
     def close(self) -> None:
         """Close the communicators that were opened here; the run's control plane stays."""

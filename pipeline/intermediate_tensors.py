@@ -36,7 +36,7 @@ class Pollable(Protocol):
         ...
 
 
-class Lease(Protocol):
+class BufferLease(Protocol):
     """What keeps the memory of the tensors from being used again."""
 
     def release(self) -> None:
@@ -45,7 +45,7 @@ class Lease(Protocol):
 
 
 @dataclass(frozen=True)
-class Pending:
+class CommPending:
     """Nobody has waited yet."""
 
     handles: tuple[CommHandle, ...]
@@ -53,23 +53,23 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class CommDone:
     """All waits and all post-processing are over."""
 
 
 @dataclass(frozen=True)
-class Failed:
+class CommFailed:
     """A wait or a post-processing raised; every read raises it again."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class Ended:
+class LeaseReleased:
     """The lease is over."""
 
 
-State = Pending | Arrived | Failed | Ended
+CommState = CommPending | CommDone | CommFailed | LeaseReleased
 _ticket_numbers = itertools.count()
 _under_way: "weakref.WeakValueDictionary[int, AsyncIntermediateTensors]" = (
     weakref.WeakValueDictionary()
@@ -97,12 +97,14 @@ class AsyncIntermediateTensors:
         comm_handles: Sequence[CommHandle] | None = None,
         comm_postprocess: Sequence[Callable[[], object]] | None = None,
         *,
-        lease: Lease | None = None,
+        lease: BufferLease | None = None,
     ) -> None:
         self._tensors: dict[str, Tensor] = tensors
         self._names = [name for name, value in tensors.items() if isinstance(value, Tensor)]
         self._lease = lease
-        self._state: State = Pending(tuple(comm_handles or ()), tuple(comm_postprocess or ()))
+        self._state: CommState = CommPending(
+            tuple(comm_handles or ()), tuple(comm_postprocess or ())
+        )
         self._reading = threading.RLock()
         number = next(_ticket_numbers)
         self._ticket = torch.tensor(number)
@@ -125,19 +127,19 @@ class AsyncIntermediateTensors:
             Exception: whatever a handle or the post-processing raised, now or at an earlier read.
         """
         with self._reading:
-            if isinstance(self._state, Pending):
+            if isinstance(self._state, CommPending):
                 self._state = _outcome(self._state)
-                if isinstance(self._state, Failed):
+                if isinstance(self._state, CommFailed):
                     self._let_go()  # whoever keeps the error keeps this, and nothing is to be read
-            if isinstance(self._state, Failed):
+            if isinstance(self._state, CommFailed):
                 raise self._state.error
-            if isinstance(self._state, Ended):
+            if isinstance(self._state, LeaseReleased):
                 raise LeaseEnded("these tensors were released: others may be in their memory")
 
     def ready(self) -> bool:
         """Whether a read would return, or raise, at once. False where a handle cannot say."""
         state = self._state
-        if not isinstance(state, Pending):
+        if not isinstance(state, CommPending):
             return True
         return all(isinstance(h, Pollable) and h.is_completed() for h in state.handles)
 
@@ -147,9 +149,9 @@ class AsyncIntermediateTensors:
         Waits for nothing but a read that is under way in another thread.
         """
         with self._reading:
-            if isinstance(self._state, Ended):
+            if isinstance(self._state, LeaseReleased):
                 return
-            self._state = Ended()
+            self._state = LeaseReleased()
             self._let_go()
 
     def _let_go(self) -> None:
@@ -194,7 +196,7 @@ class AsyncIntermediateTensors:
 
     def __repr__(self) -> str:
         """Does not wait: whoever looks on must not change what happens."""
-        if isinstance(self._state, Arrived):
+        if isinstance(self._state, CommDone):
             return f"AsyncIntermediateTensors({self._tensors!r})"
         return f"AsyncIntermediateTensors({sorted(self._tensors)}, {type(self._state).__name__})"
 
@@ -232,15 +234,15 @@ def _shapes_of_arrival(ticket: Tensor, tensors: list[Tensor]) -> None:
     """Nothing changes its shape."""
 
 
-def _outcome(pending: Pending) -> Arrived | Failed:
+def _outcome(pending: CommPending) -> CommDone | CommFailed:
     try:
         for handle in pending.handles:
             handle.wait()
         for process in pending.postprocess:
             process()
     except Exception as error:  # kept for every read to come; an interrupt is no outcome
-        return Failed(error)
-    return Arrived()
+        return CommFailed(error)
+    return CommDone()
 
 
 def _same(mine: object, theirs: object) -> bool:

@@ -21,23 +21,23 @@ from torch import Tensor
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import ChannelError
 from equipoise.hal.stream import Event, Stream
-from equipoise.pipeline.channel.edge import Place
+from equipoise.pipeline.channel.edge import EdgeContext
 from equipoise.pipeline.channel.endpoints import (
-    ChannelPlan,
+    ChannelSpec,
     Receiver,
     Sender,
     open_receiver,
     open_sender,
 )
-from equipoise.pipeline.channel.schema import RowField, Template
+from equipoise.pipeline.channel.schema import RowField, SchemaTemplate
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
-TOKENS = "tokens"
+SAMPLED_TOKENS = "tokens"
 """What the last stage hands back: one number a sequence."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class MicroBatch:
     """What is computed in one turn; the same on every stage.
 
     Attributes:
@@ -59,7 +59,7 @@ class Stage(Protocol):
     as many turns behind it as are in flight.
     """
 
-    def begin(self, number: int) -> Turn:
+    def begin(self, number: int) -> MicroBatch:
         """Prepare a turn: which rows it has is known by now on every stage."""
         ...
 
@@ -67,14 +67,16 @@ class Stage(Protocol):
         """Entered by the host while it launches the turn."""
         ...
 
-    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+    def forward(
+        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+    ) -> Mapping[str, Tensor]:
         """Compute: from what the stage before hands over, None on the first, to what is handed on.
 
-        On the last stage that is `TOKENS`, int64 [turn.sequences].
+        On the last stage that is `SAMPLED_TOKENS`, int64 [turn.sequences].
         """
         ...
 
-    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         """The turn is over here.
 
         Args:
@@ -86,7 +88,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends:
+class StageChannels:
     """The ends of edges that a stage has.
 
     Attributes:
@@ -108,10 +110,10 @@ class Ends:
 
 
 @dataclass
-class _Launched:
+class _MicroBatchInFlight:
     """A turn under way, and what its program leaves."""
 
-    turn: Turn
+    turn: MicroBatch
     passed: Event
     tokens: Tensor | None = None
 
@@ -131,7 +133,7 @@ class StageLoop:
     def __init__(
         self,
         stage: Stage,
-        ends: Ends,
+        ends: StageChannels,
         accelerator: Accelerator,
         stream: Stream,
         in_flight: int,
@@ -145,7 +147,7 @@ class StageLoop:
         self._deadline = deadline
         self._events = [accelerator.event() for _ in range(in_flight)]
         self._ahead = isinstance(ends.sampled, Receiver) and ends.sampled.independent
-        self._under_way: deque[_Launched] = deque()
+        self._under_way: deque[_MicroBatchInFlight] = deque()
         self._taking = threading.Lock()
 
     def run(self, turns: int) -> None:
@@ -177,7 +179,7 @@ class StageLoop:
 
     def _launch(self, number: int) -> None:
         turn = self._stage.begin(number)
-        launched = _Launched(turn, self._events[number % len(self._events)])
+        launched = _MicroBatchInFlight(turn, self._events[number % len(self._events)])
         handed = self._handed(turn)
         with self._stage.around(number):
             self._stream.launch(partial(self._compute, launched, handed))
@@ -185,26 +187,28 @@ class StageLoop:
         self._under_way.append(launched)
         self._expect_tokens(turn, self._ahead)
 
-    def _handed(self, turn: Turn) -> AsyncIntermediateTensors | None:
+    def _handed(self, turn: MicroBatch) -> AsyncIntermediateTensors | None:
         """What the stage before hands over; its receive is posted before anything is computed."""
         if self._ends.before is None:
             return None
         self._ends.before.expect(turn.rows)
         return self._ends.before.receive()
 
-    def _compute(self, launched: _Launched, handed: AsyncIntermediateTensors | None) -> None:
+    def _compute(
+        self, launched: _MicroBatchInFlight, handed: AsyncIntermediateTensors | None
+    ) -> None:
         """A program of the stream."""
         made = self._stage.forward(launched.turn, handed)
         if self._ends.after is not None:
             self._ends.after.send(made)
         else:
-            launched.tokens = made[TOKENS]
+            launched.tokens = made[SAMPLED_TOKENS]
         if isinstance(self._ends.sampled, Sender):
-            self._ends.sampled.send({TOKENS: made[TOKENS]})
+            self._ends.sampled.send({SAMPLED_TOKENS: made[SAMPLED_TOKENS]})
         if handed is not None:
             handed.release()  # not before: what is handed on may lie where it came
 
-    def _expect_tokens(self, turn: Turn, now: bool) -> None:
+    def _expect_tokens(self, turn: MicroBatch, now: bool) -> None:
         """Post the receive of a turn's tokens: behind what it sends, and as early as that allows.
 
         Where communicators take turns in the order in which they are given operations, tokens that
@@ -223,7 +227,7 @@ class StageLoop:
             return
         back = self._ends.sampled.receive()
         self._ends.sampled.settle()  # the host reads them, on no stream in particular
-        self._stage.end(launched.turn, back[TOKENS])
+        self._stage.end(launched.turn, back[SAMPLED_TOKENS])
         back.release()
 
     def _drain(self) -> None:
@@ -236,7 +240,7 @@ class StageLoop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class PipelineSpec:
     """What all stages of one pipeline say alike.
 
     Attributes:
@@ -251,7 +255,7 @@ class Pipeline:
 
     name: str
     ranks: tuple[int, ...]
-    handed: Template
+    handed: SchemaTemplate
     sequences: int
     in_flight: int
     depth: int
@@ -262,19 +266,19 @@ class Pipeline:
             raise ChannelError(f"{self.name}: rank {rank} is not one of its stages {self.ranks}")
         return self.ranks.index(rank)
 
-    def edges(self) -> Sequence[tuple[int, int, ChannelPlan]]:
+    def edges(self) -> Sequence[tuple[int, int, ChannelSpec]]:
         """Every edge, from stage to stage, in the order in which they are opened."""
         stages = range(len(self.ranks) - 1)
         onward = [self._plan(at, at + 1, self.handed, self.depth) for at in stages]
         if not onward:
             return ()
-        tokens = Template((RowField(TOKENS, (), torch.int64),), self.sequences)
+        tokens = SchemaTemplate((RowField(SAMPLED_TOKENS, (), torch.int64),), self.sequences)
         return (*onward, self._plan(len(self.ranks) - 1, 0, tokens, self.in_flight))
 
     def _plan(
-        self, at: int, to: int, template: Template, depth: int
-    ) -> tuple[int, int, ChannelPlan]:
-        plan = ChannelPlan(
+        self, at: int, to: int, template: SchemaTemplate, depth: int
+    ) -> tuple[int, int, ChannelSpec]:
+        plan = ChannelSpec(
             name=f"{self.name}: {'tokens of ' * (to == 0)}stage {at} to {to}",
             source=self.ranks[at],
             destination=self.ranks[to],
@@ -284,14 +288,14 @@ class Pipeline:
         return at, to, plan
 
 
-def open_ends(pipeline: Pipeline, place: Place) -> Ends:
+def open_stage_channels(pipeline: PipelineSpec, place: EdgeContext) -> StageChannels:
     """This rank's ends of the pipeline's edges; collective of all of its stages.
 
     Every rank opens its edges in the one order of all edges, so no two wait for each other.
 
     Raises what `open_edge` raises.
     """
-    stage, ends = pipeline.stage_of(place.fabric.control.rank), Ends()
+    stage, ends = pipeline.stage_of(place.fabric.control.rank), StageChannels()
     whole = replace(place, slices=None)
     for at, to, plan in pipeline.edges():
         if to == 0 and stage in (at, to):

@@ -11,21 +11,21 @@ from typing import TypeVar
 from torch import Tensor
 
 from equipoise.hal.errors import ChannelError
-from equipoise.pipeline.channel.described_recv import DescribedReceivingEnd, Values
-from equipoise.pipeline.channel.edge import Edge, Place, open_edge, open_second
-from equipoise.pipeline.channel.framing import Described
-from equipoise.pipeline.channel.schema import Constant, shape_class
+from equipoise.pipeline.channel.described_recv import DescribedReceivingEnd, ReceivedValues
+from equipoise.pipeline.channel.edge import Edge, EdgeContext, open_edge, open_second_communicator
+from equipoise.pipeline.channel.framing import DescribedFraming
+from equipoise.pipeline.channel.schema import Constant, schema_of
 from equipoise.pipeline.channel.send import SendingEnd
 from equipoise.pipeline.intermediate_tensors import CommHandle
 
 T = TypeVar("T")
-AHEAD = 2
+RECVS_POSTED_AHEAD = 2
 """Receives that are posted ahead."""
-DEPTH = 4
+BUFFERS_PER_END = 4
 """Buffers at each end of an edge."""
 
 
-class Sent:
+class CompletedHandle:
     """The handle of what is gone already.
 
     Engines keep a handle for the description of what they send before those of the tensors, and
@@ -105,14 +105,14 @@ class TensorDictGroup:
             tensors = [n for n, value in tensor_dict.items() if isinstance(value, Tensor)]
             sliced = [name for name in tensors if chosen.get(name, True)]
         end = _end(self._senders, stage, "to")
-        return [Sent(), end.send(tensor_dict, shape_class(tensor_dict, sliced))]
+        return [CompletedHandle(), end.send(tensor_dict, schema_of(tensor_dict, sliced))]
 
     def irecv_tensor_dict(
         self,
         src: int | None = None,
         all_gather_group: object | None = None,
         all_gather_tensors: Mapping[str, bool] | None = None,
-    ) -> tuple[Values, list[CommHandle], list[Callable[[], None]]]:
+    ) -> tuple[ReceivedValues, list[CommHandle], list[Callable[[], None]]]:
         """Begin to receive a dictionary; returns at once.
 
         Args:
@@ -128,7 +128,7 @@ class TensorDictGroup:
         """
         stage = (self.rank_in_group - 1) % self.world_size if src is None else src
         incoming = _end(self._receivers, stage, "from").receive()
-        values: Values = {}
+        values: ReceivedValues = {}
         return values, [incoming], [lambda: values.update(incoming.take())]
 
     def drain(self) -> None:
@@ -146,7 +146,7 @@ class TensorDictGroup:
             edge.close()
 
 
-def open_tensor_dicts(name: str, ranks: Sequence[int], place: Place) -> TensorDictGroup:
+def open_tensor_dict_group(name: str, ranks: Sequence[int], place: EdgeContext) -> TensorDictGroup:
     """The edges from every stage to the next, and from the last to the first; collective.
 
     Args:
@@ -168,13 +168,13 @@ def open_tensor_dicts(name: str, ranks: Sequence[int], place: Place) -> TensorDi
         if rank not in ends:
             continue
         called = f"{name} {stage} to {after}"
-        edge = open_edge(called, ends, place, DEPTH, {"described": AHEAD})
-        edge = open_second(edge, ends, place)
+        edge = open_edge(called, ends, place, BUFFERS_PER_END, {"described": RECVS_POSTED_AHEAD})
+        edge = open_second_communicator(edge, ends, place)
         edges.append(edge)
         if rank == source:
-            senders[after] = SendingEnd(edge, Described(AHEAD))
+            senders[after] = SendingEnd(edge, DescribedFraming(RECVS_POSTED_AHEAD))
         else:
-            receivers[stage] = DescribedReceivingEnd(edge, AHEAD)
+            receivers[stage] = DescribedReceivingEnd(edge, RECVS_POSTED_AHEAD)
     return TensorDictGroup(ranks, rank, senders, receivers, edges)
 
 

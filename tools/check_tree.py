@@ -223,7 +223,7 @@ ASSERTING = frozenset(
     {
         *("pytest.raises", "pytest.warns", "pytest.fail", "pytest.deprecated_call"),
         "hypothesis.stateful.run_state_machine_as_test",
-        "equipoise.hal.conformance.context.demand",
+        "equipoise.hal.conformance.context.require",
     }
 )
 """Functions of others that fail a test; further ones are called `assert_*`."""

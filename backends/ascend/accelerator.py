@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import byte_ops, npu_runtime
-from equipoise.backends.ascend.byte_ops import NpuBytes
+from equipoise.backends.ascend.byte_ops import NpuByteOps
 from equipoise.backends.ascend.kernels import AscendKernels
-from equipoise.backends.ascend.lock_flags import NpuWords
+from equipoise.backends.ascend.lock_flags import NpuLockFlags
 from equipoise.backends.ascend.lookup_tables import table_bytes
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.runtime import Device
@@ -20,27 +20,27 @@ from equipoise.hal.errors import BackendUnavailable, Unsupported
 from equipoise.hal.stream import Role
 
 
-class AscendParts:
+class AscendDeviceOps:
     """What torch_npu brings for one NPU."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.kernels = AscendKernels()
-        self.verbs = NpuBytes()
+        self.verbs = NpuByteOps()
 
-    def words(self) -> NpuWords:
+    def words(self) -> NpuLockFlags:
         """External events and a word of page-locked memory."""
         if not npu_runtime.value_waits():
             raise Unsupported(f"this driver lacks {' and '.join(npu_runtime.VALUE_CALLS)}")
-        return NpuWords(self._device)
+        return NpuLockFlags(self._device)
 
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in FRACTAL_NZ."""
-        return byte_ops.private(shape, dtype, self._device.torch)
+        return byte_ops.empty_private(shape, dtype, self._device.torch)
 
     def stored(self, tensor: Tensor) -> Tensor:
         """All that its storage holds, as plain bytes."""
-        return byte_ops.stored(tensor)
+        return byte_ops.storage_bytes(tensor)
 
     def numa(self) -> int:
         """Torch_npu tells none."""
@@ -52,7 +52,7 @@ class AscendAccelerator(DeviceAccelerator):
 
     def __init__(self, index: int) -> None:
         device = Device(npu_runtime.RUNTIME, index)
-        super().__init__("ascend", device, AscendParts(device))
+        super().__init__("ascend", device, AscendDeviceOps(device))
 
     def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
         """Of the tables of replicas."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import private_api
-from equipoise.backends.ascend.hashing import fingerprint
+from equipoise.backends.ascend.hashing import device_checksum
 from equipoise.backends.ascend.private_api import MODULE
 from equipoise.backends.devices.memory import copy
 from equipoise.hal.capabilities import SlotFormat
@@ -25,11 +25,11 @@ from equipoise.hal.stream import Stream
 
 FRACTAL_NZ = 29
 """The vendor's number of the format."""
-BASE = frozenset({-1, 0, 2, 30})
+PLAIN_FORMATS = frozenset({-1, 0, 2, 30})
 """Numbers of formats in which elements simply follow each other: undefined, NCHW, ND, NCDHW."""
 
 
-def private(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def empty_private(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for a matrix, or for a stack of them, in FRACTAL_NZ.
 
     Raises `Unsupported` for less than two dimensions and for a dtype that the format does not take.
@@ -49,7 +49,7 @@ def private(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
 
 def is_private(tensor: Tensor) -> bool:
     """Whether its storage is in a private format."""
-    return int(_module().get_npu_format(tensor)) not in BASE
+    return int(_module().get_npu_format(tensor)) not in PLAIN_FORMATS
 
 
 def format_of(tensor: Tensor) -> SlotFormat:
@@ -57,7 +57,7 @@ def format_of(tensor: Tensor) -> SlotFormat:
     return SlotFormat.PRIVATE if is_private(tensor) else SlotFormat.STRIDED
 
 
-def stored(tensor: Tensor) -> Tensor:
+def storage_bytes(tensor: Tensor) -> Tensor:
     """Everything that the tensor stores, padding included: plain uint8 [n] over the same memory.
 
     Does not own the memory, and the allocator does not know it: keep the tensor, and tell the
@@ -75,7 +75,7 @@ def segment_bytes(segment: Segment) -> Tensor:
     in their order, and a plain copy would convert without saying so.
     """
     if segment.format is SlotFormat.PRIVATE:
-        return stored(segment.data)
+        return storage_bytes(segment.data)
     if segment.data.device.type == "npu" and is_private(segment.data):
         raise SlotError(f"segment {segment.name!r} is in a private format and declared strided")
     return segment.bytes
@@ -85,7 +85,7 @@ def _module() -> Any:
     return import_module(MODULE)
 
 
-class NpuBytes:
+class NpuByteOps:
     """A private format is copied as the bytes that it stores, like anything else (A10)."""
 
     def view(self, segment: Segment) -> Tensor:
@@ -100,4 +100,4 @@ class NpuBytes:
     def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Of all parts, put together first."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        copy(out, fingerprint(whole))
+        copy(out, device_checksum(whole))

@@ -19,7 +19,7 @@ from equipoise.hal.routing import MASK32, STEP32
 Word = TypeVar("Word", int, Tensor)
 
 
-def shift(x: Tensor, bits: int) -> Tensor:
+def shift_right(x: Tensor, bits: int) -> Tensor:
     """`x >> bits`, int64, which repeats the sign."""
     by = torch.full((), bits, dtype=torch.int64, device=x.device)
     return torch.bitwise_right_shift(x, by)
@@ -30,7 +30,7 @@ def mix32(index: Tensor, rank: int, layer: int, step: int) -> Tensor:
     state = 0
     for word in (step, layer, rank):
         state = _finalise32(((state ^ (word & MASK32)) + STEP32) & MASK32, operator.rshift)
-    return _finalise32(((index ^ state) + STEP32) & MASK32, shift)
+    return _finalise32(((index ^ state) + STEP32) & MASK32, shift_right)
 
 
 def _finalise32(x: Word, right: Callable[[Word, int], Word]) -> Word:
@@ -41,7 +41,7 @@ def _finalise32(x: Word, right: Callable[[Word, int], Word]) -> Word:
     return x ^ right(x, 16)
 
 
-def fingerprint(data: Tensor) -> Tensor:
+def device_checksum(data: Tensor) -> Tensor:
     """`equipoise.hal.checksum.checksum` of the bytes of a contiguous tensor, int64 []."""
     flat = data.detach().reshape(-1).view(torch.uint8)
     length = int(_mix64(torch.tensor(~flat.numel())))  # by the host
@@ -70,4 +70,4 @@ def _mix64(x: Tensor) -> Tensor:
 
 def _shift64(x: Tensor, bits: int) -> Tensor:
     """Right shift that brings in zeros."""
-    return shift(x, bits) & ((1 << (64 - bits)) - 1)
+    return shift_right(x, bits) & ((1 << (64 - bits)) - 1)

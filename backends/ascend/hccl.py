@@ -10,21 +10,32 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from equipoise.backends.ascend import npu_runtime
-from equipoise.backends.ascend.hccl_comm import HIGH_PRIORITY_STREAMS, HcclGroup, make_group, plain
-from equipoise.backends.ascend.hccl_settings import group_buffer, link_buffer, obstacle, sums, taken
-from equipoise.backends.ascend.hccl_streams import lanes
-from equipoise.backends.devices.collectives.bootstrap import Talk
-from equipoise.backends.devices.collectives.ccl import MOVED, Greet, Greeting, Membership
-from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
+from equipoise.backends.ascend.hccl_comm import (
+    HIGH_PRIORITY_STREAMS,
+    HcclComm,
+    are_plain,
+    make_process_group,
+)
+from equipoise.backends.ascend.hccl_settings import (
+    blocking_setting,
+    comm_bytes,
+    group_buffer_mib,
+    link_buffer_mib,
+    sum_dtypes,
+)
+from equipoise.backends.ascend.hccl_streams import hccl_stream_pool
+from equipoise.backends.devices.collectives.bootstrap import Bootstrap
+from equipoise.backends.devices.collectives.ccl import TRANSFER_DTYPES, CommSpec, Warmup, WarmupOps
+from equipoise.backends.devices.collectives.fabric import DeviceCommunicatorBackend
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 
-LAST = "version_key"
+LAST_KEY = "version_key"
 """What torch_npu calls its last word: HCCL's own meeting comes next."""
 
 
-class Introduction(Store):
+class BootstrapStore(Store):
     """What torch_npu takes for a store: its few words travel as ballots of the control plane.
 
     Torch_npu's first rank says two words and the others hear them, no more. A store of torch's
@@ -39,9 +50,9 @@ class Introduction(Store):
         talk: carries the words; the first of its ranks speaks.
     """
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Bootstrap) -> None:
         super().__init__()
-        self._talk: Talk | None = talk
+        self._talk: Bootstrap | None = talk
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """Say a word; only the first rank does. Torch gives bytes, whatever its stub says.
@@ -50,14 +61,14 @@ class Introduction(Store):
         """
         talk = self._among(key)
         talk.say(key, bytes(value))
-        if key == LAST:
+        if key == LAST_KEY:
             talk.hear("heard", talk.ranks[1:])
 
     def get(self, key: str) -> bytes:
         """Hear it. Raises `BallotIncomplete` when it does not come in time."""
         talk = self._among(key)
         (word,) = talk.hear(key, talk.ranks[:1])
-        if key == LAST:
+        if key == LAST_KEY:
             talk.say("heard")
         return word
 
@@ -65,7 +76,7 @@ class Introduction(Store):
         """Let go of the control plane: the group lives on, perhaps for ever, and asks no more."""
         self._talk = None
 
-    def _among(self, key: str) -> Talk:
+    def _among(self, key: str) -> Bootstrap:
         if self._talk is None:
             raise CommunicatorFailed(f"torch_npu asks for {key!r} after the introduction")
         return self._talk
@@ -90,13 +101,13 @@ class Hccl:
             abort=False,  # torch_npu's gives the communicator back, and what is in flight hangs
             rebuild=True,
             shared_devices=False,  # HCCL refuses the second rank of a device
-            dtypes=MOVED,
-            reductions=sums(),
+            dtypes=TRANSFER_DTYPES,
+            reductions=sum_dtypes(),
         )
 
     def probe(self) -> Probe:
         """Whether torch_npu is here and sees a device, and is not set to block the host."""
-        return Unavailable(why) if (why := obstacle()) else npu_runtime.probe()
+        return Unavailable(why) if (why := blocking_setting()) else npu_runtime.probe()
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
@@ -109,7 +120,7 @@ class Hccl:
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Nothing in a private format: its bytes are not what its shape says."""
-        if not plain(tensors):
+        if not are_plain(tensors):
             raise Unsupported("a tensor in a private format does not travel; send its storage")
 
     def promise(self, index: int) -> Any:
@@ -118,23 +129,23 @@ class Hccl:
 
     def bell(self, index: int) -> Any:
         """The first stream of HCCL's pool."""
-        return lanes(npu_runtime.npu(), index).bell
+        return hccl_stream_pool(npu_runtime.npu(), index).bell
 
     def takes(self, link: bool) -> int:
         """Bytes of two buffers."""
-        return taken(link_buffer() if link else group_buffer())
+        return comm_bytes(link_buffer_mib() if link else group_buffer_mib())
 
     def meet(
-        self, membership: Membership, device: Device, talk: Talk, greet: Greet
-    ) -> tuple[HcclGroup, Greeting]:
+        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+    ) -> tuple[HcclComm, WarmupOps]:
         """Make a group; its first operation blocks until every member has called it."""
-        store, account = Introduction(talk), lanes(npu_runtime.npu(), device.index)
+        store, account = BootstrapStore(talk), hccl_stream_pool(npu_runtime.npu(), device.index)
         with HIGH_PRIORITY_STREAMS, device.runtime.current(account.aim()):
-            group = HcclGroup(make_group(store, membership), store, account)
+            group = HcclComm(make_process_group(store, membership), store, account)
             greeting = greet(group, membership.rank, len(membership.ranks), device.torch)
         store.forget()
         group.settle(device.torch, membership.name)
         return group, greeting
 
 
-HCCL = DeviceCommunicators(Hccl())
+HCCL = DeviceCommunicatorBackend(Hccl())

@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.backends.ascend import private_api
-from equipoise.backends.ascend.hccl_settings import group_buffer, link_buffer
-from equipoise.backends.ascend.hccl_streams import Lane, Lanes
-from equipoise.backends.devices.collectives.ccl import Membership
+from equipoise.backends.ascend.hccl_settings import group_buffer_mib, link_buffer_mib
+from equipoise.backends.ascend.hccl_streams import HcclStreamPool, PoolStream
+from equipoise.backends.devices.collectives.ccl import CommSpec
 
-UNTIL_DOOMSDAY = timedelta(days=10_000)
-HIGH = "TORCH_HCCL_HIGH_PRIORITY"
+NO_TIMEOUT = timedelta(days=10_000)
+HIGH_PRIORITY_VARIABLE = "TORCH_HCCL_HIGH_PRIORITY"
 PLAIN_FORMATS = (-1, 0, 2, 30)
 """The vendor's numbers for layouts that are nothing but strides: undefined, NCHW, ND, NCDHW."""
 
@@ -47,7 +47,7 @@ class HcclHandle:
         return "" if self._work.is_success() else "HCCL reports an error of its communicator"
 
 
-class HcclGroup:
+class HcclComm:
     """A process group of torch_npu's, whose communicator is made by its first operation.
 
     Args:
@@ -56,14 +56,14 @@ class HcclGroup:
         lanes: the account of the device's streams.
     """
 
-    def __init__(self, group: Any, store: object, lanes: Lanes) -> None:
+    def __init__(self, group: Any, store: object, lanes: HcclStreamPool) -> None:
         self._group: Any = group
         self._store = store
         self._lanes = lanes
-        self._lane: Lane | None = None
+        self._lane: PoolStream | None = None
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> PoolStream:
         """The stream that it runs on."""
         assert self._lane is not None, "known once it has run anything"
         return self._lane
@@ -120,15 +120,15 @@ class HcclGroup:
         return self._group is None
 
 
-def make_group(store: Any, membership: Membership) -> Any:
+def make_process_group(store: Any, membership: CommSpec) -> Any:
     """A process group whose communicator is made by its first operation, when all have called it.
 
     Without the vendor's watchdog: it would end the process at a time-out or an error, where the
     contract wants an error that is raised. Ours watches instead.
     """
-    buffer = link_buffer() if membership.link else group_buffer()
+    buffer = link_buffer_mib() if membership.link else group_buffer_mib()
     return private_api.make_process_group(
-        store, membership.rank, membership.ranks, membership.name, buffer, UNTIL_DOOMSDAY
+        store, membership.rank, membership.ranks, membership.name, buffer, NO_TIMEOUT
     )
 
 
@@ -149,8 +149,8 @@ class HighPriorityStreams:
         """Set the variable."""
         with self._lock:
             if not self._inside:
-                self._before = os.environ.get(HIGH)
-                os.environ[HIGH] = "1"
+                self._before = os.environ.get(HIGH_PRIORITY_VARIABLE)
+                os.environ[HIGH_PRIORITY_VARIABLE] = "1"
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -159,16 +159,16 @@ class HighPriorityStreams:
             self._inside -= 1
             if not self._inside:
                 if self._before is None:
-                    del os.environ[HIGH]
+                    del os.environ[HIGH_PRIORITY_VARIABLE]
                 else:
-                    os.environ[HIGH] = self._before
+                    os.environ[HIGH_PRIORITY_VARIABLE] = self._before
 
 
 HIGH_PRIORITY_STREAMS = HighPriorityStreams()
 """Of this process."""
 
 
-def plain(tensors: Sequence[Tensor]) -> bool:
+def are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether every tensor is laid out by its strides alone, not in a format of the vendor's."""
     layout = import_module(private_api.MODULE).get_npu_format
     return all(layout(tensor) in PLAIN_FORMATS for tensor in tensors)

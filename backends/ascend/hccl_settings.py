@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from equipoise.backends.devices.collectives.ccl import FLOATS, INTEGERS
+from equipoise.backends.devices.collectives.ccl import FLOAT_SUM_DTYPES, INTEGER_SUM_DTYPES
 
 MIB = 1 << 20
 GROUP_BUFFER = 200
@@ -21,12 +21,12 @@ SMALLEST = 1
 """MiB: the least that HCCL takes."""
 
 
-def group_buffer() -> int:
+def group_buffer_mib() -> int:
     """MiB of a communicator's buffer, as HCCL_BUFFSIZE says."""
     return max(_number("HCCL_BUFFSIZE", GROUP_BUFFER), SMALLEST)
 
 
-def link_buffer() -> int:
+def link_buffer_mib() -> int:
     """MiB of a link's buffer, as P2P_HCCL_BUFFSIZE says; its 0 asks for as little as can be.
 
     Torch_npu itself reads 0 as: messages use the group's communicator. Ours never do, since all of
@@ -40,7 +40,7 @@ def deterministic() -> bool:
     return os.environ.get("HCCL_DETERMINISTIC", "").lower() in ("true", "strict")
 
 
-def obstacle() -> str:
+def blocking_setting() -> str:
     """Which setting makes torch_npu block the host where the contract wants it not to; or nothing.
 
     A debugger's settings: with them a send would wait for its receive on the host (clause P1).
@@ -51,9 +51,9 @@ def obstacle() -> str:
     return ""
 
 
-def sums() -> frozenset[torch.dtype]:
+def sum_dtypes() -> frozenset[torch.dtype]:
     """Element types whose sums keep clause D1: integers, and floats if they repeat."""
-    return INTEGERS | FLOATS if deterministic() else INTEGERS
+    return INTEGER_SUM_DTYPES | FLOAT_SUM_DTYPES if deterministic() else INTEGER_SUM_DTYPES
 
 
 def _number(name: str, otherwise: int) -> int:
@@ -65,6 +65,6 @@ BUFFERS = 2
 """Of the same size in every communicator."""
 
 
-def taken(mib: int) -> int:
+def comm_bytes(mib: int) -> int:
     """Bytes that a communicator takes whose buffers have so many MiB."""
     return BUFFERS * mib * MIB

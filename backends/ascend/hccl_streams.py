@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from equipoise.hal.errors import CommunicatorFailed
 
-BELL = "the bell"
+RELEASE_STREAM = "the bell"
 """Holds the stream that nothing is ever launched on but signals to other streams."""
 
 
-class Lane(Protocol):
+class PoolStream(Protocol):
     """A stream of the vendor's."""
 
     @property
@@ -28,26 +28,26 @@ class Lane(Protocol):
         ...
 
 
-class Lanes:
+class HcclStreamPool:
     """The pool of one device. For any number of threads; communicators are made one at a time.
 
     Args:
         draw: takes the next stream from the vendor's pool.
     """
 
-    def __init__(self, draw: Callable[[], Lane]) -> None:
+    def __init__(self, draw: Callable[[], PoolStream]) -> None:
         self._draw = draw
         self._lock = threading.Lock()
         self._ring = _learn(draw)
         self._last = len(self._ring) - 1
-        self._holders: dict[int, str] = {self._ring[0].stream_id: BELL}
+        self._holders: dict[int, str] = {self._ring[0].stream_id: RELEASE_STREAM}
 
     @property
-    def bell(self) -> Lane:
+    def bell(self) -> PoolStream:
         """A stream that never waits."""
         return self._ring[0]
 
-    def aim(self) -> Lane:
+    def aim(self) -> PoolStream:
         """Make a free stream the next of the pool. Raises `CommunicatorFailed` if there is none."""
         with self._lock:
             self._last = self._place(self._draw().stream_id)  # others may have drawn meanwhile
@@ -56,7 +56,7 @@ class Lanes:
                 self._last = self._place(self._draw().stream_id)
             return wanted
 
-    def take(self, number: int, holder: str) -> Lane:
+    def take(self, number: int, holder: str) -> PoolStream:
         """Enter that the vendor took stream `number`. Raises `CommunicatorFailed` if one has it."""
         with self._lock:
             place = self._place(number)
@@ -66,7 +66,7 @@ class Lanes:
                 raise CommunicatorFailed(f"HCCL runs {holder} on the stream of {other}")
             return self._ring[place]
 
-    def give(self, lane: Lane) -> None:
+    def give(self, lane: PoolStream) -> None:
         """Nothing runs there any more."""
         with self._lock:
             self._holders.pop(lane.stream_id, None)
@@ -76,7 +76,7 @@ class Lanes:
         with self._lock:
             return tuple(self._holders.values())
 
-    def _free(self) -> Lane:
+    def _free(self) -> PoolStream:
         for step in range(1, 1 + len(self._ring)):
             lane = self._ring[(self._last + step) % len(self._ring)]
             if lane.stream_id not in self._holders:
@@ -93,7 +93,7 @@ class Lanes:
         raise CommunicatorFailed(f"HCCL runs on stream {number}, which is not of its pool")
 
 
-def _learn(draw: Callable[[], Lane]) -> Sequence[Lane]:
+def _learn(draw: Callable[[], PoolStream]) -> Sequence[PoolStream]:
     """Everything in the pool, in its order; the last one was drawn last."""
     ring = [draw()]
     while (lane := draw()).stream_id != ring[0].stream_id:
@@ -101,13 +101,13 @@ def _learn(draw: Callable[[], Lane]) -> Sequence[Lane]:
     return [*ring[1:], lane]
 
 
-_pools: dict[int, Lanes] = {}
+_pools: dict[int, HcclStreamPool] = {}
 _making = threading.Lock()
 
 
-def lanes(npu: Any, index: int) -> Lanes:
+def hccl_stream_pool(npu: Any, index: int) -> HcclStreamPool:
     """The account of device `index`, by `torch.npu`."""
     with _making:
         if index not in _pools:
-            _pools[index] = Lanes(lambda: npu.Stream(device=index, priority=-1))
+            _pools[index] = HcclStreamPool(lambda: npu.Stream(device=index, priority=-1))
         return _pools[index]

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import routing_ops
-from equipoise.backends.ascend.hashing import fingerprint
+from equipoise.backends.ascend.hashing import device_checksum
 from equipoise.backends.ascend.lookup_tables import (
     BatchIndices,
     ReplicaTables,
-    replica_tables,
+    replica_tables_of,
     slots_by_position,
 )
-from equipoise.backends.ascend.share_solver import Solver
-from equipoise.backends.devices.memory import copy, table_rows, used_on
+from equipoise.backends.ascend.share_solver import HostShareSolver
+from equipoise.backends.devices.memory import copy, pack_table_update, record_stream_use
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import window_begin
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
@@ -39,12 +39,12 @@ class AscendKernels:
     """Launches on the stream that they are given, on tensors of its device."""
 
     def __init__(self) -> None:
-        self._solver = Solver()
+        self._solver = HostShareSolver()
         self._indices = BatchIndices()
 
     def warm(self, tables: Tables, stream: Stream) -> None:
         """Operators are ready as far as torch_npu has them; the tables of replicas are made."""
-        replica_tables(tables, stream)
+        replica_tables_of(tables, stream)
         self._indices.draws(tables.experts, 0, 0, stream)
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
@@ -52,8 +52,8 @@ class AscendKernels:
         check_count(ids, counts)
 
         def program() -> None:
-            used_on(stream, ids, counts)
-            routing_ops.count(ids, counts)
+            record_stream_use(stream, ids, counts)
+            routing_ops.count_experts(ids, counts)
 
         stream.launch(program)
 
@@ -62,15 +62,15 @@ class AscendKernels:
     ) -> None:
         """Route by the draw of each token's place: 6 launches."""
         check_routing(ids, tables, salt.layer, slots, counts)
-        replicas = replica_tables(tables, stream)
+        replicas = replica_tables_of(tables, stream)
         begin = window_begin(salt.rank, salt.layer, salt.step)
 
         def program() -> None:
-            used_on(stream, ids, slots, counts)
+            record_stream_use(stream, ids, slots, counts)
             replicas.use(stream)
             draws = self._indices.draws(tables.experts, begin, ids.numel(), stream)
-            routing_ops.hashed(ids, draws, replicas, salt.layer, slots)
-            routing_ops.count(ids, counts)
+            routing_ops.route_hashed(ids, draws, replicas, salt.layer, slots)
+            routing_ops.count_experts(ids, counts)
 
         stream.launch(program)
 
@@ -89,16 +89,16 @@ class AscendKernels:
         check_shares(cumulative, tables)
 
         def program() -> None:
-            used_on(stream, ids, cumulative, slots, counts)
-            table = routing_ops.live(tables, salt.layer)
-            routing_ops.count(ids, counts)
-            copy(slots, routing_ops.apportioned(ids, table, cumulative, counts, salt))
+            record_stream_use(stream, ids, cumulative, slots, counts)
+            table = routing_ops.live_table(tables, salt.layer)
+            routing_ops.count_experts(ids, counts)
+            copy(slots, routing_ops.route_apportioned(ids, table, cumulative, counts, salt))
 
         stream.launch(program)
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -115,9 +115,14 @@ class AscendKernels:
             case BlockTurns(offset):
 
                 def program() -> None:
-                    used_on(stream, ids, slots, counts)
-                    copy(slots, routing_ops.by_turn(ids, routing_ops.live(tables, layer), offset))
-                    routing_ops.count(ids, counts)
+                    record_stream_use(stream, ids, slots, counts)
+                    copy(
+                        slots,
+                        routing_ops.route_by_block_turns(
+                            ids, routing_ops.live_table(tables, layer), offset
+                        ),
+                    )
+                    routing_ops.count_experts(ids, counts)
 
         stream.launch(program)
 
@@ -132,16 +137,16 @@ class AscendKernels:
         stream: Stream,
     ) -> Callable[[], None]:
         """A pass by vLLM's rule: 11 launches."""
-        replicas = replica_tables(tables, stream)
+        replicas = replica_tables_of(tables, stream)
         # Every expert has a replica, so that no other run can be longer.
         longest, size = tables.slots - tables.experts + 1, ids.numel()
 
         def program() -> None:
-            used_on(stream, ids, slots, counts, rule.rows)
+            record_stream_use(stream, ids, slots, counts, rule.rows)
             replicas.use(stream)
             turns = self._indices.turns(rule.top_k, longest, size, stream)
             numbers = self._indices.rows(rule.top_k, size, stream)
-            kinds = routing_ops.by_row(ids, turns, replicas, layer, slots)
+            kinds = routing_ops.route_by_row_hash(ids, turns, replicas, layer, slots)
             routing_ops.count_rows(kinds, numbers, rule.rows, counts)
 
         return program
@@ -154,8 +159,8 @@ class AscendKernels:
         on = own_stream(stream)
 
         def program() -> None:
-            used_on(stream, counts, cumulative)
-            table = routing_ops.live(tables, layer)
+            record_stream_use(stream, counts, cumulative)
+            table = routing_ops.live_table(tables, layer)
             given = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
             job = self._solver.job(on, table.experts, table.slots, tables.ranks)
             copy(job.given, given)
@@ -174,8 +179,8 @@ class AscendKernels:
         The update is taken at the call.
         """
         check_update(update, tables)
-        block, positions = table_rows(update), slots_by_position(update)
-        replicas = replica_tables(tables, stream)
+        block, positions = pack_table_update(update), slots_by_position(update)
+        replicas = replica_tables_of(tables, stream)
         stream.launch(lambda: _install(block, positions, tables, replicas, stream))
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
@@ -183,8 +188,8 @@ class AscendKernels:
         check_checksum(data, out)
 
         def program() -> None:
-            used_on(stream, data, out)
-            copy(out[0], fingerprint(data))
+            record_stream_use(stream, data, out)
+            copy(out[0], device_checksum(data))
 
         stream.launch(program)
 

@@ -9,11 +9,11 @@ from equipoise.backends.ascend import npu_runtime
 from equipoise.backends.devices.memory import copy, pinned
 from equipoise.backends.devices.runtime import Device
 
-USE = "signal"
+SIGNAL_STREAM = "signal"
 """The stream that signals are given on; nothing ever waits there, so a signal is never late."""
 
 
-class NpuFullWord:
+class NpuAcquireFlag:
     """A vendor's external event: its wait ends when the word is 1, and then writes 0.
 
     torch_npu has a flag for each on the host: a wait sets it, a record clears it, and a wait that
@@ -42,15 +42,15 @@ class NpuFullWord:
         """Write the 1, on a stream of its own."""
         self._lendable, self._awaited = self._awaited, False
         self._device.settle()
-        self._event.record(self._device.kept_stream(USE))
+        self._event.record(self._device.kept_stream(SIGNAL_STREAM))
 
 
-class NpuEmptyWord:
+class NpuReleaseFlag:
     """A word of page-locked memory that a stream copies a 1 into."""
 
     def __init__(self, device: Device) -> None:
         self._word = pinned(4).view(torch.int32).zero_()
-        self._one = one_on(device)
+        self._one = one_on_device(device)
 
     def set(self, stream: Any) -> None:
         """Enqueue the copy on the current stream."""
@@ -65,28 +65,28 @@ class NpuEmptyWord:
         self._word.zero_()
 
 
-class NpuWords:
+class NpuLockFlags:
     """Makes them."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def full(self) -> NpuFullWord:
+    def full(self) -> NpuAcquireFlag:
         """An external event."""
-        return NpuFullWord(self._device)
+        return NpuAcquireFlag(self._device)
 
-    def empty(self) -> NpuEmptyWord:
+    def empty(self) -> NpuReleaseFlag:
         """A word of 0."""
-        return NpuEmptyWord(self._device)
+        return NpuReleaseFlag(self._device)
 
 
 _ones: dict[int, Tensor] = {}
 
 
-def one_on(device: Device) -> Tensor:
+def one_on_device(device: Device) -> Tensor:
     """The number 1 on that device, int32 [1], there when this returns."""
     if device.index not in _ones:
-        stream = device.kept_stream(USE)
+        stream = device.kept_stream(SIGNAL_STREAM)
         with device.runtime.current(stream):
             made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
         stream.synchronize()

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend.hashing import mix32, shift
+from equipoise.backends.ascend.hashing import mix32, shift_right
 from equipoise.backends.common.bounded_wait import poll
 from equipoise.backends.devices.memory import copy, pinned
 from equipoise.backends.devices.stream import own_stream
@@ -161,7 +161,7 @@ _made: dict[int, ReplicaTables] = {}
 _making = threading.Lock()
 
 
-def replica_tables(tables: Tables, stream: Stream) -> ReplicaTables:
+def replica_tables_of(tables: Tables, stream: Stream) -> ReplicaTables:
     """Those of `tables`, made when they are first asked for.
 
     Raises `KernelError` in a capture that asks first: a graph would make them anew at each replay.
@@ -269,7 +269,7 @@ class BatchIndices:
 
 
 def _draws(base: int, places: Tensor) -> Tensor:
-    return (shift(mix32(places, 0, 0, 0), 32 - POSITION_BITS) + base).int()
+    return (shift_right(mix32(places, 0, 0, 0), 32 - POSITION_BITS) + base).int()
 
 
 def _rows(top_k: int, places: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from equipoise.hal.capabilities import Available, Probe, Unavailable
 from equipoise.hal.errors import Unsupported
 
 TESTED = "torch_npu 2.13.0"
-SHIM = "torch_npu.contrib.transfer_to_npu"
+CUDA_SHIM = "torch_npu.contrib.transfer_to_npu"
 """Redirects torch.cuda to the NPU for a whole process."""
 VALUE_CALLS = ("aclrtValueWait", "aclrtValueWrite")
 """What the driver must export for external events that reset themselves."""
@@ -59,9 +59,9 @@ def probe() -> Probe:
     return Available(_detail(found))
 
 
-def shimmed() -> bool:
+def cuda_is_redirected() -> bool:
     """Whether torch.cuda means the NPU in this process, and is not to be trusted."""
-    return SHIM in sys.modules
+    return CUDA_SHIM in sys.modules
 
 
 class NpuRuntime(DeviceRuntime):
@@ -129,4 +129,4 @@ def version() -> str:
 
 def _detail(found: int) -> str:
     said = f"torch_npu {version()}, {found} device(s)"
-    return f"{said}; torch.cuda is redirected by transfer_to_npu" if shimmed() else said
+    return f"{said}; torch.cuda is redirected by transfer_to_npu" if cuda_is_redirected() else said

@@ -12,21 +12,21 @@ operator as an argument.
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend.hashing import mix32, shift
+from equipoise.backends.ascend.hashing import mix32, shift_right
 from equipoise.backends.ascend.lookup_tables import ReplicaTables
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import SHARE_BITS, RoutingTable
 from equipoise.hal.routing_rules import BLOCK
 
 
-def live(tables: Tables, layer: int) -> RoutingTable:
+def live_table(tables: Tables, layer: int) -> RoutingTable:
     """The tables of a layer that its generation word picks when the stream comes here (G1)."""
     word = tables.generation[layer : layer + 1] & 1
     parts = (tables.start, tables.replicas, tables.cumulative)
     return RoutingTable(*(part[:, layer].index_select(0, word)[0] for part in parts))
 
 
-def count(ids: Tensor, counts: Tensor, first: int = 0) -> None:
+def count_experts(ids: Tensor, counts: Tensor, first: int = 0) -> None:
     """Write to `counts`, int32 [experts], how often each of `first`, `first` + 1, ... occurs.
 
     One launch: a histogram whose ends are the first and the last expert, so that it leaves out
@@ -40,7 +40,9 @@ def count(ids: Tensor, counts: Tensor, first: int = 0) -> None:
         torch.histc(ids, experts, first, first + experts - 1, out=counts)
 
 
-def hashed(ids: Tensor, draws: Tensor, tables: ReplicaTables, layer: int, slots: Tensor) -> None:
+def route_hashed(
+    ids: Tensor, draws: Tensor, tables: ReplicaTables, layer: int, slots: Tensor
+) -> None:
     """Write to `slots`, int32 [n], those at the `draws`, int32 [n], of the live set: 5 launches."""
     entries = torch.addcmul(draws, kinds(ids, tables.experts), live_word(tables, 0, layer))
     torch.index_select(tables.replicas[layer], 0, entries, out=slots)
@@ -60,27 +62,27 @@ def live_word(tables: ReplicaTables, which: int, layer: int) -> Tensor:
     return tables.words[which, layer : layer + 1].clone()
 
 
-def apportioned(
+def route_apportioned(
     ids: Tensor, table: RoutingTable, cumulative: Tensor, counts: Tensor, salt: Salt
 ) -> Tensor:
     """Slots, int32 [n], by whole quotas of this batch's `counts`."""
     counted, owners = counts.long(), _owners(table)
     first = counted.cumsum(0) - counted
     experts = torch.arange(table.experts, device=ids.device)
-    dither = shift(mix32(experts, salt.rank, salt.layer, 0), 16)
+    dither = shift_right(mix32(experts, salt.rank, salt.layer, 0), 16)
     quotas = cumulative.long() * counted.index_select(0, owners)
-    ends = shift(quotas + dither.index_select(0, owners), SHARE_BITS)
-    sorted_by = ids.masked_fill(strays(ids, table.experts), table.experts)
+    ends = shift_right(quotas + dither.index_select(0, owners), SHARE_BITS)
+    sorted_by = ids.masked_fill(padding_mask(ids, table.experts), table.experts)
     # As float32, which is exact here: the device sorts no integers but on its own processors.
     order = torch.argsort(sorted_by.float(), stable=True)
     # Sorted by expert, an element's position is its occurrence plus the experts before it.
     positions = torch.arange(ids.numel(), device=ids.device)
     position = torch.zeros_like(order).index_copy_(0, order, positions)
     chosen = torch.searchsorted(ends + first.index_select(0, owners), position, right=True)
-    return pick(ids, table, chosen)
+    return slots_at(ids, table, chosen)
 
 
-def strays(ids: Tensor, experts: int) -> Tensor:
+def padding_mask(ids: Tensor, experts: int) -> Tensor:
     """Where the padding is."""
     return (ids < 0) | (ids >= experts)
 
@@ -92,13 +94,15 @@ def _owners(table: RoutingTable) -> Tensor:
     return found.clamp(max=table.experts - 1)
 
 
-def pick(ids: Tensor, table: RoutingTable, chosen: Tensor) -> Tensor:
+def slots_at(ids: Tensor, table: RoutingTable, chosen: Tensor) -> Tensor:
     """The slots at `chosen` places of the table; padding goes to the invalid one."""
     slots = table.replicas.index_select(0, chosen.clamp(max=table.slots - 1))
-    return slots.masked_fill(strays(ids, table.experts), table.slots)
+    return slots.masked_fill(padding_mask(ids, table.experts), table.slots)
 
 
-def by_row(ids: Tensor, turns: Tensor, tables: ReplicaTables, layer: int, slots: Tensor) -> Tensor:
+def route_by_row_hash(
+    ids: Tensor, turns: Tensor, tables: ReplicaTables, layer: int, slots: Tensor
+) -> Tensor:
     """Write to `slots`, int32 [n], those of each row's turn: 8 launches.
 
     Args:
@@ -130,10 +134,10 @@ def count_rows(found: Tensor, numbers: Tensor, rows: Tensor, counts: Tensor) -> 
         counts: int32 [experts], written.
     """
     counted = torch.gt(rows, numbers, out=torch.empty_like(numbers))
-    count(found.mul_(counted), counts, first=1)
+    count_experts(found.mul_(counted), counts, first=1)
 
 
-def by_turn(ids: Tensor, table: RoutingTable, offset: int) -> Tensor:
+def route_by_block_turns(ids: Tensor, table: RoutingTable, offset: int) -> Tensor:
     """Slots, int32 [n], by turns within blocks."""
     turns = _earlier(ids, table.experts) + _numbers(ids, BLOCK) + offset
     return _take(ids, table, turns)
@@ -149,7 +153,7 @@ def _earlier(ids: Tensor, experts: int) -> Tensor:
     """How many elements of the same block and kind come before each, int64 [n]."""
     blocks = -(-ids.numel() // BLOCK)
     held = torch.full((blocks * BLOCK,), experts, dtype=torch.int64, device=ids.device)
-    held[: ids.numel()].copy_(ids.masked_fill(strays(ids, experts), experts))
+    held[: ids.numel()].copy_(ids.masked_fill(padding_mask(ids, experts), experts))
     # As float32, which is exact here: the device sorts no integers but on its own processors.
     order = torch.argsort(held.view(blocks, BLOCK).float(), dim=1, stable=True)
     # Sorted within its block, an element's place is its turn plus what stands before its kind.
@@ -170,9 +174,9 @@ def _firsts(held: Tensor, blocks: int, experts: int) -> Tensor:
 
 def _take(ids: Tensor, table: RoutingTable, turns: Tensor) -> Tensor:
     """Of each element's run the entry that its turn, int64 [n], comes to."""
-    experts = ids.masked_fill(strays(ids, table.experts), 0).long()
+    experts = ids.masked_fill(padding_mask(ids, table.experts), 0).long()
     start = table.start.long()
     # A table that was never committed has runs of no length.
     copies = (start[1:] - start[:-1]).clamp(min=1).index_select(0, experts)
     # No turn is negative, and torch_npu's `remainder` warns of a format that nobody asked for.
-    return pick(ids, table, start.index_select(0, experts) + torch.fmod(turns, copies))
+    return slots_at(ids, table, start.index_select(0, experts) + torch.fmod(turns, copies))

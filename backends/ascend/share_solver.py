@@ -18,13 +18,13 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.ascend import npu_runtime, private_api
-from equipoise.backends.devices.capture import USE, try_turn
+from equipoise.backends.devices.capture import CAPTURE_STREAM, try_capture_lock
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.routing import SWEEPS
 
 
 @dataclass(eq=False)
-class Job:
+class SolveJob:
     """The host's memory for one solving at a time, in the order of a stream.
 
     Attributes:
@@ -76,13 +76,13 @@ class Job:
             self.on.fail(failure)
 
 
-class Solver:
+class HostShareSolver:
     """The jobs of one accelerator: one a stream and size, and one of its own for every capture."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[DeviceStream, int, int, int], Job] = {}
+        self._jobs: dict[tuple[DeviceStream, int, int, int], SolveJob] = {}
 
-    def job(self, on: DeviceStream, experts: int, slots: int, ranks: int) -> Job:
+    def job(self, on: DeviceStream, experts: int, slots: int, ranks: int) -> SolveJob:
         """Memory that nothing but this stream's earlier solvings uses."""
         if npu_runtime.npu().is_current_stream_capturing():
             return _job(on, experts, slots, ranks)
@@ -92,31 +92,33 @@ class Solver:
         return self._jobs[key]
 
 
-def _job(on: DeviceStream, experts: int, slots: int, ranks: int) -> Job:
+def _job(on: DeviceStream, experts: int, slots: int, ranks: int) -> SolveJob:
     given = torch.empty(2 * experts + 1 + slots, dtype=torch.int64, pin_memory=True)
-    return Job(on, experts, ranks, given, torch.empty(slots, dtype=torch.int32, pin_memory=True))
+    return SolveJob(
+        on, experts, ranks, given, torch.empty(slots, dtype=torch.int32, pin_memory=True)
+    )
 
 
 _subscribed: set[tuple[int, int]] = set()
 _lock = threading.Lock()
 
 
-def _launch(stream: Any, job: Job) -> None:
+def _launch(stream: Any, job: SolveJob) -> None:
     """Put the call into the stream, which must have a thread that runs its callbacks."""
     with _lock:
         name = (int(stream.device_index), int(stream.stream_id))
         if name not in _subscribed:
             private_api.subscribe(stream)
             _subscribed.add(name)
-    private_api.launch_host_function(stream, Job.solve, job)
+    private_api.launch_host_function(stream, SolveJob.solve, job)
 
 
-def _captured(job: Job) -> Any:
+def _captured(job: SolveJob) -> Any:
     """A graph that calls the solver and does nothing else; None while nothing can be captured."""
-    with try_turn() as mine:
+    with try_capture_lock() as mine:
         if not mine or npu_runtime.RUNTIME.uncapturable():
             return None
-        at = job.on.device.kept_stream(USE)
+        at = job.on.device.kept_stream(CAPTURE_STREAM)
         with npu_runtime.RUNTIME.current(at):
             graph = npu_runtime.RUNTIME.begin_capture()
             try:

@@ -15,31 +15,31 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from equipoise.hal.errors import ControlLost
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.errors import ControlPlaneLost
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
-SPIN = 50e-6
+SPIN_SECONDS = 50e-6
 """Seconds of looks without a pause: a sleep of any length costs as much, and a look behind the end
 of a layer's hand-over would come up to a millisecond late."""
-SHORTEST = 20e-6
-LONGEST = 1e-3
+MIN_PAUSE = 20e-6
+MAX_PAUSE = 1e-3
 """Seconds between two looks; they double."""
 
 
 def poll(ready: Callable[[], bool], timeout: float) -> bool:
     """Look until `ready`; whether it was within `timeout` seconds. Looks once at least."""
-    began, pause = time.monotonic(), SHORTEST
+    began, pause = time.monotonic(), MIN_PAUSE
     while not ready():
         waited = time.monotonic() - began
         if waited >= timeout:
             return False
-        if waited >= SPIN:
+        if waited >= SPIN_SECONDS:
             time.sleep(min(pause, timeout - waited))
-            pause = min(2 * pause, LONGEST)
+            pause = min(2 * pause, MAX_PAUSE)
     return True
 
 
-class Patience:
+class Deadline:
     """Until a moment of the monotonic clock, or until somebody gives up.
 
     Args:
@@ -103,16 +103,16 @@ class BoundedCalls:
         threading.Thread(target=self._work, name=f"equipoise.{whom}", daemon=True).start()
 
     def call(self, function: Callable[[], T], timeout: float) -> T:
-        """What `function` returns or raises; `ControlLost` after `timeout` seconds."""
+        """What `function` returns or raises; `ControlPlaneLost` after `timeout` seconds."""
         if self._silent:
-            raise ControlLost(f"{self._whom} fell silent")
+            raise ControlPlaneLost(f"{self._whom} fell silent")
         made = _Call(function)
         self._queue.put(made)  # type: ignore[arg-type]
         try:
             return made.result(timeout)
         except TimeoutError:
             self._silent = True
-            raise ControlLost(f"{self._whom} did not answer within {timeout:g} s") from None
+            raise ControlPlaneLost(f"{self._whom} did not answer within {timeout:g} s") from None
 
     def close(self) -> None:
         """End the thread once it is through with its call; later calls fail at once."""
@@ -122,6 +122,6 @@ class BoundedCalls:
     def _work(self) -> None:
         while not self._silent:
             call = self._queue.get()
-            with ABROAD:
+            with NATIVE_CALL_GUARD:
                 call.run()
             del call  # what it closed over is free while the thread waits for another

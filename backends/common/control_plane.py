@@ -15,25 +15,32 @@ from typing import TypeVar
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.common.bounded_wait import BoundedCalls
-from equipoise.backends.common.tcp_store import GONE, await_listener, connect, line, tell_gone, text
+from equipoise.backends.common.tcp_store import (
+    LOST_RANK_KEY,
+    as_text,
+    connect_store,
+    report_lost_rank,
+    short_message,
+    wait_for_listener,
+)
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, RankLost
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 T = TypeVar("T")
-BEAT = 0.25
+HEARTBEAT_INTERVAL = 0.25
 """Seconds between heartbeats."""
-SILENCE = 2.0
+HEARTBEAT_TIMEOUT = 2.0
 """Seconds without a heartbeat after which a rank counts as silent."""
-SOONEST = 0.001
-LATEST = 0.02
+MIN_POLL = 0.001
+MAX_POLL = 0.02
 """Seconds between two looks at ballots, at least and at most."""
-LONGER = 0.125
+POLL_BACKOFF = 0.125
 """A pause is this part of what was waited so far: so nobody waits much longer than it has to. A
 pause that doubles makes a vote that came after 8 ms be seen after 15, which steps of 12 ms feel."""
-ABSENT = "~"
+NO_BALLOT = "~"
 """No ballot: those are hexadecimal digits, or a dash."""
-ANSWER = 2.0
+STORE_TIMEOUT = 2.0
 """Seconds that the store may take over a question that it need not wait to answer."""
 
 
@@ -42,11 +49,11 @@ class StoreControlPlane:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._where = rendezvous
-        await_listener(rendezvous)
+        wait_for_listener(rendezvous)
         self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
-        self._store = self.bounded(lambda: connect(rendezvous))
-        self._doing = _Doing("start-up")
-        self._pulse = self.bounded(lambda: _Pulse(rendezvous, self._doing))
+        self._store = self.bounded(lambda: connect_store(rendezvous))
+        self._doing = _CurrentOperation("start-up")
+        self._pulse = self.bounded(lambda: _Heartbeat(rendezvous, self._doing))
 
     @property
     def rank(self) -> int:
@@ -69,7 +76,7 @@ class StoreControlPlane:
         return self._doing.operation
 
     def bounded(self, call: Callable[[], T], seconds: float | None = None) -> T:
-        """`call` on the store, given up after `seconds` (the deadline) with `ControlLost`."""
+        """`call` on the store, given up after `seconds` (the deadline) with `ControlPlaneLost`."""
         limit = self._where.deadline if seconds is None else seconds
         return self._calls.call(call, limit)
 
@@ -79,9 +86,11 @@ class StoreControlPlane:
         try:
             kept = self.bounded(lambda: self._store.compare_set(mine, "", _encode(ballot)))
         except DistError as error:
-            raise ControlLost(f"ballot {question!r} was not taken: {line(error)}") from error
-        if _decode(text(kept)) != ballot:
-            raise ControlLost(f"ballot {question!r} was cast twice, differently")
+            raise ControlPlaneLost(
+                f"ballot {question!r} was not taken: {short_message(error)}"
+            ) from error
+        if _decode(as_text(kept)) != ballot:
+            raise ControlPlaneLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(
         self, question: str, timeout: float, ranks: Sequence[int] | None = None
@@ -115,12 +124,14 @@ class StoreControlPlane:
             try:
                 found = read(keys)
             except DistError as error:
-                raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
+                raise ControlPlaneLost(
+                    f"ballots on {question!r} unreadable: {short_message(error)}"
+                ) from error
             if found is not None:
-                return tuple(_decode(text(value)) for value in found)
+                return tuple(_decode(as_text(value)) for value in found)
             if left == 0.0:
                 raise BallotIncomplete(question, self._absent(question, members))
-            time.sleep(min(max(SOONEST, LONGER * waited), LATEST, left))
+            time.sleep(min(max(MIN_POLL, POLL_BACKOFF * waited), MAX_POLL, left))
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
@@ -128,8 +139,10 @@ class StoreControlPlane:
             key = _decision(question)
             won = self.bounded(lambda: self._store.compare_set(key, "", _encode(value)))
         except DistError as error:
-            raise ControlLost(f"outcome of {question!r} unknown: {line(error)}") from error
-        return _decode(text(won))
+            raise ControlPlaneLost(
+                f"outcome of {question!r} unknown: {short_message(error)}"
+            ) from error
+        return _decode(as_text(won))
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         """Let go of ballots and of the decision."""
@@ -138,7 +151,9 @@ class StoreControlPlane:
         try:
             self.bounded(lambda: [self._store.delete_key(key) for key in keys])
         except DistError as error:
-            raise ControlLost(f"{question!r} was not forgotten: {line(error)}") from error
+            raise ControlPlaneLost(
+                f"{question!r} was not forgotten: {short_message(error)}"
+            ) from error
 
     def forget_together(self, question: str, ranks: Sequence[int]) -> None:
         """This rank has read the ballots; the last of these ranks to say so lets go of them.
@@ -152,7 +167,9 @@ class StoreControlPlane:
                 self.forget(question, ranks)
                 self.bounded(lambda: self._store.delete_key(counted))
         except DistError as error:
-            raise ControlLost(f"{question!r} was not forgotten: {line(error)}") from error
+            raise ControlPlaneLost(
+                f"{question!r} was not forgotten: {short_message(error)}"
+            ) from error
 
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
@@ -161,8 +178,8 @@ class StoreControlPlane:
     def leave(self, reason: str) -> None:
         """Say that this rank ends."""
         try:
-            self.bounded(lambda: tell_gone(self._store, self.rank, reason), ANSWER)
-        except (DistError, ControlLost):
+            self.bounded(lambda: report_lost_rank(self._store, self.rank, reason), STORE_TIMEOUT)
+        except (DistError, ControlPlaneLost):
             return  # nobody left to tell
 
     def lost(self, timeout: float) -> RankLost | None:
@@ -172,7 +189,7 @@ class StoreControlPlane:
             found = self._told() or self._silent()
             if found is not None or time.monotonic() >= expiry:
                 return found
-            time.sleep(BEAT / 5)
+            time.sleep(HEARTBEAT_INTERVAL / 5)
 
     def close(self) -> None:
         """Stop the heartbeat, and the thread that asks the store."""
@@ -181,10 +198,12 @@ class StoreControlPlane:
 
     def _told(self) -> RankLost | None:
         try:
-            if not self.bounded(lambda: self._store.check([GONE]), ANSWER):
+            if not self.bounded(lambda: self._store.check([LOST_RANK_KEY]), STORE_TIMEOUT):
                 return None
-            loss = json.loads(text(self.bounded(lambda: self._store.get(GONE), ANSWER)))
-        except (DistError, ControlLost):
+            loss = json.loads(
+                as_text(self.bounded(lambda: self._store.get(LOST_RANK_KEY), STORE_TIMEOUT))
+            )
+        except (DistError, ControlPlaneLost):
             return None
         if loss["rank"] == self.rank:
             return None
@@ -208,17 +227,19 @@ class StoreControlPlane:
         def found() -> list[bytes | str] | None:
             return list(self._store.multi_get(keys)) if self._store.check(keys) else None
 
-        return self.bounded(found, ANSWER)
+        return self.bounded(found, STORE_TIMEOUT)
 
     def _peek(self, keys: list[str]) -> list[bytes | str] | None:
         """As `_read`; never waits, not even for a key that is deleted in between."""
-        if not self.bounded(lambda: self._store.check(keys), ANSWER):
+        if not self.bounded(lambda: self._store.check(keys), STORE_TIMEOUT):
             return None
         found: list[bytes | str] = []
         for key in keys:
             # Without such a key the store answers with what was expected, and sets nothing.
-            value = self.bounded(partial(self._store.compare_set, key, ABSENT, ABSENT), ANSWER)
-            if text(value) == ABSENT:
+            value = self.bounded(
+                partial(self._store.compare_set, key, NO_BALLOT, NO_BALLOT), STORE_TIMEOUT
+            )
+            if as_text(value) == NO_BALLOT:
                 return None
             found.append(value)
         return found
@@ -229,13 +250,15 @@ class StoreControlPlane:
             return tuple(r for r in members if not self._store.check([_ballot(question, r)]))
 
         try:
-            return self.bounded(absent, ANSWER)
+            return self.bounded(absent, STORE_TIMEOUT)
         except DistError as error:
-            raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
+            raise ControlPlaneLost(
+                f"ballots on {question!r} unreadable: {short_message(error)}"
+            ) from error
 
 
 @dataclass
-class _Doing:
+class _CurrentOperation:
     """What a rank is doing: its plane says so, its pulse tells the others.
 
     A thing of its own, since a pulse that knew its plane would keep it, and its connections, until
@@ -245,13 +268,13 @@ class _Doing:
     operation: str
 
 
-class _Pulse:
+class _Heartbeat:
     """Beats for its own rank, and watches when each other rank last did."""
 
-    def __init__(self, rendezvous: Rendezvous, doing: _Doing) -> None:
+    def __init__(self, rendezvous: Rendezvous, doing: _CurrentOperation) -> None:
         self._where = rendezvous
         self._doing = doing
-        self._store = connect(rendezvous)
+        self._store = connect_store(rendezvous)
         self._looked = time.monotonic()
         self._seen = [("", self._looked)] * rendezvous.size
         self._stop = threading.Event()
@@ -265,7 +288,7 @@ class _Pulse:
         starved accuses nobody; a rank that has not come yet has the whole deadline to come.
         """
         silences = [(self._looked - since, rank) for rank, (_, since) in enumerate(self._seen)]
-        patience = [SILENCE if beat else self._where.deadline for beat, _ in self._seen]
+        patience = [HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._seen]
         silent = [
             (seconds, rank)
             for seconds, rank in silences
@@ -286,11 +309,11 @@ class _Pulse:
         while True:
             count += 1
             try:
-                with ABROAD:
+                with NATIVE_CALL_GUARD:
                     self._beat(count)
             except DistError:
                 return  # the launcher is gone: every other call to the store says so itself
-            if self._stop.wait(BEAT):
+            if self._stop.wait(HEARTBEAT_INTERVAL):
                 return
 
     def _beat(self, count: int) -> None:
@@ -298,7 +321,7 @@ class _Pulse:
         now = time.monotonic()
         for rank in range(self._where.size):
             key = f"beat/{rank}"
-            value = text(self._store.get(key)) if self._store.check([key]) else ""
+            value = as_text(self._store.get(key)) if self._store.check([key]) else ""
             if value != self._seen[rank][0]:
                 self._seen[rank] = (value, now)
         self._looked = now

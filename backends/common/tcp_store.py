@@ -9,21 +9,21 @@ from datetime import timedelta
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import ControlLost
+from equipoise.hal.errors import ControlPlaneLost
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
 """Connections that may wait to be accepted: two a rank."""
-START = 30.0
+START_TIMEOUT = 30.0
 """Seconds for the store to come up."""
-RETRY = 0.05
+RETRY_INTERVAL = 0.05
 """Seconds between two attempts to reach the store."""
-GONE = "gone"
+LOST_RANK_KEY = "gone"
 """The key under which the first loss of a rank is told: JSON {"rank": int, "how": str}."""
 
 
-def connect(rendezvous: Rendezvous) -> TCPStore:
-    """A connection to the store. Raises `ControlLost`."""
+def connect_store(rendezvous: Rendezvous) -> TCPStore:
+    """A connection to the store. Raises `ControlPlaneLost`."""
     try:
         return TCPStore(
             rendezvous.host,
@@ -35,14 +35,14 @@ def connect(rendezvous: Rendezvous) -> TCPStore:
         )
     except DistError as error:
         where = f"{rendezvous.host}:{rendezvous.port}"
-        raise ControlLost(f"no store answers at {where}: {line(error)}") from error
+        raise ControlPlaneLost(f"no store answers at {where}: {short_message(error)}") from error
 
 
-def await_listener(rendezvous: Rendezvous) -> None:
+def wait_for_listener(rendezvous: Rendezvous) -> None:
     """Wait until somebody listens where the store should be.
 
     torch's own attempts overshoot their time-out by as much again, and log a page of frames.
-    Raises `ControlLost`.
+    Raises `ControlPlaneLost`.
     """
     where, expiry = (rendezvous.host, rendezvous.port), time.monotonic() + rendezvous.deadline
     while True:
@@ -52,8 +52,10 @@ def await_listener(rendezvous: Rendezvous) -> None:
         except OSError as error:
             if time.monotonic() >= expiry:
                 where_text = f"{rendezvous.host}:{rendezvous.port}"
-                raise ControlLost(f"no store answers at {where_text}: {line(error)}") from error
-        time.sleep(RETRY)
+                raise ControlPlaneLost(
+                    f"no store answers at {where_text}: {short_message(error)}"
+                ) from error
+        time.sleep(RETRY_INTERVAL)
 
 
 class StoreHost:
@@ -79,13 +81,15 @@ class StoreHost:
                     self._port,
                     None,
                     True,
-                    timedelta(seconds=START),
+                    timedelta(seconds=START_TIMEOUT),
                     wait_for_workers=False,
                     # Its own: a signal may come while both hold it, and both close what they hold.
                     master_listen_fd=os.dup(listener.fileno()),
                 )
         except (OSError, DistError) as error:
-            raise ControlLost(f"no store can be held on {interface}: {line(error)}") from error
+            raise ControlPlaneLost(
+                f"no store can be held on {interface}: {short_message(error)}"
+            ) from error
 
     @property
     def address(self) -> tuple[str, int]:
@@ -94,7 +98,7 @@ class StoreHost:
 
     def report_loss(self, rank: int, how: str) -> None:
         """Tell the ranks who is gone."""
-        tell_gone(self._held(), rank, how)
+        report_lost_rank(self._held(), rank, how)
 
     def beat(self, rank: int) -> tuple[int, str]:
         """How many times `rank` has beaten, and what it was doing then; (0, "start-up") before."""
@@ -102,7 +106,7 @@ class StoreHost:
         store = self._held()
         if not store.check([key]):
             return 0, "start-up"
-        count, _, operation = text(store.get(key)).partition(" ")
+        count, _, operation = as_text(store.get(key)).partition(" ")
         return int(count), operation
 
     def close(self) -> None:
@@ -110,22 +114,22 @@ class StoreHost:
         self._store = None
 
     def _held(self) -> TCPStore:
-        """The store. Raises `ControlLost` once it was closed."""
+        """The store. Raises `ControlPlaneLost` once it was closed."""
         if self._store is None:
-            raise ControlLost(f"the store on {self._interface}:{self._port} was closed")
+            raise ControlPlaneLost(f"the store on {self._interface}:{self._port} was closed")
         return self._store
 
 
-def tell_gone(store: Store, rank: int, how: str) -> None:
+def report_lost_rank(store: Store, rank: int, how: str) -> None:
     """Say that `rank` is gone; only the first loss of a run is kept, later ones follow from it."""
-    store.compare_set(GONE, "", json.dumps({"rank": rank, "how": how}))
+    store.compare_set(LOST_RANK_KEY, "", json.dumps({"rank": rank, "how": how}))
 
 
-def text(value: bytes | str) -> str:
+def as_text(value: bytes | str) -> str:
     """What the store holds, as text."""
     return value.decode() if isinstance(value, bytes) else value
 
 
-def line(error: Exception) -> str:
+def short_message(error: Exception) -> str:
     """The first line of an error of the store, which may be a page long."""
     return str(error).splitlines()[0][:160]

@@ -20,7 +20,7 @@ from equipoise.hal.stream import Role
 from equipoise.hal.support.numa import numa_node
 from equipoise.hal.support.page_pool import PagePool
 
-CLOSING = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that closing waits for each stream's worker."""
 
 
@@ -99,7 +99,7 @@ class CpuAccelerator:
     def close(self) -> None:
         """End every worker."""
         for stream in self._streams.values():
-            stream.close(CLOSING)
+            stream.close(CLOSE_TIMEOUT)
 
 
 class CpuBackend:

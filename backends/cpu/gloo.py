@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import distributed
 
-from equipoise.backends.common.control_plane import ANSWER, StoreControlPlane
+from equipoise.backends.common.control_plane import STORE_TIMEOUT, StoreControlPlane
 from equipoise.backends.common.tcp_store import StoreHost
 from equipoise.backends.cpu.gloo_communicator import GLOO_CAPABILITIES, GlooCommunicator
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
@@ -42,7 +42,7 @@ class GlooFabric:
             lambda: GlooCommunicator(
                 self._control.store, purpose, members, where.rank, where.deadline
             ),
-            where.deadline + ANSWER,
+            where.deadline + STORE_TIMEOUT,
         )
         self._open.append(made)
         self._purposes.add(purpose)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from equipoise.backends.cpu.gloo_group import Group, Native, make_group
-from equipoise.backends.cpu.gloo_waiters import Waiters
-from equipoise.backends.cpu.gloo_work import LEAST, GlooWork
+from equipoise.backends.cpu.gloo_group import GlooGroup, GlooOperation, make_gloo_group
+from equipoise.backends.cpu.gloo_waiters import WaiterThreads
+from equipoise.backends.cpu.gloo_work import MIN_WAIT, GlooWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
@@ -22,11 +22,11 @@ from equipoise.hal.support.validation import (
     check_apart,
     check_blob,
     check_links,
-    check_movable,
     check_rank,
+    check_reducible,
     check_rows,
     check_shape,
-    check_summable,
+    check_transferable,
 )
 
 GLOO_CAPABILITIES = CommunicatorCapabilities(
@@ -68,7 +68,7 @@ class GlooCommunicator:
         self._failure: CommunicatorFailed | None = None
         self._issuing = threading.RLock()
         self._closed = False
-        self._waiters = Waiters(purpose)
+        self._waiters = WaiterThreads(purpose)
         self._join(tuple(ranks))
 
     @property
@@ -93,12 +93,12 @@ class GlooCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> GlooWork:
         """Sum over ranks, in place."""
-        check_summable(self.capabilities, tensor)
+        check_reducible(self.capabilities, tensor)
         return self._collective("all_reduce", lambda g: g.allreduce([tensor]), tensor)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """Every rank's tensor, stacked."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
         if tensor.data_ptr() != out[self.rank].data_ptr():  # its own place is where it belongs
             check_apart("all_gather", out, tensor)
@@ -109,7 +109,7 @@ class GlooCommunicator:
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """This rank's part of the sum."""
-        check_summable(self.capabilities, out, tensor)
+        check_reducible(self.capabilities, out, tensor)
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         flat, parts = out.view(-1), tensor.view(-1)
         return self._bundle(
@@ -118,14 +118,14 @@ class GlooCommunicator:
 
     def broadcast(self, tensor: Tensor, source: int) -> GlooWork:
         """Everybody receives rank `source`'s tensor."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         check_rank("broadcast", source, range(self.size))
         view = _bytes(tensor)
         return self._collective("broadcast", lambda g: g.broadcast(view, source), tensor)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """Even blocks."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
         check_shape("all_to_all", out, tuple(tensor.shape))
         check_apart("all_to_all", out, tensor)
@@ -138,7 +138,7 @@ class GlooCommunicator:
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> GlooWork:
         """Blocks of given row counts."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_rows("all_to_all_uneven", receives, self.size)
         check_rows("all_to_all_uneven", sends, self.size)
         width = prod(tensor.shape[1:]) * tensor.element_size()
@@ -157,7 +157,7 @@ class GlooCommunicator:
 
     def isend(self, tensor: Tensor, destination: int) -> GlooWork:
         """Send to one rank."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         view = _bytes(tensor)
         what = f"isend to {destination}"
         check_rank(what, destination, self._peers())
@@ -165,7 +165,7 @@ class GlooCommunicator:
 
     def irecv(self, tensor: Tensor, source: int) -> GlooWork:
         """Receive from one rank."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         view = _bytes(tensor)
         what = f"irecv from {source}"
         check_rank(what, source, self._peers())
@@ -180,7 +180,7 @@ class GlooCommunicator:
         receives = [p for p in round.receives if p.blob.numel()]
         blobs = [p.blob for p in (*sends, *receives)]
 
-        def issue(group: Group) -> list[Native]:
+        def issue(group: GlooGroup) -> list[GlooOperation]:
             taken = [group.recv([_bytes(p.blob)], p.peer, 0) for p in receives]
             return taken + [group.send([_bytes(p.blob)], p.peer, 0) for p in sends]
 
@@ -233,11 +233,11 @@ class GlooCommunicator:
         members = "-".join(str(rank) for rank in ranks)
         prefix = f"{self._purpose}/{self._incarnation}/{members}"
         store = PrefixStore(prefix, self._store)
-        self._group = make_group(store, self.rank, self.size, self._deadline)
+        self._group = make_gloo_group(store, self.rank, self.size, self._deadline)
         self._failure = None
 
     def _collective(
-        self, what: str, issue: Callable[[Group], Native], *buffers: Tensor
+        self, what: str, issue: Callable[[GlooGroup], GlooOperation], *buffers: Tensor
     ) -> GlooWork:
         with self._issuing:
             native = self._issue(what, issue)
@@ -245,7 +245,9 @@ class GlooCommunicator:
             self._inflight[work] = lambda: work.poll(native.is_completed)
         return work
 
-    def _message(self, what: str, issue: Callable[[Group], Native], tensor: Tensor) -> GlooWork:
+    def _message(
+        self, what: str, issue: Callable[[GlooGroup], GlooOperation], tensor: Tensor
+    ) -> GlooWork:
         """One message; `what` names its direction and its peer."""
         with self._issuing:
             work = self._work([self._issue(what, issue)], what, (tensor,))
@@ -254,7 +256,7 @@ class GlooCommunicator:
         return work
 
     def _bundle(
-        self, what: str, issue: Callable[[Group], list[Native]], *buffers: Tensor
+        self, what: str, issue: Callable[[GlooGroup], list[GlooOperation]], *buffers: Tensor
     ) -> GlooWork:
         with self._issuing:
             natives = self._issue(what, issue)
@@ -263,7 +265,7 @@ class GlooCommunicator:
         work.watch()  # gloo's messages and reduce_scatter never complete unless waited for
         return work
 
-    def _issue(self, what: str, issue: Callable[[Group], T]) -> T:
+    def _issue(self, what: str, issue: Callable[[GlooGroup], T]) -> T:
         self._reap()
         self._refuse_failed(what)
         try:
@@ -277,13 +279,13 @@ class GlooCommunicator:
         if self._failure is not None:
             raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure}")
 
-    def _work(self, natives: list[Native], what: str, buffers: Sequence[Tensor]) -> GlooWork:
+    def _work(self, natives: list[GlooOperation], what: str, buffers: Sequence[Tensor]) -> GlooWork:
         def finish(seconds: float) -> None:
             # Gloo's own time-out is per message, and a collective is many: a peer that trickles
             # would never pass it. This one is per operation.
             expiry = time.monotonic() + seconds
             for native in natives:
-                native.wait(timedelta(seconds=max(expiry - time.monotonic(), LEAST)))
+                native.wait(timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT)))
 
         incarnation = self._incarnation
 

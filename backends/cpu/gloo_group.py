@@ -12,7 +12,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from equipoise.hal.errors import CommunicatorFailed
 
-SOON = 0.001
+MIN_WAIT = 0.001
 """Seconds that a rank waits for the others at least: none at all would be for ever to a store."""
 CONNECTED, READ = "connected", "read"
 """Under which ranks say that they have connected, and count who has read that of all."""
@@ -20,7 +20,7 @@ INTERFACES = "GLOO_SOCKET_IFNAME"
 """The variable that names interfaces, comma-separated, as torch has it."""
 
 
-class Native(Protocol):
+class GlooOperation(Protocol):
     """What an operation of the group returns."""
 
     def wait(self, timeout: timedelta) -> bool:
@@ -35,41 +35,41 @@ class Native(Protocol):
         ...
 
 
-class Group(Protocol):
+class GlooGroup(Protocol):
     """The operations in use; tensors are contiguous, and lists hold one."""
 
-    def allreduce(self, tensors: list[Tensor]) -> Native:
+    def allreduce(self, tensors: list[Tensor]) -> GlooOperation:
         """Sum in place."""
         ...
 
-    def _allgather_base(self, out: Tensor, tensor: Tensor) -> Native: ...
+    def _allgather_base(self, out: Tensor, tensor: Tensor) -> GlooOperation: ...
 
-    def _reduce_scatter_base(self, out: Tensor, tensor: Tensor) -> Native: ...
+    def _reduce_scatter_base(self, out: Tensor, tensor: Tensor) -> GlooOperation: ...
 
-    def broadcast(self, tensor: Tensor, root: int) -> Native:
+    def broadcast(self, tensor: Tensor, root: int) -> GlooOperation:
         """From one rank to all."""
         ...
 
     def alltoall_base(
         self, out: Tensor, tensor: Tensor, receives: list[int], sends: list[int]
-    ) -> Native:
+    ) -> GlooOperation:
         """Rows of the first dimension; empty lists mean even parts."""
         ...
 
-    def barrier(self) -> Native:
+    def barrier(self) -> GlooOperation:
         """Ends after everybody has come."""
         ...
 
-    def send(self, tensors: list[Tensor], destination: int, tag: int) -> Native:
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> GlooOperation:
         """Rendezvous."""
         ...
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Native:
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> GlooOperation:
         """First in, first out per source."""
         ...
 
 
-def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
+def make_gloo_group(store: Store, rank: int, size: int, deadline: float) -> GlooGroup:
     """Meet the other ranks over `store`; operations fail after `deadline` seconds.
 
     Returns when every rank has connected to all others (clause X8).
@@ -85,7 +85,7 @@ def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
     # Where gloo's constructor tells of this rank, for each interface, and what follows below.
     words = (*(str(place) for place in range(len(options._devices))), CONNECTED)
     try:
-        group: Group = gloo(store, rank, size, options)
+        group: GlooGroup = gloo(store, rank, size, options)
         _await_connected(store, rank, size, expiry)
         _forget(store, words, size)
     except RuntimeError as error:
@@ -102,7 +102,7 @@ def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
     deadline. Over the store, because no rank that leaves takes an answer away from there.
     """
     store.set(f"{CONNECTED}/{rank}", "yes")
-    left = timedelta(seconds=max(expiry - time.monotonic(), SOON))
+    left = timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT))
     store.wait([f"{CONNECTED}/{peer}" for peer in range(size)], left)
 
 

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 Wait = Callable[[], object]
 
 
-class Waiters:
+class WaiterThreads:
     """A queue and a thread for each direction and rank, from the first message on.
 
     Args:
@@ -46,6 +46,6 @@ class Waiters:
 
 def _work(queue: "SimpleQueue[Wait | None]") -> None:
     while (wait := queue.get()) is not None:
-        with ABROAD:
+        with NATIVE_CALL_GUARD:
             wait()
         del wait  # a work holds what its owner gave it, and the thread may sleep for long

@@ -14,11 +14,11 @@ from torch import Tensor
 from equipoise.backends.cpu.stream import Latch
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
-SLACK = 5.0
+REPORT_SLACK = 5.0
 """Seconds beyond the deadline that gloo may take to report it."""
-LEAST = 0.001
+MIN_WAIT = 0.001
 """Seconds that an operation gets which is first waited for behind its deadline: if it has ended by
 then, it ended well."""
 
@@ -67,7 +67,7 @@ class GlooWork:
         """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
         if self._ended.is_set():
             self._raise_failure()
-        stream.launch(lambda: self.result(self._remaining() + SLACK))
+        stream.launch(lambda: self.result(self._remaining() + REPORT_SLACK))
 
     def result(self, timeout: float) -> None:
         """Block until the end; raises `ResultPending` after `timeout` seconds."""
@@ -112,7 +112,7 @@ class GlooWork:
                 return
             failure: CommunicatorFailed | None = None
             try:
-                self._finish(max(self._remaining(), LEAST))
+                self._finish(max(self._remaining(), MIN_WAIT))
             except RuntimeError as error:
                 failure = _explain(self._what, error)
                 failure.__cause__ = error
@@ -136,7 +136,7 @@ class GlooWork:
             raise type(self._failure)(str(self._failure)) from self._failure.__cause__
 
     def _by_a_thread(self, wait: Callable[[], None]) -> None:
-        threading.Thread(target=ABROAD(wait), name=self._what, daemon=True).start()
+        threading.Thread(target=NATIVE_CALL_GUARD(wait), name=self._what, daemon=True).start()
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()

@@ -7,7 +7,7 @@ from equipoise import _native
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
@@ -84,7 +84,7 @@ class CpuKernels:
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,

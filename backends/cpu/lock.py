@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
-from equipoise.backends.cpu.stream import CpuEvent, CpuStream, Verb, own_stream
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream, CpuStreamOp, own_stream
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,
@@ -17,7 +17,7 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Stream
 
 
-class _Turn(Enum):
+class _CpuLockState(Enum):
     """Whose turn it is; the two words of the protocol are two of the four states (L2)."""
 
     WRITES = "the mover owns the slots"
@@ -36,7 +36,7 @@ class CpuStreamLock:
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._changed = threading.Condition()
-        self._turn = _Turn.WRITES
+        self._turn = _CpuLockState.WRITES
         self._epoch = 0
         self._poisoned = False
         self._late = False
@@ -49,31 +49,31 @@ class CpuStreamLock:
 
     def acquire(self, stream: Stream) -> None:
         """Make the worker wait for a signal of its own."""
-        own_stream(stream).issue(Verb(lambda on: self._launch(self._take, on)))
+        own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._take, on)))
 
     def release(self, stream: Stream) -> None:
         """Let the mover write, once the worker has come here."""
-        own_stream(stream).issue(Verb(lambda on: self._launch(self._give, on)))
+        own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._give, on)))
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Block until the stream has released."""
         with self._changed:
             self._admit(epoch)
-            if self._turn is _Turn.WRITES:
+            if self._turn is _CpuLockState.WRITES:
                 raise LockMisuse("the mover waits for slots that it owns")
             self._changed.wait_for(lambda: self._released(epoch), timeout)
             self._admit(epoch)
-            if self._turn is not _Turn.EMPTY:
+            if self._turn is not _CpuLockState.EMPTY:
                 raise StreamTimeout(f"no release within {timeout:g} s: {self._turn.value}")
-            self._turn = _Turn.WRITES
+            self._turn = _CpuLockState.WRITES
 
     def signal(self, epoch: int) -> None:
         """Let one `acquire` go on."""
         with self._changed:
             self._admit(epoch)
-            if self._turn is not _Turn.WRITES:
+            if self._turn is not _CpuLockState.WRITES:
                 raise LockMisuse(f"the mover signals out of turn: {self._turn.value}")
-            self._turn = _Turn.FULL
+            self._turn = _CpuLockState.FULL
             self._changed.notify_all()
 
     def poison(self) -> None:
@@ -109,7 +109,7 @@ class CpuStreamLock:
             passing = next((event for event in self._passing if not event.query()), None)
             if passing is None:
                 self._passing.clear()
-                self._turn, self._poisoned, self._late = _Turn.WRITES, False, False
+                self._turn, self._poisoned, self._late = _CpuLockState.WRITES, False, False
                 self._epoch += 1
                 self._changed.notify_all()
             return passing
@@ -126,23 +126,23 @@ class CpuStreamLock:
         """On the worker: wait for the signal, and take it."""
         with self._changed:
             free = self._changed.wait_for(
-                lambda: self._poisoned or self._turn is _Turn.FULL, self._deadline
+                lambda: self._poisoned or self._turn is _CpuLockState.FULL, self._deadline
             )
             if not free:
                 self._late = True
                 self.poison()
             if not self._poisoned:
-                self._turn = _Turn.READS
+                self._turn = _CpuLockState.READS
 
     def _give(self) -> None:
         """On the worker: hand over. Without an `acquire` before it there is nothing to give."""
         with self._changed:
-            if self._turn is _Turn.READS:
-                self._turn = _Turn.EMPTY
+            if self._turn is _CpuLockState.READS:
+                self._turn = _CpuLockState.EMPTY
                 self._changed.notify_all()
 
     def _released(self, epoch: int) -> bool:
-        return self._turn is _Turn.EMPTY or self._poisoned or self._epoch != epoch
+        return self._turn is _CpuLockState.EMPTY or self._poisoned or self._epoch != epoch
 
     def _admit(self, epoch: int) -> None:
         if epoch != self._epoch:

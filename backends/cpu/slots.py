@@ -6,14 +6,25 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.backends.cpu.stream import CpuEvent, CpuStream, Verb, own_stream
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream, CpuStreamOp, own_stream
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
-from equipoise.hal.support.slot_access import AttachedReader, Hazards, Leases, Readers, SlotLease
-from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
+from equipoise.hal.support.slot_access import (
+    AttachedReader,
+    HazardTracker,
+    LeaseTable,
+    ReaderRegistry,
+    SlotLease,
+)
+from equipoise.hal.support.validation import (
+    check_checksum_out,
+    check_numbers,
+    check_packed_blob,
+    source_segments,
+)
 
 Buffer = tuple[str, int]
 """A slot or a staging buffer, by number."""
@@ -39,9 +50,9 @@ class CpuSlotStore:
         self._sizes = [wanted.nbytes for wanted in layout.descriptor]
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
         self._staged = [self._parts(row) for row in self._staging]
-        self._hazards = Hazards(CpuEvent)
-        self._readers = Readers(CpuEvent)
-        self._leases = Leases()
+        self._hazards = HazardTracker(CpuEvent)
+        self._readers = ReaderRegistry(CpuEvent)
+        self._leases = LeaseTable()
 
     @property
     def layout(self) -> SlotLayout:
@@ -102,7 +113,7 @@ class CpuSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         numbers = self._known(slots, "slot")
-        check_sums(out, len(numbers))
+        check_checksum_out(out, len(numbers))
 
         def program() -> None:
             scratch = torch.empty(self._layout.slot_bytes, dtype=torch.uint8)
@@ -117,7 +128,7 @@ class CpuSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         numbers = self._known(staging, "staging")
-        check_sums(out, len(numbers))
+        check_checksum_out(out, len(numbers))
 
         def program() -> None:
             for place, buffer in enumerate(numbers):
@@ -152,7 +163,7 @@ class CpuSlotStore:
             with self._hazards.ordered(on, reads=reads, writes=writes):
                 on.launch(program)
 
-        own_stream(stream).issue(Verb(issue))
+        own_stream(stream).issue(CpuStreamOp(issue))
 
     def _alter(
         self,
@@ -169,18 +180,20 @@ class CpuSlotStore:
                 on.launch(program)
             self._readers.follow(held, done)
 
-        own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
+        own_stream(stream).issue(CpuStreamOp(issue, lambda: self._leases.barred(slots)))
 
     def _parts(self, row: Tensor) -> tuple[Tensor, ...]:
         """The parts of a packed row that the segments of any slot fit; slots are all alike."""
         return torch.split(row, self._sizes)
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
-        check_packed(self._layout, blob, count)
+        check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
     def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
-        return known(numbers, len(self._slots) if what == "slot" else len(self._staging), what)
+        return check_numbers(
+            numbers, len(self._slots) if what == "slot" else len(self._staging), what
+        )
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
         return [_bytes(segment.data) for segment in source_segments(self._layout, source)]

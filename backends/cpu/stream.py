@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 
 class Latch:
@@ -54,7 +54,7 @@ class Latch:
 
 
 @dataclass(eq=False)
-class Mark:
+class CpuRecording:
     """One recording of an event: reached, or failed together with its stream."""
 
     reached: Latch = field(default_factory=Latch)
@@ -77,7 +77,7 @@ class CpuEvent:
     """The latest recording; whoever waits keeps the recording it saw."""
 
     def __init__(self) -> None:
-        self._mark: Mark | None = None
+        self._mark: CpuRecording | None = None
 
     def query(self) -> bool:
         """Whether the latest recording has been reached."""
@@ -88,15 +88,15 @@ class CpuEvent:
         """Block until the latest recording is reached."""
         self.latest().wait(timeout, "the event")
 
-    def latest(self) -> Mark:
+    def latest(self) -> CpuRecording:
         """The latest recording. Raises `EventNotRecorded`."""
         if self._mark is None:
             raise EventNotRecorded("nothing was ever recorded into this event")
         return self._mark
 
-    def renew(self) -> Mark:
+    def renew(self) -> CpuRecording:
         """Start a new recording; earlier waiters keep the old one."""
-        self._mark = Mark()
+        self._mark = CpuRecording()
         return self._mark
 
 
@@ -107,16 +107,16 @@ def own_event(event: Event) -> CpuEvent:
     return event
 
 
-PATIENCE = 600.0
+EVENT_TIMEOUT = 600.0
 """Seconds that one stream waits for an event of another before it fails."""
 
 
 @dataclass(slots=True)
-class _PlanCall:
+class _StreamTask:
     """A program and, for recordings, the mark that must not stay behind if it never runs."""
 
     run: Callable[[], object]
-    mark: Mark | None = None
+    mark: CpuRecording | None = None
 
     def skip(self, failure: BaseException) -> None:
         if self.mark is not None:
@@ -131,7 +131,7 @@ class _PlanCall:
 
 
 @dataclass(frozen=True)
-class Verb:
+class CpuStreamOp:
     """Something issued to a stream, in a form in which a graph can issue it again.
 
     Attributes:
@@ -148,16 +148,16 @@ class Verb:
 class _Capture:
     """What a thread has captured so far, and the events that it records."""
 
-    verbs: list[Verb] = field(default_factory=list)
+    verbs: list[CpuStreamOp] = field(default_factory=list)
     recorded: set[CpuEvent] = field(default_factory=set)
 
 
-class _Mine(threading.local):
+class _CpuThreadState(threading.local):
     """What one thread is about on a stream."""
 
     capture: _Capture | None = None
     """Where its verbs go instead of into the queue."""
-    postponed: list[_PlanCall] | None = None
+    postponed: list[_StreamTask] | None = None
     """What it runs in place as soon as it holds no lock."""
 
 
@@ -179,12 +179,12 @@ class CpuStream:
     ) -> None:
         self._role = role
         self._name = f"{name}.{role}"
-        self._queue: SimpleQueue[_PlanCall | None] = SimpleQueue()
+        self._queue: SimpleQueue[_StreamTask | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
         self._gate = threading.RLock() if gate is None else gate
-        self._mine = _Mine()
+        self._mine = _CpuThreadState()
 
     @property
     def role(self) -> Role:
@@ -200,20 +200,20 @@ class CpuStream:
         """Enqueue `program`, or run it at once when called from one of this stream's programs."""
         capture = self._mine.capture
         if capture is not None:
-            capture.verbs.append(Verb(lambda stream: stream.launch(program)))
+            capture.verbs.append(CpuStreamOp(lambda stream: stream.launch(program)))
             return
-        self._submit(_PlanCall(program))
+        self._submit(_StreamTask(program))
 
     def record(self, event: Event) -> None:
         """Enqueue the point that `event` now stands for."""
         own, capture = own_event(event), self._mine.capture
         if capture is not None:
             capture.recorded.add(own)
-            capture.verbs.append(Verb(lambda stream: stream.record(own)))
+            capture.verbs.append(CpuStreamOp(lambda stream: stream.record(own)))
             return
         mark = own.renew()
         try:
-            self._submit(_PlanCall(mark.reached.set, mark))
+            self._submit(_StreamTask(mark.reached.set, mark))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
             mark.fail(refusal.__cause__ or refusal)
@@ -225,11 +225,11 @@ class CpuStream:
         if capture is not None:
             if own not in capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
-            capture.verbs.append(Verb(lambda stream: stream.wait(own)))
+            capture.verbs.append(CpuStreamOp(lambda stream: stream.wait(own)))
             return
         mark = own.latest()
         self._submit(
-            _PlanCall(lambda: mark.wait(PATIENCE, f"an event that {self._name} waits for"))
+            _StreamTask(lambda: mark.wait(EVENT_TIMEOUT, f"an event that {self._name} waits for"))
         )
 
     def synchronize(self, timeout: float) -> None:
@@ -242,7 +242,7 @@ class CpuStream:
         self.record(done)
         done.latest().wait(timeout, f"the end of stream {self._name}")
 
-    def issue(self, *verbs: Verb) -> None:
+    def issue(self, *verbs: CpuStreamOp) -> None:
         """Issue verbs back to back, or keep them while the calling thread captures this stream.
 
         Nothing that another thread launches on a stream of the same gate comes between them.
@@ -257,7 +257,7 @@ class CpuStream:
             for verb in verbs:
                 verb.issue(self)
 
-    def capture(self, program: Callable[[], object]) -> tuple[Verb, ...]:
+    def capture(self, program: Callable[[], object]) -> tuple[CpuStreamOp, ...]:
         """What `program` issues here from the calling thread; none of it is run.
 
         Other threads' launches, and launches on other streams, go on as ever.
@@ -302,7 +302,7 @@ class CpuStream:
             self._mine.postponed = None
         _run_in_place(tasks)
 
-    def _submit(self, task: _PlanCall) -> None:
+    def _submit(self, task: _StreamTask) -> None:
         if threading.current_thread() is self._worker:
             if self._mine.postponed is None:
                 task.run_in_place()
@@ -324,11 +324,11 @@ class CpuStream:
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
-            with ABROAD:
+            with NATIVE_CALL_GUARD:
                 self._run(task)
             del task  # what a program closed over is free while the stream waits for another
 
-    def _run(self, task: _PlanCall) -> None:
+    def _run(self, task: _StreamTask) -> None:
         if self._failure is None:
             try:
                 task.run()
@@ -345,7 +345,7 @@ def own_stream(stream: Stream) -> CpuStream:
     return stream
 
 
-def _run_in_place(tasks: Sequence[_PlanCall]) -> None:
+def _run_in_place(tasks: Sequence[_StreamTask]) -> None:
     for place, task in enumerate(tasks):
         try:
             task.run_in_place()
@@ -364,7 +364,7 @@ class CpuGraph:
     """
 
     def __init__(self) -> None:
-        self._verbs: tuple[Verb, ...] = ()
+        self._verbs: tuple[CpuStreamOp, ...] = ()
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
         """Keep what `program` launches on `stream` from this thread, without running it."""

@@ -11,31 +11,31 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import cuda_runtime, kernel_launcher
-from equipoise.backends.cuda.byte_ops import CudaBytes
-from equipoise.backends.cuda.host_flags import CudaWords
+from equipoise.backends.cuda.byte_ops import CudaByteOps
+from equipoise.backends.cuda.host_flags import CudaLockFlags
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import Capabilities, Probe, Unavailable
 from equipoise.hal.errors import BackendUnavailable, Unsupported
 from equipoise.hal.stream import Role
-from equipoise.hal.support.numa import UNKNOWN
+from equipoise.hal.support.numa import UNKNOWN_NODE
 
 PCI = Path("/sys/bus/pci/devices")
 
 
-class CudaParts:
+class CudaDeviceOps:
     """What CUDA brings for one GPU."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.kernels = kernel_launcher.make_kernels(device)
-        self.verbs = CudaBytes(self.kernels.fingerprint)
+        self.verbs = CudaByteOps(self.kernels.fingerprint)
 
-    def words(self) -> CudaWords:
+    def words(self) -> CudaLockFlags:
         """Page-locked words that streams wait for and write."""
         if why := cuda_runtime.stream_memory():
             raise Unsupported(why)
-        return CudaWords(self._device)
+        return CudaLockFlags(self._device)
 
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """CUDA knows none."""
@@ -55,7 +55,7 @@ class CudaAccelerator(DeviceAccelerator):
 
     def __init__(self, index: int) -> None:
         device = Device(cuda_runtime.RUNTIME, index)
-        super().__init__("cuda", device, CudaParts(device))
+        super().__init__("cuda", device, CudaDeviceOps(device))
 
 
 def numa_node(properties: Any, root: Path = PCI) -> int:
@@ -68,9 +68,9 @@ def numa_node(properties: Any, root: Path = PCI) -> int:
     try:
         domain, bus = properties.pci_domain_id, properties.pci_bus_id
         place = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-        return max(int((root / place / "numa_node").read_text(encoding="ascii")), UNKNOWN)
+        return max(int((root / place / "numa_node").read_text(encoding="ascii")), UNKNOWN_NODE)
     except (AttributeError, OSError, ValueError):
-        return UNKNOWN
+        return UNKNOWN_NODE
 
 
 class CudaBackend:

@@ -19,7 +19,7 @@ from equipoise.hal.errors import Unsupported
 from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 
-CHUNK = 4 << 20
+COPY_CHUNK = 4 << 20
 """Bytes of one copy from the host, or to it: some 80 microseconds of a PCIe 5 link."""
 WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """What a kernel copies at a time: the widest that addresses and sizes allow."""
@@ -27,7 +27,7 @@ Pair = tuple[Tensor, Tensor]
 """Where to, and from where: uint8 [n] both."""
 
 
-class Fingerprint(Protocol):
+class ChecksumParts(Protocol):
     """Launches on a stream, which is current."""
 
     def __call__(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
@@ -35,10 +35,10 @@ class Fingerprint(Protocol):
         ...
 
 
-class CudaBytes:
+class CudaByteOps:
     """Copies and fingerprints of one device."""
 
-    def __init__(self, fingerprint: Fingerprint) -> None:
+    def __init__(self, fingerprint: ChecksumParts) -> None:
         self._fingerprint = fingerprint
 
     def view(self, segment: Segment) -> Tensor:
@@ -59,7 +59,9 @@ class CudaBytes:
             into, out_of = zip(*group, strict=True)
             torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
         for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
-            for part, given in zip(torch.split(to, CHUNK), torch.split(source, CHUNK), strict=True):
+            for part, given in zip(
+                torch.split(to, COPY_CHUNK), torch.split(source, COPY_CHUNK), strict=True
+            ):
                 copy(part, given)
 
     def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:

@@ -20,7 +20,7 @@ from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 DRIVER = "cuda.bindings.driver"
 KERNELS = "triton"
-SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+BLOCKING_SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
     ("CUDA_LAUNCH_BLOCKING", lambda text: text not in ("", "0"), "operations block the host"),
     ("CUDA_DEVICE_MAX_CONNECTIONS", lambda text: text == "1", "streams wait for each other"),
 )
@@ -67,7 +67,7 @@ def stream_memory() -> str:
     The driver has had both, as calls that need no permission, since CUDA 12. With some settings a
     stream that waits would hold up all others, or the host.
     """
-    for name, wrong, what in SETTINGS:
+    for name, wrong, what in BLOCKING_SETTINGS:
         if wrong(text := os.environ.get(name, "")):
             return f"{name}={text} is set: with it {what}; unset it"
     if not _installed(DRIVER.partition(".")[0]):
@@ -87,7 +87,7 @@ def check(answer: Any, what: str) -> tuple[Any, ...]:
     return tuple(rest)
 
 
-OWN = "equipoise."
+THREAD_PREFIX = "equipoise."
 """How the names of the threads of ours begin."""
 
 
@@ -141,7 +141,7 @@ class CudaRuntime(DeviceRuntime):
         super().settle_thread(index)
         if not _this.settled:
             _this.settled = True
-            if threading.current_thread().name.startswith(OWN):
+            if threading.current_thread().name.startswith(THREAD_PREFIX):
                 _this.relaxed = _relax()
 
     def end_capture(self, graph: Any) -> None:
@@ -196,7 +196,7 @@ def _queues_asked(index: int) -> Iterator[None]:
             del os.environ[name]
 
 
-def ask_for_queues() -> None:
+def request_queues() -> None:
     """Have this process, and all that it starts, use as many queues as there can be, unless the
     environment says otherwise. For who starts workers that initialise CUDA before we come."""
     global _queues
@@ -239,7 +239,7 @@ _queues: str | None = None
 """How many queues the driver was asked for by this process, before it was initialised."""
 
 
-def give_context(index: int) -> None:
+def bind_context(index: int) -> None:
     """Let the calling thread use the driver's own functions; asks the device nothing, and so never
     waits for what hangs there."""
     known = driver()

@@ -14,7 +14,7 @@ from equipoise.backends.devices.runtime import Device
 
 
 @dataclass(frozen=True)
-class OwnStream:
+class DriverStream:
     """A stream.
 
     Attributes:
@@ -26,19 +26,19 @@ class OwnStream:
     handle: int
 
 
-class OwnStreams:
+class DriverStreamPool:
     """Those of one device: made when none is spare, and kept. For any number of threads.
 
     Args:
         make: a new one, which nobody else ever gets.
     """
 
-    def __init__(self, make: Callable[[], OwnStream]) -> None:
+    def __init__(self, make: Callable[[], DriverStream]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._spare: list[OwnStream] = []
+        self._spare: list[DriverStream] = []
 
-    def take(self) -> OwnStream:
+    def take(self) -> DriverStream:
         """One that is idle. Raises RuntimeError as the driver does."""
         with self._lock:
             for place, spare in enumerate(self._spare):
@@ -48,26 +48,26 @@ class OwnStreams:
                     return self._spare.pop(place)
             return self._make()
 
-    def give(self, own: OwnStream) -> None:
+    def give(self, own: DriverStream) -> None:
         """Nothing is launched there any more; what is under way may be."""
         with self._lock:
             self._spare.append(own)
 
 
-def bind(device: Device) -> None:
+def bind_device(device: Device) -> None:
     """Make the device the calling thread's, for the driver's own functions too: these want its
     context, which torch gives a thread only when it asks the device for something."""
     device.settle()
-    cuda_runtime.give_context(device.index)
+    cuda_runtime.bind_context(device.index)
 
 
-def new_stream(device: Device) -> OwnStream:
+def new_stream(device: Device) -> DriverStream:
     """From the driver: ahead of others where the device has to choose, and behind none by itself.
 
     What communicates for others to wait for goes first; and without the flag it would wait for the
     default stream, and that one for it.
     """
-    bind(device)
+    bind_device(device)
     driver = cuda_runtime.driver()
     _, first = cuda_runtime.check(
         driver.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange"
@@ -77,23 +77,23 @@ def new_stream(device: Device) -> OwnStream:
         driver.cuStreamCreateWithPriority(flag, first), "cuStreamCreateWithPriority"
     )
     stream = cuda_runtime.cuda().ExternalStream(int(made), device=device.index)
-    return OwnStream(stream, int(made))
+    return DriverStream(stream, int(made))
 
 
-_kept: dict[int, OwnStreams] = {}
-_bells: dict[int, OwnStream] = {}
+_kept: dict[int, DriverStreamPool] = {}
+_bells: dict[int, DriverStream] = {}
 _making = threading.Lock()
 
 
-def own_streams(device: Device) -> OwnStreams:
+def driver_streams(device: Device) -> DriverStreamPool:
     """Those of this process."""
     with _making:
-        return _kept.setdefault(device.index, OwnStreams(lambda: new_stream(device)))
+        return _kept.setdefault(device.index, DriverStreamPool(lambda: new_stream(device)))
 
 
-def bell(device: Device) -> OwnStream:
+def release_stream(device: Device) -> DriverStream:
     """The one of this process on which nothing ever waits."""
-    streams = own_streams(device)
+    streams = driver_streams(device)
     with _making:
         if device.index not in _bells:
             _bells[device.index] = streams.take()

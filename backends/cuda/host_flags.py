@@ -29,17 +29,17 @@ import torch
 
 from equipoise import _native
 from equipoise.backends.cuda import cuda_runtime
-from equipoise.backends.cuda.driver_streams import bind
+from equipoise.backends.cuda.driver_streams import bind_device
 from equipoise.backends.devices.memory import pinned
 from equipoise.backends.devices.runtime import Device
 
-LINE = 64
+CACHE_LINE = 64
 """Bytes between two words: each has a line of the processors' caches to itself."""
-PAGE = 1024
+FLAGS_PER_PAGE = 1024
 """Words that are allocated at once."""
 
 
-class Word:
+class HostFlag:
     """An aligned int32, which no tearing can reach.
 
     Args:
@@ -75,7 +75,7 @@ class Word:
         cuda_runtime.check(answer, "cuStreamWriteValue32")
 
 
-class Shelf:
+class HostFlagPool:
     """Hands out words of one device, never one twice.
 
     Their memory lives as long as the process: what a stream was told to write, it writes even when
@@ -86,61 +86,64 @@ class Shelf:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._spare: list[Word] = []
+        self._spare: list[HostFlag] = []
         self._pages: list[torch.Tensor] = []
 
-    def take(self) -> Word:
+    def take(self) -> HostFlag:
         """A word of 0."""
         with self._lock:
             if not self._spare:
                 self._spare = self._page()
             return self._spare.pop()
 
-    def _page(self) -> list[Word]:
-        bind(self._device)
+    def _page(self) -> list[HostFlag]:
+        bind_device(self._device)
         with self._device.runtime.unrestricted():
-            memory = pinned(LINE * PAGE).view(torch.int32).zero_()
+            memory = pinned(CACHE_LINE * FLAGS_PER_PAGE).view(torch.int32).zero_()
         self._pages.append(memory)
         driver = cuda_runtime.driver()
         (address,) = cuda_runtime.check(
             driver.cuMemHostGetDevicePointer(memory.data_ptr(), 0), "cuMemHostGetDevicePointer"
         )
-        lines = memory.view(PAGE, -1).numpy()
-        return [Word(line[:1], int(address) + place * LINE) for place, line in enumerate(lines)]
+        lines = memory.view(FLAGS_PER_PAGE, -1).numpy()
+        return [
+            HostFlag(line[:1], int(address) + place * CACHE_LINE)
+            for place, line in enumerate(lines)
+        ]
 
 
-_shelves: dict[int, Shelf] = {}
+_shelves: dict[int, HostFlagPool] = {}
 _making = threading.Lock()
 
 
-def shelf(device: Device) -> Shelf:
+def host_flag_pool(device: Device) -> HostFlagPool:
     """The one of this process for a device."""
     with _making:
-        return _shelves.setdefault(device.index, Shelf(device))
+        return _shelves.setdefault(device.index, HostFlagPool(device))
 
 
 def _handle(stream: Any) -> Any:
     return cuda_runtime.driver().CUstream(int(stream.cuda_stream))
 
 
-NO, YES = 0, 1
+CLEAR, SET = 0, 1
 
 
-class CudaFullWord:
+class CudaAcquireFlag:
     """Given by a store of the host; taken by the stream that waited."""
 
     def __init__(self, device: Device) -> None:
-        self._word = shelf(device).take()
+        self._word = host_flag_pool(device).take()
 
     def wait(self, stream: Any) -> None:
         """Enqueue the wait, and the taking."""
-        self._word.enqueue_wait(stream, YES)
-        self._word.enqueue_write(stream, NO)
+        self._word.enqueue_wait(stream, SET)
+        self._word.enqueue_write(stream, CLEAR)
 
     def give(self) -> None:
         """Store the 1, after what the mover wrote: a device's copies have ended, other threads'
         stores were handed over, and those of this thread come before a barrier in the store."""
-        self._word.store(YES)
+        self._word.store(SET)
 
     @property
     def lendable(self) -> bool:
@@ -148,35 +151,35 @@ class CudaFullWord:
         return True
 
 
-class CudaEmptyWord:
+class CudaReleaseFlag:
     """Set by a stream's write; read by the host."""
 
     def __init__(self, device: Device) -> None:
-        self._word = shelf(device).take()
+        self._word = host_flag_pool(device).take()
 
     def set(self, stream: Any) -> None:
         """Enqueue the write."""
-        self._word.enqueue_write(stream, YES)
+        self._word.enqueue_write(stream, SET)
 
     def is_set(self) -> bool:
         """Whether the stream came there."""
-        return self._word.value == YES
+        return self._word.value == SET
 
     def clear(self) -> None:
         """Back to 0."""
-        self._word.store(NO)
+        self._word.store(CLEAR)
 
 
-class CudaWords:
+class CudaLockFlags:
     """Makes them."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def full(self) -> CudaFullWord:
+    def full(self) -> CudaAcquireFlag:
         """A word of 0."""
-        return CudaFullWord(self._device)
+        return CudaAcquireFlag(self._device)
 
-    def empty(self) -> CudaEmptyWord:
+    def empty(self) -> CudaReleaseFlag:
         """A word of 0."""
-        return CudaEmptyWord(self._device)
+        return CudaReleaseFlag(self._device)

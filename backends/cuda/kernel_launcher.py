@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from equipoise.backends.devices.memory import HOST, copy, table_rows, used_on
+from equipoise.backends.devices.memory import HOST_TYPE, copy, pack_table_update, record_stream_use
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import RowHash, Rule
+from equipoise.hal.routing_rules import ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from equipoise.backends.cuda.kernels.workspace import Sizes, Workspace
 
 PACKAGE = "equipoise.backends.cuda.kernels"
-ASIDE = "aside"
+WORKSPACE_STREAM = "aside"
 """The stream that workspaces are made on: never one that is being captured."""
-LEAST = 1 << 17
+MIN_ELEMENTS = 1 << 17
 """Elements that a workspace for apportioning takes at least: 16,384 tokens, eight experts each."""
 
 
 @cache
-def programs(module: str) -> Any:
+def kernel_module(module: str) -> Any:
     """One of the modules with kernels; the first of them imports Triton."""
     return import_module(f"{PACKAGE}.{module}")
 
@@ -65,11 +65,11 @@ class Workspaces:
         if sizes not in made:
             device = self._device
             runtime = device.runtime
-            with runtime.unrestricted(), runtime.current(device.kept_stream(ASIDE)):
-                workspace = programs("workspace").Workspace.make(sizes, device.torch)
+            with runtime.unrestricted(), runtime.current(device.kept_stream(WORKSPACE_STREAM)):
+                workspace = kernel_module("workspace").Workspace.make(sizes, device.torch)
             made[sizes] = workspace
             # Its memory is of the stream aside: whoever forgets it may still run on it.
-            used_on(stream, *workspace.tensors)
+            record_stream_use(stream, *workspace.tensors)
         stream.keep(made[sizes])
         return made[sizes]
 
@@ -91,7 +91,7 @@ class CudaKernels:
 
         def program() -> None:
             space = self._workspaces.of(own, _sizes_of(tables))
-            programs("warming").warm(tables, space)
+            kernel_module("warming").warm(tables, space)
             self._workspaces.of(own, _sizes(tables.experts, tables.experts, 1))
             self._workspaces.of(own, _sizes(1, 1, 1))
 
@@ -103,8 +103,8 @@ class CudaKernels:
         sizes = _sizes(counts.numel(), counts.numel(), 1)
 
         def program(space: "Workspace") -> None:
-            used_on(stream, ids, counts)
-            programs("counting").count(ids, counts, space)
+            record_stream_use(stream, ids, counts)
+            kernel_module("counting").count(ids, counts, space)
 
         self._launch(stream, sizes, program)
 
@@ -115,8 +115,8 @@ class CudaKernels:
         check_routing(ids, tables, salt.layer, slots, counts)
 
         def program(space: "Workspace") -> None:
-            used_on(stream, ids, slots, counts)
-            programs("hashed").route_hashed(ids, tables, salt, slots, counts, space)
+            record_stream_use(stream, ids, slots, counts)
+            kernel_module("hashed").route_hashed(ids, tables, salt, slots, counts, space)
 
         self._launch(stream, _sizes_of(tables), program)
 
@@ -135,15 +135,15 @@ class CudaKernels:
         check_shares(cumulative, tables)
 
         def program(space: "Workspace") -> None:
-            used_on(stream, ids, cumulative, slots, counts)
-            route = programs("apportioned").route_apportioned
+            record_stream_use(stream, ids, cumulative, slots, counts)
+            route = kernel_module("apportioned").route_apportioned
             route(ids, tables, cumulative, salt, slots, counts, space)
 
         self._launch(stream, _sizes_of(tables, ids.numel()), program)
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -156,10 +156,10 @@ class CudaKernels:
         check_rule(rule, tables)
 
         def program(space: "Workspace") -> None:
-            used_on(stream, ids, slots, counts)
+            record_stream_use(stream, ids, slots, counts)
             if isinstance(rule, RowHash):
-                used_on(stream, rule.rows)
-            programs("ruled").route_by_rule(rule, ids, tables, layer, slots, counts, space)
+                record_stream_use(stream, rule.rows)
+            kernel_module("ruled").route_by_rule(rule, ids, tables, layer, slots, counts, space)
 
         self._launch(stream, _sizes_of(tables), program)
 
@@ -170,8 +170,8 @@ class CudaKernels:
         check_solve_shares(counts, tables, layer, cumulative)
 
         def program(space: "Workspace") -> None:
-            used_on(stream, counts, cumulative)
-            programs("solver").solve_shares(counts, tables, layer, cumulative, space)
+            record_stream_use(stream, counts, cumulative)
+            kernel_module("solver").solve_shares(counts, tables, layer, cumulative, space)
 
         self._launch(stream, _sizes_of(tables), program)
 
@@ -182,13 +182,13 @@ class CudaKernels:
         """
         check_update(update, tables)
         with self._device.runtime.unrestricted():
-            block = table_rows(update)
+            block = pack_table_update(update)
 
         def program() -> None:
             rows = torch.empty(block.shape, dtype=block.dtype, device=tables.start.device)
             copy(rows, block)
             with _compiling(stream):
-                programs("committing").commit_tables(rows, tables)
+                kernel_module("committing").commit_tables(rows, tables)
 
         stream.launch(program)
 
@@ -198,7 +198,7 @@ class CudaKernels:
         flat = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:
-            used_on(stream, data, out)
+            record_stream_use(stream, data, out)
             self.fingerprint([flat], out, stream)
 
         stream.launch(program)
@@ -208,10 +208,12 @@ class CudaKernels:
         program."""
         space = self._workspaces.of(own_stream(stream), _sizes(1, 1, 1))
         # A kernel reaches the host's memory too, but the host's allocator knows of copies only.
-        near = [part if part.device.type != HOST else self._near(part) for part in parts]
-        found = out if out.device.type != HOST else torch.empty_like(out, device=space.sums.device)
+        near = [part if part.device.type != HOST_TYPE else self._near(part) for part in parts]
+        found = (
+            out if out.device.type != HOST_TYPE else torch.empty_like(out, device=space.sums.device)
+        )
         with _compiling(stream):
-            programs("checksums").checksum_parts(near, found, space)
+            kernel_module("checksums").checksum_parts(near, found, space)
         if found is not out:
             copy(out, found)
 
@@ -245,11 +247,11 @@ def _compiling(stream: Stream) -> Any:
 
 
 def _sizes(experts: int, slots: int, ranks: int, elements: int = 1) -> "Sizes":
-    sizes: Sizes = programs("workspace").Sizes(experts, slots, ranks, elements, buffers=1)
+    sizes: Sizes = kernel_module("workspace").Sizes(experts, slots, ranks, elements, buffers=1)
     return sizes
 
 
 def _sizes_of(tables: Tables, elements: int = 0) -> "Sizes":
     """For any batch up to a power of two, so that few are made."""
-    room = max(LEAST, 1 << (elements - 1).bit_length()) if elements else LEAST
+    room = max(MIN_ELEMENTS, 1 << (elements - 1).bit_length()) if elements else MIN_ELEMENTS
     return _sizes(tables.experts, tables.slots, tables.ranks, room)

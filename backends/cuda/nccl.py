@@ -10,32 +10,38 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import cuda_runtime, nccl_api
-from equipoise.backends.cuda.driver_streams import bell, bind, own_streams
-from equipoise.backends.cuda.host_flags import shelf
-from equipoise.backends.cuda.nccl_api import OLDEST, Api, NcclError
-from equipoise.backends.cuda.nccl_comm import NcclGroup
+from equipoise.backends.cuda.driver_streams import bind_device, driver_streams, release_stream
+from equipoise.backends.cuda.host_flags import host_flag_pool
+from equipoise.backends.cuda.nccl_api import MIN_VERSION, NcclApi, NcclError
+from equipoise.backends.cuda.nccl_comm import NcclComm
 from equipoise.backends.cuda.nccl_settings import (
     MAX_CTAS,
-    SHARING,
-    obstacle,
-    sharing_asked,
-    sums,
-    takes,
+    SHARED_DEVICES_VERSION,
+    blocking_setting,
+    estimate_bytes,
+    sharing_requested,
+    sum_dtypes,
 )
-from equipoise.backends.devices.collectives.bootstrap import Talk
-from equipoise.backends.devices.collectives.ccl import MOVED, Greet, Greeting, Group, Membership
-from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
+from equipoise.backends.devices.collectives.bootstrap import Bootstrap
+from equipoise.backends.devices.collectives.ccl import (
+    TRANSFER_DTYPES,
+    CclComm,
+    CommSpec,
+    Warmup,
+    WarmupOps,
+)
+from equipoise.backends.devices.collectives.fabric import DeviceCommunicatorBackend
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 
-CONNECTED: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+WARMUP_SIZES: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
 """Bytes of sums and of what is gathered that connect a group's algorithms. What is larger and takes
 another one is connected by its first launch, which its deadline ends."""
-PAUSE = 0.001
+POLL_INTERVAL = 0.001
 """Seconds between two looks at whether all ranks have joined."""
 
 
-class WordPromise:
+class FlagEvent:
     """A word that streams wait for until another one writes it; it is used once.
 
     The order that a word makes is not visible to CUDA (see `word`). So a wait that comes after the
@@ -44,14 +50,14 @@ class WordPromise:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._word = shelf(device).take()
+        self._word = host_flag_pool(device).take()
         self._lock = threading.Lock()
         self._recorded: Any = None
 
     def wait(self) -> None:
         """The current stream goes on behind the recording."""
         device = self._device
-        bind(device)
+        bind_device(device)
         stream = device.runtime.current_stream(device.index)
         with self._lock:
             if self._recorded is None:
@@ -61,7 +67,7 @@ class WordPromise:
 
     def record(self, stream: Any) -> None:
         """Behind what that stream was given; it writes the 1."""
-        bind(self._device)
+        bind_device(self._device)
         with self._lock:
             self._word.enqueue_write(stream, 1)
             self._recorded = self._device.runtime.event()
@@ -82,7 +88,7 @@ class Nccl:
     one_at_a_time = False
     """A group is made on a thread and a stream of its own: nothing of it is the process's."""
 
-    def __init__(self, load: Callable[[], Api] = nccl_api.load) -> None:
+    def __init__(self, load: Callable[[], NcclApi] = nccl_api.load) -> None:
         self._load = load
 
     @property
@@ -93,9 +99,9 @@ class Nccl:
             independent_groups=False,  # kernels of two may wait for each other's room (NCCL #783)
             abort=True,
             rebuild=True,
-            shared_devices=sharing_asked() and self._version() >= SHARING,
-            dtypes=MOVED,
-            reductions=sums(),
+            shared_devices=sharing_requested() and self._version() >= SHARED_DEVICES_VERSION,
+            dtypes=TRANSFER_DTYPES,
+            reductions=sum_dtypes(),
         )
 
     def probe(self) -> Probe:
@@ -103,7 +109,7 @@ class Nccl:
         answer = cuda_runtime.probe()
         if isinstance(answer, Unavailable):
             return answer
-        if why := obstacle() or cuda_runtime.stream_memory() or self._lack():
+        if why := blocking_setting() or cuda_runtime.stream_memory() or self._lack():
             return Unavailable(why)
         return Available(f"{answer.detail}; NCCL {'.'.join(map(str, self._version()))}")
 
@@ -119,43 +125,43 @@ class Nccl:
     def check(self, tensors: Sequence[Tensor]) -> None:
         """The bytes of every tensor are what its shape says."""
 
-    def promise(self, index: int) -> WordPromise:
+    def promise(self, index: int) -> FlagEvent:
         """A word of page-locked memory."""
-        return WordPromise(Device(self.runtime, index))
+        return FlagEvent(Device(self.runtime, index))
 
     def bell(self, index: int) -> Any:
         """A stream that the driver made for nothing else."""
-        return bell(Device(self.runtime, index)).stream
+        return release_stream(Device(self.runtime, index)).stream
 
     def takes(self, link: bool) -> int:
         """By the settings: NCCL does not say before it has made one."""
-        return takes(link)
+        return estimate_bytes(link)
 
     def meet(
-        self, membership: Membership, device: Device, talk: Talk, greet: Greet
-    ) -> tuple[NcclGroup, Greeting]:
+        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+    ) -> tuple[NcclComm, WarmupOps]:
         """Receive the unique id, then join, polled up to the talk's deadline and aborted behind it.
 
         Nobody begins before all can: an abort ends this rank's part, and the others wait on.
         """
         api, size = self._load(), len(membership.ranks)
-        bind(device)
+        bind_device(device)
         where = _where(api, membership, talk)
         comm = api.join(where, size, membership.rank, MAX_CTAS)
         try:
             while api.in_progress(comm):
                 if talk.left == 0.0:
                     raise NcclError("not all ranks have joined in time; it was aborted")
-                time.sleep(PAUSE)
+                time.sleep(POLL_INTERVAL)
             place = (membership.rank, size)
-            streams = own_streams(device)
-            group = NcclGroup(api, comm, place, streams, device, membership.deadline)
+            streams = driver_streams(device)
+            group = NcclComm(api, comm, place, streams, device, membership.deadline)
         except BaseException:
             api.abort(comm)
             raise
         try:
             with device.runtime.current(group.lane):
-                memory = () if membership.link else connect(group, size, device.torch)
+                memory = () if membership.link else connect_algorithms(group, size, device.torch)
                 greeting = greet(group, membership.rank, size, device.torch)
             return group, replace(greeting, buffers=(*greeting.buffers, *memory))
         except BaseException:
@@ -173,18 +179,18 @@ class Nccl:
             found = self._load().version()
         except (OSError, AttributeError, RuntimeError) as error:
             return f"NCCL does not load: {error}"
-        if found[: len(OLDEST)] < OLDEST:
-            older, oldest = (".".join(map(str, numbers)) for numbers in (found, OLDEST))
+        if found[: len(MIN_VERSION)] < MIN_VERSION:
+            older, oldest = (".".join(map(str, numbers)) for numbers in (found, MIN_VERSION))
             return f"NCCL {older} is too old: {oldest} is needed"
         return ""
 
 
-def connect(group: Group, size: int, device: Any) -> tuple[Tensor, ...]:
+def connect_algorithms(group: CclComm, size: int, device: Any) -> tuple[Tensor, ...]:
     """Use what may have links of its own: NCCL connects an algorithm when it is first used, and
     chooses it by the size. Returns the memory, which is in use until the greeting has ended."""
-    whole = torch.zeros(max(CONNECTED) // 4, dtype=torch.int32).to(device)
-    part = torch.zeros(max(CONNECTED) // 4, dtype=torch.int32).to(device)
-    for nbytes in CONNECTED:
+    whole = torch.zeros(max(WARMUP_SIZES) // 4, dtype=torch.int32).to(device)
+    part = torch.zeros(max(WARMUP_SIZES) // 4, dtype=torch.int32).to(device)
+    for nbytes in WARMUP_SIZES:
         count = max(nbytes // 4, 1)
         each = max(count // size, 1)
         if each * size > whole.numel():
@@ -195,7 +201,7 @@ def connect(group: Group, size: int, device: Any) -> tuple[Tensor, ...]:
     return whole, part
 
 
-def _where(api: Api, membership: Membership, talk: Talk) -> bytes:
+def _where(api: NcclApi, membership: CommSpec, talk: Bootstrap) -> bytes:
     """The first member says it, and goes when all others have heard it: they are about to come."""
     first, *others = talk.ranks
     if membership.rank == 0:
@@ -208,10 +214,10 @@ def _where(api: Api, membership: Membership, talk: Talk) -> bytes:
     return where
 
 
-class NcclBackend(DeviceCommunicators):
+class NcclBackend(DeviceCommunicatorBackend):
     """Communicators over NCCL."""
 
-    def __init__(self, load: Callable[[], Api] = nccl_api.load) -> None:
+    def __init__(self, load: Callable[[], NcclApi] = nccl_api.load) -> None:
         super().__init__(Nccl(load))
 
 

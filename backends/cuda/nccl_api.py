@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-NAME = "libnccl.so.2"
+LIBRARY_NAME = "libnccl.so.2"
 """The one that torch has loaded, which is found by its name alone."""
-OLDEST = (2, 17)
+MIN_VERSION = (2, 17)
 ID_BYTES = 128
 SUCCESS, IN_PROGRESS = 0, 7
 SUM = 0
-TYPES = {
+NCCL_DTYPES = {
     torch.int8: 0,
     torch.uint8: 1,
     torch.int32: 2,
@@ -33,22 +33,22 @@ TYPES = {
     torch.float64: 8,
     torch.bfloat16: 9,
 }
-Comm: TypeAlias = ctypes.c_void_p
+NcclCommHandle: TypeAlias = ctypes.c_void_p
 """One of NCCL's communicators."""
 MAGIC, LAYOUT = 0xCAFEBEEF, 21700
 """By which NCCL knows a configuration, and its fields: those of 2.17, to which later ones add."""
 UNSET = -(1 << 31)
-NOWHERE = -1
+INVALID_RANK = -1
 """No rank, no type of elements: a call with it fails, and launches nothing."""
 
 
-class UniqueId(ctypes.Structure):
+class NcclUniqueId(ctypes.Structure):
     """Where a communicator's members meet; given to NCCL by value."""
 
     _fields_ = (("internal", ctypes.c_char * ID_BYTES),)
 
 
-class Config(ctypes.Structure):
+class NcclConfig(ctypes.Structure):
     """ncclConfig_t."""
 
     _fields_ = (
@@ -63,37 +63,43 @@ class Config(ctypes.Structure):
     )
 
     @staticmethod
-    def non_blocking(max_ctas: int) -> "Config":
+    def non_blocking(max_ctas: int) -> "NcclConfig":
         """Of a communicator whose kernels take no more multiprocessors than that."""
-        return Config(ctypes.sizeof(Config), MAGIC, LAYOUT, 0, UNSET, UNSET, max_ctas, None)
+        return NcclConfig(ctypes.sizeof(NcclConfig), MAGIC, LAYOUT, 0, UNSET, UNSET, max_ctas, None)
 
 
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _PARAMETERS: dict[str, list[Any]] = {
     "ncclGetVersion": [ctypes.POINTER(_INT)],
-    "ncclGetUniqueId": [ctypes.POINTER(UniqueId)],
-    "ncclCommInitRankConfig": [ctypes.POINTER(Comm), _INT, UniqueId, _INT, ctypes.POINTER(Config)],
-    "ncclCommFinalize": [Comm],
-    "ncclCommDestroy": [Comm],
-    "ncclCommAbort": [Comm],
-    "ncclCommGetAsyncError": [Comm, ctypes.POINTER(_INT)],
+    "ncclGetUniqueId": [ctypes.POINTER(NcclUniqueId)],
+    "ncclCommInitRankConfig": [
+        ctypes.POINTER(NcclCommHandle),
+        _INT,
+        NcclUniqueId,
+        _INT,
+        ctypes.POINTER(NcclConfig),
+    ],
+    "ncclCommFinalize": [NcclCommHandle],
+    "ncclCommDestroy": [NcclCommHandle],
+    "ncclCommAbort": [NcclCommHandle],
+    "ncclCommGetAsyncError": [NcclCommHandle, ctypes.POINTER(_INT)],
     "ncclGroupStart": [],
     "ncclGroupEnd": [],
-    "ncclAllReduce": [_POINTER, _POINTER, _COUNT, _INT, _INT, Comm, _POINTER],
-    "ncclReduceScatter": [_POINTER, _POINTER, _COUNT, _INT, _INT, Comm, _POINTER],
-    "ncclBroadcast": [_POINTER, _POINTER, _COUNT, _INT, _INT, Comm, _POINTER],
-    "ncclAllGather": [_POINTER, _POINTER, _COUNT, _INT, Comm, _POINTER],
-    "ncclSend": [_POINTER, _COUNT, _INT, _INT, Comm, _POINTER],
-    "ncclRecv": [_POINTER, _COUNT, _INT, _INT, Comm, _POINTER],
+    "ncclAllReduce": [_POINTER, _POINTER, _COUNT, _INT, _INT, NcclCommHandle, _POINTER],
+    "ncclReduceScatter": [_POINTER, _POINTER, _COUNT, _INT, _INT, NcclCommHandle, _POINTER],
+    "ncclBroadcast": [_POINTER, _POINTER, _COUNT, _INT, _INT, NcclCommHandle, _POINTER],
+    "ncclAllGather": [_POINTER, _POINTER, _COUNT, _INT, NcclCommHandle, _POINTER],
+    "ncclSend": [_POINTER, _COUNT, _INT, _INT, NcclCommHandle, _POINTER],
+    "ncclRecv": [_POINTER, _COUNT, _INT, _INT, NcclCommHandle, _POINTER],
 }
-_TEXTS: dict[str, list[Any]] = {"ncclGetErrorString": [_INT], "ncclGetLastError": [Comm]}
+_TEXTS: dict[str, list[Any]] = {"ncclGetErrorString": [_INT], "ncclGetLastError": [NcclCommHandle]}
 
 
 class NcclError(RuntimeError):
     """What NCCL says of a call, or of a communicator."""
 
 
-class Api:
+class NcclApi:
     """The functions of a library, with errors raised. For any number of threads.
 
     Args:
@@ -117,19 +123,19 @@ class Api:
 
     def unique_id(self) -> bytes:
         """A place where the members of a new communicator may meet."""
-        made = UniqueId()
+        made = NcclUniqueId()
         self._call("ncclGetUniqueId", ctypes.byref(made))
         return ctypes.string_at(ctypes.addressof(made), ID_BYTES)
 
-    def join(self, where: bytes, size: int, rank: int, max_ctas: int) -> Comm:
+    def join(self, where: bytes, size: int, rank: int, max_ctas: int) -> NcclCommHandle:
         """Begin a communicator on the thread's device; it is in progress until all have come."""
-        place, made, config = UniqueId(), Comm(), Config.non_blocking(max_ctas)
+        place, made, config = NcclUniqueId(), NcclCommHandle(), NcclConfig.non_blocking(max_ctas)
         ctypes.memmove(ctypes.addressof(place), where, ID_BYTES)
         made_at, how = ctypes.byref(made), ctypes.byref(config)
         self._call("ncclCommInitRankConfig", made_at, size, place, rank, how)
         return made
 
-    def in_progress(self, comm: Comm) -> bool:
+    def in_progress(self, comm: NcclCommHandle) -> bool:
         """Whether its last call has not come through yet. Raises `NcclError` if that failed.
 
         Not for two threads at once: NCCL cleans up behind a call in here.
@@ -139,25 +145,25 @@ class Api:
             raise NcclError(self._text(state))
         return state == IN_PROGRESS
 
-    def finalize(self, comm: Comm) -> None:
+    def finalize(self, comm: NcclCommHandle) -> None:
         """Begin its end: in progress until all that is under way has come through."""
         self._call("ncclCommFinalize", comm)
 
-    def destroy(self, comm: Comm) -> None:
+    def destroy(self, comm: NcclCommHandle) -> None:
         """Give it back; it was finalized."""
         self._call("ncclCommDestroy", comm)
 
-    def abort(self, comm: Comm) -> None:
+    def abort(self, comm: NcclCommHandle) -> None:
         """End what is under way, and give it back."""
         self._call("ncclCommAbort", comm)
 
-    def async_error(self, comm: Comm) -> str:
+    def async_error(self, comm: NcclCommHandle) -> str:
         """What went wrong behind the calls; nothing where all is well."""
         state = self._state(comm)
         return "" if state in (SUCCESS, IN_PROGRESS) else self._text(state)
 
     @contextmanager
-    def group(self, comm: Comm) -> Iterator[None]:
+    def group(self, comm: NcclCommHandle) -> Iterator[None]:
         """Calls of this thread within the block are one launch; none, if the block raises.
 
         NCCL launches nothing of a group in which a call has failed. It knows nothing of what Python
@@ -168,42 +174,46 @@ class Api:
         try:
             yield
         except BaseException:
-            self._library.ncclSend(None, 1, NOWHERE, NOWHERE, comm, None)
+            self._library.ncclSend(None, 1, INVALID_RANK, INVALID_RANK, comm, None)
             self._library.ncclGroupEnd()  # says again what has failed, and launches nothing
             raise
         self._call("ncclGroupEnd")
 
-    def all_reduce(self, address: int, count: int, kind: int, comm: Comm, stream: int) -> None:
+    def all_reduce(
+        self, address: int, count: int, kind: int, comm: NcclCommHandle, stream: int
+    ) -> None:
         """Sum in place."""
         self._call("ncclAllReduce", address, address, count, kind, SUM, comm, stream)
 
     def reduce_scatter(
-        self, out: int, address: int, count: int, kind: int, comm: Comm, stream: int
+        self, out: int, address: int, count: int, kind: int, comm: NcclCommHandle, stream: int
     ) -> None:
         """`count` elements for each rank."""
         self._call("ncclReduceScatter", address, out, count, kind, SUM, comm, stream)
 
     def broadcast(
-        self, address: int, count: int, kind: int, root: int, comm: Comm, stream: int
+        self, address: int, count: int, kind: int, root: int, comm: NcclCommHandle, stream: int
     ) -> None:
         """From one rank to all, in place."""
         self._call("ncclBroadcast", address, address, count, kind, root, comm, stream)
 
     def all_gather(
-        self, out: int, address: int, count: int, kind: int, comm: Comm, stream: int
+        self, out: int, address: int, count: int, kind: int, comm: NcclCommHandle, stream: int
     ) -> None:
         """`count` elements from each rank."""
         self._call("ncclAllGather", address, out, count, kind, comm, stream)
 
-    def send(self, address: int, nbytes: int, peer: int, comm: Comm, stream: int) -> None:
+    def send(self, address: int, nbytes: int, peer: int, comm: NcclCommHandle, stream: int) -> None:
         """To one rank."""
-        self._call("ncclSend", address, nbytes, TYPES[torch.int8], peer, comm, stream)
+        self._call("ncclSend", address, nbytes, NCCL_DTYPES[torch.int8], peer, comm, stream)
 
-    def receive(self, address: int, nbytes: int, peer: int, comm: Comm, stream: int) -> None:
+    def receive(
+        self, address: int, nbytes: int, peer: int, comm: NcclCommHandle, stream: int
+    ) -> None:
         """From one rank."""
-        self._call("ncclRecv", address, nbytes, TYPES[torch.int8], peer, comm, stream)
+        self._call("ncclRecv", address, nbytes, NCCL_DTYPES[torch.int8], peer, comm, stream)
 
-    def _state(self, comm: Comm) -> int:
+    def _state(self, comm: NcclCommHandle) -> int:
         found = _INT()
         self._call("ncclCommGetAsyncError", comm, ctypes.byref(found))
         return found.value
@@ -222,6 +232,6 @@ class Api:
 
 
 @cache
-def load() -> Api:
+def load() -> NcclApi:
     """Torch's. Raises OSError where there is none."""
-    return Api(ctypes.CDLL(NAME))
+    return NcclApi(ctypes.CDLL(LIBRARY_NAME))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.common.bounded_wait import poll
-from equipoise.backends.cuda.driver_streams import OwnStreams
-from equipoise.backends.cuda.nccl_api import TYPES, Api, Comm, NcclError
+from equipoise.backends.cuda.driver_streams import DriverStreamPool
+from equipoise.backends.cuda.nccl_api import NCCL_DTYPES, NcclApi, NcclCommHandle, NcclError
 from equipoise.backends.devices.runtime import Device
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 Messages: TypeAlias = Sequence[tuple[int, Tensor]]
 """Peers, and what goes to each or comes from it."""
@@ -26,7 +26,7 @@ class NcclHandle:
         end: an event of the vendor's behind it.
     """
 
-    def __init__(self, group: "NcclGroup", end: Any) -> None:
+    def __init__(self, group: "NcclComm", end: Any) -> None:
         self._group = group
         self._end = end
 
@@ -47,7 +47,7 @@ class NcclHandle:
         return self._group.fault()
 
 
-class NcclGroup:
+class NcclComm:
     """A communicator that is made, and that this object owns.
 
     NCCL ends a small send as soon as it lies in a buffer of the receiver's, whether anybody
@@ -71,16 +71,16 @@ class NcclGroup:
 
     def __init__(
         self,
-        api: Api,
-        comm: Comm,
+        api: NcclApi,
+        comm: NcclCommHandle,
         place: tuple[int, int],
-        streams: OwnStreams,
+        streams: DriverStreamPool,
         device: Device,
         deadline: float,
     ) -> None:
         self._api = api
         self._deadline = deadline
-        self._comm: Comm | None = comm
+        self._comm: NcclCommHandle | None = comm
         self._rank, self._size = place
         self._device = device
         self._streams = streams
@@ -98,23 +98,23 @@ class NcclGroup:
 
     def all_reduce(self, tensor: Tensor) -> NcclHandle:
         """Sum in place."""
-        count, kind = tensor.numel(), TYPES[tensor.dtype]
+        count, kind = tensor.numel(), NCCL_DTYPES[tensor.dtype]
         call = self._api.all_reduce
         return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, comm, to))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> NcclHandle:
         """Into one tensor."""
-        ends, count, kind = _ends(out, tensor), tensor.numel(), TYPES[tensor.dtype]
+        ends, count, kind = _ends(out, tensor), tensor.numel(), NCCL_DTYPES[tensor.dtype]
         return self._fly(lambda comm, to: self._api.all_gather(*ends, count, kind, comm, to))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> NcclHandle:
         """From one tensor."""
-        ends, count, kind = _ends(out, tensor), out.numel(), TYPES[out.dtype]
+        ends, count, kind = _ends(out, tensor), out.numel(), NCCL_DTYPES[out.dtype]
         return self._fly(lambda comm, to: self._api.reduce_scatter(*ends, count, kind, comm, to))
 
     def broadcast(self, tensor: Tensor, root: int) -> NcclHandle:
         """From one rank to all."""
-        count, kind = tensor.numel(), TYPES[tensor.dtype]
+        count, kind = tensor.numel(), NCCL_DTYPES[tensor.dtype]
         call = self._api.broadcast
         return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, root, comm, to))
 
@@ -126,7 +126,7 @@ class NcclGroup:
         arriving = _parts(out, receives or even)
         leaving = _parts(tensor, sends or even)
 
-        def launch(comm: Comm, to: int) -> None:
+        def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
                 self._move(arriving, leaving, comm, to)
 
@@ -137,7 +137,7 @@ class NcclGroup:
         there, back = [(peer, blob)], [(peer, self._answer)]
         received, sent = (there, back) if way == "irecv" else (back, there)
 
-        def launch(comm: Comm, to: int) -> None:
+        def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
                 self._move(received, sent, comm, to)
 
@@ -151,7 +151,7 @@ class NcclGroup:
         leaving = [m for m, way in zip(messages, ways, strict=True) if way == "isend"]
         arriving = [m for m, way in zip(messages, ways, strict=True) if way == "irecv"]
 
-        def launch(comm: Comm, to: int) -> None:
+        def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
                 self._move(arriving, leaving, comm, to)
 
@@ -184,13 +184,13 @@ class NcclGroup:
         with self._guard:
             return "" if self._comm is None else self._api.async_error(self._comm)
 
-    def _move(self, arriving: Messages, leaving: Messages, comm: Comm, to: int) -> None:
+    def _move(self, arriving: Messages, leaving: Messages, comm: NcclCommHandle, to: int) -> None:
         for peer, part in arriving:
             self._api.receive(part.data_ptr(), part.numel(), peer, comm, to)
         for peer, part in leaving:
             self._api.send(part.data_ptr(), part.numel(), peer, comm, to)
 
-    def _fly(self, launch: Callable[[Comm, int], None]) -> NcclHandle:
+    def _fly(self, launch: Callable[[NcclCommHandle, int], None]) -> NcclHandle:
         """On its own stream, behind the current one."""
         self._come()
         with self._guard:
@@ -206,12 +206,12 @@ class NcclGroup:
         with self._guard:
             return not self._api.in_progress(self._held())
 
-    def _held(self) -> Comm:
+    def _held(self) -> NcclCommHandle:
         if self._comm is None:
             raise NcclError("the communicator was given back")
         return self._comm
 
-    def _finish(self, comm: Comm) -> None:
+    def _finish(self, comm: NcclCommHandle) -> None:
         """Finalize, wait, destroy; abort if that does not come through."""
         try:
             self._api.finalize(comm)
@@ -228,7 +228,7 @@ class NcclGroup:
         ready.record(self.current_stream())
         ready.wait(self.lane)
 
-    def _end(self, how: Callable[[Comm], None]) -> None:
+    def _end(self, how: Callable[[NcclCommHandle], None]) -> None:
         with self._guard:
             comm, self._comm = self._comm, None
         if comm is None:
@@ -244,7 +244,9 @@ class NcclGroup:
                 self._streams.give(self._own)
                 self._closed = True
 
-        threading.Thread(target=ABROAD(run), name="equipoise.nccl.end", daemon=True).start()
+        threading.Thread(
+            target=NATIVE_CALL_GUARD(run), name="equipoise.nccl.end", daemon=True
+        ).start()
 
 
 def _ends(out: Tensor, tensor: Tensor) -> tuple[int, int]:

@@ -4,8 +4,8 @@ import os
 
 import torch
 
-from equipoise.backends.cuda.cuda_runtime import SETTINGS
-from equipoise.backends.devices.collectives.ccl import FLOATS, INTEGERS
+from equipoise.backends.cuda.cuda_runtime import BLOCKING_SETTINGS
+from equipoise.backends.devices.collectives.ccl import FLOAT_SUM_DTYPES, INTEGER_SUM_DTYPES
 
 MIB = 1 << 20
 BUFFER = 4 * MIB
@@ -13,10 +13,10 @@ BUFFER = 4 * MIB
 MAX_CTAS = 8
 """Multiprocessors that the kernels of one communicator may take from the model's step, unless
 NCCL_MAX_CTAS says otherwise: as many as vLLM leaves to NCCL. Each has one of NCCL's channels."""
-SHARING = (2, 30)
+SHARED_DEVICES_VERSION = (2, 30)
 """The first NCCL that lets two ranks work on one device."""
-OBSTACLES = (
-    *SETTINGS,
+BLOCKING_SETTINGS = (
+    *BLOCKING_SETTINGS,
     (
         "NCCL_COMM_BLOCKING",
         lambda text: text == "1",
@@ -26,31 +26,31 @@ OBSTACLES = (
 """Settings that break the contract (clause P1): which, when, and what they do."""
 
 
-def obstacle() -> str:
+def blocking_setting() -> str:
     """Which setting makes streams or the host wait where the contract wants it not to; or none."""
-    for name, wrong, what in OBSTACLES:
+    for name, wrong, what in BLOCKING_SETTINGS:
         text = os.environ.get(name, "")
         if wrong(text):
             return f"{name}={text} is set: with it {what}; unset it"
     return ""
 
 
-def sums() -> frozenset[torch.dtype]:
+def sum_dtypes() -> frozenset[torch.dtype]:
     """Element types whose sums keep clause D1: integers, and floats where one order is told.
 
     The tuner may add within NVLink's switches, where the same inputs need not give the same bits
     again (NCCL #1497). The ring is what every kind of sum has, and it adds in the ring's order.
     """
     ring = os.environ.get("NCCL_ALGO", "").strip().lower() == "ring"
-    return INTEGERS | FLOATS if ring else INTEGERS
+    return INTEGER_SUM_DTYPES | FLOAT_SUM_DTYPES if ring else INTEGER_SUM_DTYPES
 
 
-def sharing_asked() -> bool:
+def sharing_requested() -> bool:
     """Whether two ranks are to work on one device, where NCCL can."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
-def takes(link: bool) -> int:
+def estimate_bytes(link: bool) -> int:
     """An estimate: a buffer for each channel and neighbour, two of them in a ring, one of a link.
 
     NCCL has smaller buffers besides for short messages, trees on top, and connects a pair when it

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from equipoise.backends.devices import memory
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.graph import DeviceGraph, sweep
-from equipoise.backends.devices.issuing import Gate
-from equipoise.backends.devices.lock import DeviceStreamLock, Watch
-from equipoise.backends.devices.lock_flags import Words
+from equipoise.backends.devices.graph import DeviceGraph, release_dropped
+from equipoise.backends.devices.issuing import IssueLock
+from equipoise.backends.devices.lock import DeviceStreamLock, LockWatchdog
+from equipoise.backends.devices.lock_flags import LockFlags
 from equipoise.backends.devices.runtime import Device
-from equipoise.backends.devices.slots import ByteVerbs, DeviceSlotStore
+from equipoise.backends.devices.slots import ByteOps, DeviceSlotStore
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.kernels import Kernels
@@ -26,11 +26,11 @@ from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
 from equipoise.hal.support.page_pool import PagePool
 
-CLOSING = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that closing waits for each stream."""
 
 
-class Parts(Protocol):
+class DeviceOps(Protocol):
     """What each vendor brings for a device beside its binding."""
 
     @property
@@ -39,11 +39,11 @@ class Parts(Protocol):
         ...
 
     @property
-    def verbs(self) -> ByteVerbs:
+    def verbs(self) -> ByteOps:
         """Copy and fingerprint bytes."""
         ...
 
-    def words(self) -> Words:
+    def words(self) -> LockFlags:
         """Those of stream locks. Raises `Unsupported`."""
         ...
 
@@ -85,12 +85,12 @@ class DeviceAccelerator:
         parts: what the vendor brings for it.
     """
 
-    def __init__(self, backend: str, device: Device, parts: Parts) -> None:
+    def __init__(self, backend: str, device: Device, parts: DeviceOps) -> None:
         self._name = f"{backend}:{device.index}"
         self._device = device
         self._parts = parts
-        self._gate = Gate()
-        self._watch = Watch(device)
+        self._gate = IssueLock()
+        self._watch = LockWatchdog(device)
         self._locks: weakref.WeakSet[DeviceStreamLock] = weakref.WeakSet()
         self._streams = {role: self._stream(role, device.kept_stream(role)) for role in Role}
         self._adopted: list[DeviceStream] = []
@@ -174,7 +174,7 @@ class DeviceAccelerator:
         for stream in (*self._streams.values(), *self._adopted):
             stream.synchronize(timeout)
         self._watch.look()
-        sweep()
+        release_dropped()
 
     def close(self) -> None:
         """Poison the locks, so that no stream waits for ever, and end every stream; bounded."""
@@ -182,10 +182,10 @@ class DeviceAccelerator:
         for lock in list(self._locks):
             lock.poison()
         for stream in (*self._streams.values(), *self._adopted):
-            stream.close(CLOSING)
+            stream.close(CLOSE_TIMEOUT)
         self._watch.stop()
         with suppress(RuntimeError):
-            sweep()
+            release_dropped()
 
     def _stream(self, role: Role, native_stream: Any, adopted: bool = False) -> DeviceStream:
         name = f"{self.name}.{'adopted' if adopted else role}"

@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.issuing import Verb
+from equipoise.backends.devices.issuing import DeviceStreamOp
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
-USE = "capture"
+CAPTURE_STREAM = "capture"
 """The stream that everything is captured on: a graph may be replayed on any other, and so nothing
 that other threads launch meanwhile is captured with it."""
-TURN = 60.0
+CAPTURE_TIMEOUT = 60.0
 """Seconds to wait for another thread's capture; the vendor allows one at a time."""
 
 
 @dataclass(frozen=True)
-class Segment:
+class GraphSegment:
     """A vendor graph, the verbs in it, and the programs whose memory it points to."""
 
     graph: Any
-    verbs: tuple[Verb, ...]
+    verbs: tuple[DeviceStreamOp, ...]
     kept: tuple[object, ...]
 
     def issue(self, on: Stream) -> None:
@@ -37,14 +37,14 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Call:
+class HostCall:
     """A recording or a wait: the points that it means are new at every replay."""
 
     issue: Callable[[Stream], None]
-    verbs: tuple[Verb, ...] = ()
+    verbs: tuple[DeviceStreamOp, ...] = ()
 
 
-Part = Segment | Call
+GraphPart = GraphSegment | HostCall
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class _Open:
     """A segment in the making."""
 
     graph: Any
-    verbs: list[Verb] = field(default_factory=list)
+    verbs: list[DeviceStreamOp] = field(default_factory=list)
     kept: list[object] = field(default_factory=list)
 
 
@@ -65,8 +65,8 @@ class Capture:
 
     def __init__(self, device: Device) -> None:
         self._runtime = device.runtime
-        self._at = device.kept_stream(USE)
-        self._parts: list[Part] = []
+        self._at = device.kept_stream(CAPTURE_STREAM)
+        self._parts: list[GraphPart] = []
         self._open: _Open | None = None
         self.recorded: set[DeviceEvent] = set()
 
@@ -82,7 +82,7 @@ class Capture:
         with self._runtime.current(self._at):
             program()
 
-    def take(self, verbs: Sequence[Verb]) -> None:
+    def take(self, verbs: Sequence[DeviceStreamOp]) -> None:
         """Capture the work of verbs."""
         for verb in verbs:
             segment = self._begun()
@@ -102,9 +102,9 @@ class Capture:
     def call(self, issue: Callable[[Stream], None]) -> None:
         """Note what the host does at this place of a replay."""
         self._end()
-        self._parts.append(Call(issue))
+        self._parts.append(HostCall(issue))
 
-    def finish(self) -> tuple[Part, ...]:
+    def finish(self) -> tuple[GraphPart, ...]:
         """All of it."""
         self._end()
         return tuple(self._parts)
@@ -126,7 +126,7 @@ class Capture:
             return
         with self._runtime.current(self._at):
             self._runtime.end_capture(made.graph)
-        self._parts.append(Segment(made.graph, tuple(made.verbs), tuple(made.kept)))
+        self._parts.append(GraphSegment(made.graph, tuple(made.verbs), tuple(made.kept)))
 
 
 _turn = threading.Lock()
@@ -135,7 +135,7 @@ _here = threading.local()
 
 
 @contextmanager
-def try_turn() -> Iterator[bool]:
+def try_capture_lock() -> Iterator[bool]:
     """Whether nobody captures; if so, nobody else does until the end of the block."""
     mine = _turn.acquire(blocking=False)
     try:
@@ -151,8 +151,8 @@ def capturing(device: Device) -> Iterator[Capture]:
     this one captures already, another stream."""
     if getattr(_here, "captures", False):
         raise Unsupported("this thread captures another stream already")
-    if not _turn.acquire(timeout=TURN):
-        raise Unsupported(f"another thread has been capturing for more than {TURN:g} s")
+    if not _turn.acquire(timeout=CAPTURE_TIMEOUT):
+        raise Unsupported(f"another thread has been capturing for more than {CAPTURE_TIMEOUT:g} s")
     # A finaliser that the collector runs on this thread may free memory or an event of the device,
     # and the vendor ends a capture in which its thread does that.
     collects = gc.isenabled()

@@ -8,7 +8,7 @@ from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event
 
 
-class Mark:
+class DeviceRecording:
     """One recording: a vendor event that is recorded once and never again.
 
     So whoever waits keeps the point it saw (clause O4), whatever the vendor does with an event that
@@ -65,7 +65,7 @@ class DeviceEvent:
     """The latest recording; the vendor itself silently lets through what waits for none."""
 
     def __init__(self) -> None:
-        self._mark: Mark | None = None
+        self._mark: DeviceRecording | None = None
 
     def query(self) -> bool:
         """Whether the latest recording has been reached; false while the host still queues it."""
@@ -76,15 +76,15 @@ class DeviceEvent:
         """Block until the latest recording is reached."""
         self.latest().wait(timeout, "the event")
 
-    def latest(self) -> Mark:
+    def latest(self) -> DeviceRecording:
         """The latest recording. Raises `EventNotRecorded`."""
         if self._mark is None:
             raise EventNotRecorded("nothing was ever recorded into this event")
         return self._mark
 
-    def renew(self, device: Device) -> Mark:
+    def renew(self, device: Device) -> DeviceRecording:
         """Start a new recording on that device; earlier waiters keep the old one."""
-        self._mark = Mark(device)
+        self._mark = DeviceRecording(device)
         return self._mark
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.backends.devices.capture import Part
+from equipoise.backends.devices.capture import GraphPart
 from equipoise.backends.devices.event import DeviceEvent
 from equipoise.backends.devices.runtime import DeviceRuntime
 from equipoise.backends.devices.stream import own_stream
@@ -14,10 +14,10 @@ from equipoise.hal.stream import Stream
 
 
 @dataclass
-class _Body:
+class _GraphBody:
     """What a graph is made of, and the events behind the replays that may still run."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[GraphPart, ...] = ()
     replays: list[DeviceEvent] = field(default_factory=list)
 
     def idle(self) -> bool:
@@ -26,11 +26,11 @@ class _Body:
         return not self.replays
 
 
-_dropped: deque[_Body] = deque()
+_dropped: deque[_GraphBody] = deque()
 """Without a lock: a graph may be dropped by the garbage collector, in the middle of anything."""
 
 
-def sweep() -> None:
+def release_dropped() -> None:
     """Let go of the graphs that were dropped and that no stream runs any more."""
     for _ in range(len(_dropped)):
         try:
@@ -52,14 +52,14 @@ class DeviceGraph:
     def __init__(self, runtime: DeviceRuntime) -> None:
         if why := runtime.uncapturable():
             raise Unsupported(why)
-        self._body = _Body()
+        self._body = _GraphBody()
         weakref.finalize(self, _dropped.append, self._body).atexit = False
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
         """Keep what `program` launches on `stream` from this thread, without running it."""
-        sweep()
+        release_dropped()
         parts = own_stream(stream).capture(program)
-        _dropped.append(_Body(self._body.parts, self._body.replays))
+        _dropped.append(_GraphBody(self._body.parts, self._body.replays))
         self._body.parts, self._body.replays = parts, []
 
     def replay(self, stream: Stream) -> None:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from equipoise.backends.devices.memory import used_on
+from equipoise.backends.devices.memory import record_stream_use
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import CommunicatorCapabilities
-from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, Fabric, PeerBuffer
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import CommunicatorError, ResultPending, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
@@ -251,12 +251,14 @@ def _copied(accelerator: Accelerator, copies: Copies) -> Event:
             to.copy_(source, non_blocking=True)
 
     stream.launch(program)
-    used_on(stream, *(tensor for pair in copies for tensor in pair))  # whoever drops them (K1)
+    record_stream_use(
+        stream, *(tensor for pair in copies for tensor in pair)
+    )  # whoever drops them (K1)
     event = accelerator.event()
     stream.record(event)
     return event
 
 
-def _parcels(parcels: Sequence[Parcel], blobs: Sequence[Tensor]) -> tuple[Parcel, ...]:
+def _parcels(parcels: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
     """The same peers, other memory."""
-    return tuple(Parcel(parcel.peer, blob) for parcel, blob in zip(parcels, blobs, strict=True))
+    return tuple(PeerBuffer(parcel.peer, blob) for parcel, blob in zip(parcels, blobs, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 from equipoise.hal.stream import Stream
 
 
-class Gate:
+class IssueLock:
     """Held while something is issued, so that what belongs together is issued whole.
 
     A program runs while the gate is held: a commit of another thread then comes before all of it or
@@ -78,7 +78,7 @@ def _nothing(_: Stream) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class Verb:
+class DeviceStreamOp:
     """Work for the device, and what the host does around it each time it is issued.
 
     A vendor graph keeps the work and nothing else: waits for events from outside, and recordings

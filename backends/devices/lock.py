@@ -13,8 +13,8 @@ from typing import Protocol
 
 from equipoise.backends.common.bounded_wait import poll
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.issuing import Verb
-from equipoise.backends.devices.lock_flags import FullWord, Words
+from equipoise.backends.devices.issuing import DeviceStreamOp
+from equipoise.backends.devices.lock_flags import AcquireFlag, LockFlags
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.errors import (
@@ -25,15 +25,15 @@ from equipoise.hal.errors import (
     StreamTimeout,
 )
 from equipoise.hal.stream import Stream
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
-POLL = 0.005
+POLL_INTERVAL = 0.005
 """Seconds between two looks while some acquire waits."""
-ENDING = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that stopping waits for the thread."""
 
 
-class Watched(Protocol):
+class WatchedLock(Protocol):
     """What the watchdog looks after."""
 
     def tick(self, now: float) -> bool:
@@ -45,7 +45,7 @@ class Watched(Protocol):
         ...
 
 
-class Watch:
+class LockWatchdog:
     """One thread an accelerator, started with the first acquire and ended with the accelerator.
 
     It holds a lock only as long as something of that lock is under way.
@@ -53,12 +53,12 @@ class Watch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._watched: dict[Watched, None] = {}
+        self._watched: dict[WatchedLock, None] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def add(self, lock: Watched) -> None:
+    def add(self, lock: WatchedLock) -> None:
         """Look after `lock` from now on."""
         with self._changed:
             self._watched[lock] = None
@@ -84,7 +84,7 @@ class Watch:
             self._stopped = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join(ENDING)
+            self._thread.join(STOP_TIMEOUT)
 
     def _work(self) -> None:
         self._device.settle()
@@ -93,11 +93,11 @@ class Watch:
                 self._changed.wait_for(lambda: self._stopped or self._watched)
                 if self._stopped:
                     return
-            with ABROAD:
+            with NATIVE_CALL_GUARD:
                 self.look()
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
 
-    def _tick(self, lock: Watched) -> bool:
+    def _tick(self, lock: WatchedLock) -> bool:
         try:
             return lock.tick(time.monotonic())
         except BaseException as failure:  # this thread must look after the others still
@@ -105,7 +105,7 @@ class Watch:
             return False
 
 
-class _Turn(Enum):
+class _DeviceLockState(Enum):
     """Whose turn it is, as the host knows it; the device tells the end of the last by a word."""
 
     WRITES = "the mover owns the slots"
@@ -114,7 +114,7 @@ class _Turn(Enum):
 
 
 @dataclass(eq=False)
-class _Section:
+class _PendingAcquire:
     """One acquire under way: what is launched behind it, up to its release, reads the slots.
 
     Attributes:
@@ -127,7 +127,7 @@ class _Section:
         since: when its wait was first seen to stand.
     """
 
-    word: FullWord
+    word: AcquireFlag
     stream: Stream
     reached: DeviceEvent
     passed: DeviceEvent
@@ -145,19 +145,19 @@ class DeviceStreamLock:
     bookkeeping of its acquires and releases anew; their words are part of the captured graph.
     """
 
-    def __init__(self, words: Words, deadline: float, watch: Watch) -> None:
+    def __init__(self, words: LockFlags, deadline: float, watch: LockWatchdog) -> None:
         self._words = words
         self._deadline = deadline
         self._watch = watch
         self._changed = threading.RLock()
-        self._turn = _Turn.WRITES
+        self._turn = _DeviceLockState.WRITES
         self._epoch = 0
         self._poisoned = False
         self._empty = words.empty()
         self._failure: BaseException | None = None
-        self._spare: list[FullWord] = []
-        self._lent: set[FullWord] = set()
-        self._sections: list[_Section] = []
+        self._spare: list[AcquireFlag] = []
+        self._lent: set[AcquireFlag] = set()
+        self._sections: list[_PendingAcquire] = []
         self._passing: list[DeviceEvent] = []
         self._under_way = 0
 
@@ -171,7 +171,7 @@ class DeviceStreamLock:
         own = own_stream(stream)
         word = self._words.full() if own.capturing else self._lend()
         try:
-            own.issue(Verb(word.wait, around=lambda on: self._entering(word, on)))
+            own.issue(DeviceStreamOp(word.wait, around=lambda on: self._entering(word, on)))
         except BaseException:
             with self._changed:
                 self._lent.discard(word)  # refused before anybody waited there
@@ -185,29 +185,29 @@ class DeviceStreamLock:
         own = own_stream(stream)
         with own.gate:
             if own.capturing or self._unreleased(own) is not None:
-                own.issue(Verb(self._empty.set, around=self._leaving))
+                own.issue(DeviceStreamOp(self._empty.set, around=self._leaving))
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Block until the stream has released."""
         with self._changed:
             self._admit(epoch)
-            if self._turn is _Turn.WRITES:
+            if self._turn is _DeviceLockState.WRITES:
                 raise LockMisuse("the mover waits for slots that it owns")
         poll(lambda: self._poisoned or self._epoch != epoch or self._empty.is_set(), timeout)
         with self._changed:
             self._admit(epoch)
             if not self._empty.is_set():
                 raise StreamTimeout(f"no release within {timeout:g} s: {self._turn.value}")
-            self._turn = _Turn.WRITES
+            self._turn = _DeviceLockState.WRITES
             self._empty.clear()
 
     def signal(self, epoch: int) -> None:
         """Let one `acquire` go on."""
         with self._changed:
             self._admit(epoch)
-            if self._turn is not _Turn.WRITES:
+            if self._turn is not _DeviceLockState.WRITES:
                 raise LockMisuse(f"the mover signals out of turn: {self._turn.value}")
-            self._turn = _Turn.FULL
+            self._turn = _DeviceLockState.FULL
             self._feed()
 
     def poison(self) -> None:
@@ -276,9 +276,9 @@ class DeviceStreamLock:
                 self._under_way -= 1
 
     @contextmanager
-    def _entering(self, word: FullWord, on: Stream) -> Iterator[None]:
+    def _entering(self, word: AcquireFlag, on: Stream) -> Iterator[None]:
         """Around the wait of an acquire, or around a replay in which it is."""
-        section = _Section(word, on, DeviceEvent(), DeviceEvent())
+        section = _PendingAcquire(word, on, DeviceEvent(), DeviceEvent())
         with self._issuing():
             with self._changed:
                 earlier = [s for s in self._sections if s.word is word and s.stream is not on]
@@ -299,13 +299,13 @@ class DeviceStreamLock:
                 self._passing.append(section.passed)
                 self._watch.add(self)
 
-    def _withdraw(self, section: _Section) -> None:
+    def _withdraw(self, section: _PendingAcquire) -> None:
         """Nobody waits there: the next one gets its signal, and its word is nobody's any more."""
         with self._changed:
             self._sections.remove(section)
             self._lent.discard(section.word)
             if section.fed and not self._poisoned:
-                self._turn = _Turn.FULL
+                self._turn = _DeviceLockState.FULL
                 self._feed()
 
     @contextmanager
@@ -326,7 +326,7 @@ class DeviceStreamLock:
             with self._changed:
                 self._passing.append(left)
 
-    def _unreleased(self, on: Stream) -> _Section | None:
+    def _unreleased(self, on: Stream) -> _PendingAcquire | None:
         """The acquire that a release on that stream belongs to: its own stream's come first."""
         with self._changed:
             kept = [section for section in self._sections if not section.released]
@@ -341,13 +341,13 @@ class DeviceStreamLock:
         for section in self._sections:
             if section.fed or (self._poisoned and self._busy(section)):
                 continue
-            if not self._poisoned and self._turn is not _Turn.FULL:
+            if not self._poisoned and self._turn is not _DeviceLockState.FULL:
                 return
             section.fed = True
-            self._turn = _Turn.READS
+            self._turn = _DeviceLockState.READS
             section.word.give()
 
-    def _busy(self, section: _Section) -> bool:
+    def _busy(self, section: _PendingAcquire) -> bool:
         """Whether an earlier acquire was given the same word and may not have taken it."""
         earlier = self._sections[: self._sections.index(section)]
         return any(s.word is section.word and not (s.fed and s.passed.query()) for s in earlier)
@@ -357,7 +357,7 @@ class DeviceStreamLock:
 
         Of each stream only the first acquire without a signal is reached: the others stand behind.
         """
-        first: dict[Stream, _Section] = {}
+        first: dict[Stream, _PendingAcquire] = {}
         for section in self._sections:
             if not section.fed:
                 first.setdefault(section.stream, section)
@@ -370,7 +370,7 @@ class DeviceStreamLock:
     def _tidy(self) -> None:
         """Forget what has passed; its words can be lent again."""
         self._passing = [event for event in self._passing if not event.query()]
-        kept: list[_Section] = []
+        kept: list[_PendingAcquire] = []
         for section in self._sections:
             if section.released and section.fed and section.passed.query():
                 self._take_back(section)
@@ -389,12 +389,12 @@ class DeviceStreamLock:
             for section in self._sections:
                 self._take_back(section)
             self._sections = []
-            self._turn, self._poisoned, self._failure = _Turn.WRITES, False, None
+            self._turn, self._poisoned, self._failure = _DeviceLockState.WRITES, False, None
             self._empty.clear()
             self._epoch += 1
             return True
 
-    def _lend(self) -> FullWord:
+    def _lend(self) -> AcquireFlag:
         with self._changed:
             if not self._spare:
                 self._tidy()
@@ -402,7 +402,7 @@ class DeviceStreamLock:
             self._lent.add(word)
             return word
 
-    def _take_back(self, section: _Section) -> None:
+    def _take_back(self, section: _PendingAcquire) -> None:
         """The word is free again, unless a graph keeps it or the vendor has no more use for it."""
         if section.word in self._lent:
             self._lent.remove(section.word)

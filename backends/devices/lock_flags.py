@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 
-class FullWord(Protocol):
+class AcquireFlag(Protocol):
     """One waiting acquire at a time: its stream waits until the word is given, and takes it.
 
     Waiting and taking are two steps, so that two streams that wait for one word may both go on:
@@ -25,7 +25,7 @@ class FullWord(Protocol):
         ...
 
 
-class EmptyWord(Protocol):
+class ReleaseFlag(Protocol):
     """A word that a stream sets, for the host to read."""
 
     def set(self, stream: Any) -> None:
@@ -41,13 +41,13 @@ class EmptyWord(Protocol):
         ...
 
 
-class Words(Protocol):
+class LockFlags(Protocol):
     """Makes them, for one device."""
 
-    def full(self) -> FullWord:
+    def full(self) -> AcquireFlag:
         """A word that is not given."""
         ...
 
-    def empty(self) -> EmptyWord:
+    def empty(self) -> ReleaseFlag:
         """A word that is not set."""
         ...

@@ -11,7 +11,7 @@ from equipoise.hal.errors import SlotError
 from equipoise.hal.kernels import TableUpdate
 from equipoise.hal.stream import Stream
 
-HOST = "cpu"
+HOST_TYPE = "cpu"
 """The type of torch's devices that no vendor's device can write by itself."""
 
 
@@ -22,7 +22,7 @@ def pinned(nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
-def staged(source: Tensor) -> Tensor:
+def to_pinned(source: Tensor) -> Tensor:
     """Memory that a copy may read when its stream comes to it.
 
     The vendor turns a copy from pageable memory into one that waits for the stream, so that such a
@@ -30,17 +30,19 @@ def staged(source: Tensor) -> Tensor:
     allocator records the streams of copies from its own blocks, and keeps a block that is dropped
     until they have passed.
     """
-    return torch.empty_like(source, pin_memory=True).copy_(source) if pageable(source) else source
+    return (
+        torch.empty_like(source, pin_memory=True).copy_(source) if is_pageable(source) else source
+    )
 
 
-def pageable(source: Tensor) -> bool:
+def is_pageable(source: Tensor) -> bool:
     """Whether it lies in host memory that the system may move."""
-    return source.device.type == HOST and not source.is_pinned()
+    return source.device.type == HOST_TYPE and not source.is_pinned()
 
 
 def check_reachable(out: Tensor, what: str) -> None:
     """Raise `SlotError` for memory that no stream can write by itself."""
-    if pageable(out):
+    if is_pageable(out):
         raise SlotError(f"{what} must lie on the device or in page-locked memory: use pinned()")
 
 
@@ -50,7 +52,7 @@ def copy(to: Tensor, source: Tensor) -> None:
     to.copy_(source, non_blocking=True)
 
 
-def used_on(stream: Stream, *tensors: Tensor) -> None:
+def record_stream_use(stream: Stream, *tensors: Tensor) -> None:
     """Tell the device's allocator that the stream uses these, wherever they were made (K1).
 
     In a capture the graph keeps them instead: it runs on other streams than the one it was captured
@@ -63,11 +65,11 @@ def used_on(stream: Stream, *tensors: Tensor) -> None:
         return
     native = own.native
     for tensor in tensors:
-        if tensor.device.type != HOST:
+        if tensor.device.type != HOST_TYPE:
             tensor.record_stream(native)
 
 
-def table_rows(update: TableUpdate) -> Tensor:
+def pack_table_update(update: TableUpdate) -> Tensor:
     """Layer numbers and tables side by side, int32 [layers, 1 + ...]; taken now."""
     layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
     parts = [layers, update.start, update.replicas, update.cumulative]

@@ -11,18 +11,34 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.issuing import Verb
-from equipoise.backends.devices.memory import check_reachable, pageable, staged, used_on
+from equipoise.backends.devices.issuing import DeviceStreamOp
+from equipoise.backends.devices.memory import (
+    check_reachable,
+    is_pageable,
+    record_stream_use,
+    to_pinned,
+)
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.hal.errors import SlotError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
-from equipoise.hal.support.slot_access import AttachedReader, Hazards, Leases, Readers, SlotLease
-from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
+from equipoise.hal.support.slot_access import (
+    AttachedReader,
+    HazardTracker,
+    LeaseTable,
+    ReaderRegistry,
+    SlotLease,
+)
+from equipoise.hal.support.validation import (
+    check_checksum_out,
+    check_numbers,
+    check_packed_blob,
+    source_segments,
+)
 
 
-class ByteVerbs(Protocol):
+class ByteOps(Protocol):
     """On the current stream, without the host ever waiting; all tensors are uint8 [n]."""
 
     def view(self, segment: Segment) -> Tensor:
@@ -58,14 +74,14 @@ class DeviceSlotStore:
         verbs: copy and fingerprint bytes there.
     """
 
-    def __init__(self, layout: SlotLayout, device: Device, verbs: ByteVerbs) -> None:
+    def __init__(self, layout: SlotLayout, device: Device, verbs: ByteOps) -> None:
         self._layout = layout
         self._device = device
         self._verbs = verbs
         self._slots = [[verbs.view(segment) for segment in slot] for slot in layout.slots]
-        self._hazards = Hazards(DeviceEvent)
-        self._readers = Readers(DeviceEvent)
-        self._leases = Leases()
+        self._hazards = HazardTracker(DeviceEvent)
+        self._readers = ReaderRegistry(DeviceEvent)
+        self._leases = LeaseTable()
         self._known_to: set[DeviceStream] = set()
         self._staging, self._born = _zeros(layout, device)
 
@@ -84,7 +100,7 @@ class DeviceSlotStore:
         ]
 
         def program() -> None:
-            used_on(stream, blob)
+            record_stream_use(stream, blob)
             self._verbs.copy(pairs)
 
         self._issue(program, stream, reads=_slots(numbers))
@@ -92,13 +108,13 @@ class DeviceSlotStore:
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
         numbers = self._known(staging, "staging")
-        check_packed(self._layout, blob, len(numbers))
+        check_packed_blob(self._layout, blob, len(numbers))
         source = self._staged(blob)
         rows = self._rows(source, len(numbers))
         pairs = [(self._staging[n], row) for n, row in zip(numbers, rows, strict=True)]
 
         def program() -> None:
-            used_on(stream, source)
+            record_stream_use(stream, source)
             self._verbs.copy(pairs)
 
         self._issue(program, stream, writes=_staging(numbers))
@@ -117,7 +133,7 @@ class DeviceSlotStore:
         pairs = list(zip(views, pieces, strict=True))
 
         def program() -> None:
-            used_on(stream, *(segment.data for segment in given))
+            record_stream_use(stream, *(segment.data for segment in given))
             self._verbs.copy(pairs)
 
         self._alter(program, stream, numbers)
@@ -138,7 +154,7 @@ class DeviceSlotStore:
         self._check_sums(out, len(numbers))
 
         def program() -> None:
-            used_on(stream, out)
+            record_stream_use(stream, out)
             for place, slot in enumerate(numbers):
                 self._verbs.fingerprint(self._slots[slot], out[place], stream)
 
@@ -150,7 +166,7 @@ class DeviceSlotStore:
         self._check_sums(out, len(numbers))
 
         def program() -> None:
-            used_on(stream, out)
+            record_stream_use(stream, out)
             for place, buffer in enumerate(numbers):
                 self._verbs.fingerprint([self._staging[buffer]], out[place], stream)
 
@@ -186,7 +202,7 @@ class DeviceSlotStore:
             with self._hazards.ordered(on, reads=read, writes=written):
                 yield
 
-        own_stream(stream).issue(Verb(lambda _: program(), around=around))
+        own_stream(stream).issue(DeviceStreamOp(lambda _: program(), around=around))
 
     def _alter(
         self,
@@ -206,7 +222,7 @@ class DeviceSlotStore:
                 yield
             self._readers.follow(held, done)
 
-        verb = Verb(lambda _: program(), lambda: self._leases.barred(slots), around)
+        verb = DeviceStreamOp(lambda _: program(), lambda: self._leases.barred(slots), around)
         own_stream(stream).issue(verb)
 
     def _meet(self, stream: DeviceStream) -> None:
@@ -217,7 +233,7 @@ class DeviceSlotStore:
         if stream not in self._known_to:
             stream.wait(self._born)
             slots = (segment.data for slot in self._layout.slots for segment in slot)
-            used_on(stream, self._staging, *slots)
+            record_stream_use(stream, self._staging, *slots)
             self._known_to.add(stream)
 
     def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
@@ -227,21 +243,23 @@ class DeviceSlotStore:
         return list(zip(parts, views, strict=True))
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
-        check_packed(self._layout, blob, count)
+        check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
     def _staged(self, source: Tensor) -> Tensor:
         """What a copy may read when its stream comes to it; also in the middle of a capture."""
-        if not pageable(source):
+        if not is_pageable(source):
             return source
         with self._device.runtime.unrestricted():
-            return staged(source)
+            return to_pinned(source)
 
     def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
-        return known(numbers, len(self._slots) if what == "slot" else self._layout.staging, what)
+        return check_numbers(
+            numbers, len(self._slots) if what == "slot" else self._layout.staging, what
+        )
 
     def _check_sums(self, out: Tensor, count: int) -> None:
-        check_sums(out, count)
+        check_checksum_out(out, count)
         check_reachable(out, "the checksums")
 
 

@@ -6,15 +6,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from equipoise.backends.common.bounded_wait import poll
-from equipoise.backends.devices.capture import Capture, Part, capturing
-from equipoise.backends.devices.event import Mark, own_event
-from equipoise.backends.devices.issuing import Gate, Verb
+from equipoise.backends.devices.capture import Capture, GraphPart, capturing
+from equipoise.backends.devices.event import DeviceRecording, own_event
+from equipoise.backends.devices.issuing import DeviceStreamOp, IssueLock
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
 
 
-class _Mine(threading.local):
+class _DeviceThreadState(threading.local):
     """What one thread is about on a stream."""
 
     capture: Capture | None = None
@@ -48,7 +48,7 @@ class DeviceStream:
         name: str,
         device: Device,
         native_stream: Any,
-        gate: Gate,
+        gate: IssueLock,
         adopted: bool = False,
     ) -> None:
         self._role = role
@@ -60,7 +60,7 @@ class DeviceStream:
         self._adopted = adopted
         self._failure: BaseException | None = None
         self._closed = False
-        self._mine = _Mine()
+        self._mine = _DeviceThreadState()
 
     @property
     def role(self) -> Role:
@@ -83,7 +83,7 @@ class DeviceStream:
         return bool(self._native == native_stream)
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> IssueLock:
         """Held while something is issued to any stream of the accelerator."""
         return self._gate
 
@@ -157,7 +157,7 @@ class DeviceStream:
         """
         if self._mine.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
-        mark = Mark(self._device)
+        mark = DeviceRecording(self._device)
         with self._gate:
             try:
                 mark.record(self._native)
@@ -170,7 +170,7 @@ class DeviceStream:
         self._ask_for_errors()
         self._check()
 
-    def issue(self, *verbs: Verb) -> None:
+    def issue(self, *verbs: DeviceStreamOp) -> None:
         """Issue verbs back to back, or capture them.
 
         Raises `Unsupported` in a capture of the vendor's that somebody else makes.
@@ -187,7 +187,7 @@ class DeviceStream:
                 with verb.around(self):
                     self.launch(lambda verb=verb: verb.program(self._native))  # type: ignore[misc]
 
-    def capture(self, program: Callable[[], object]) -> tuple[Part, ...]:
+    def capture(self, program: Callable[[], object]) -> tuple[GraphPart, ...]:
         """What `program` issues here from the calling thread; none of it runs on the device."""
         if self._mine.capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
@@ -202,7 +202,7 @@ class DeviceStream:
             finally:
                 self._mine.capture = None
 
-    def replay(self, parts: Sequence[Part]) -> None:
+    def replay(self, parts: Sequence[GraphPart]) -> None:
         """Issue what was captured, as one launch to everybody else."""
         if self._mine.capture is not None:
             raise Unsupported("a graph cannot be captured into another")
@@ -244,7 +244,7 @@ class DeviceStream:
         finally:
             self._mine.inside = False
 
-    def _record(self, mark: Mark) -> None:
+    def _record(self, mark: DeviceRecording) -> None:
         try:
             self._check()
             self._call(lambda: mark.record(self._native))

@@ -11,17 +11,17 @@ from importlib.util import find_spec
 from platform import node
 from zlib import crc32
 
-from equipoise.backends.common.control_plane import ANSWER, StoreControlPlane
+from equipoise.backends.common.control_plane import STORE_TIMEOUT, StoreControlPlane
 from equipoise.backends.common.tcp_store import StoreHost
-from equipoise.backends.mpi.communicator import MPI_CAPABILITIES, Line, MpiCommunicator
-from equipoise.backends.mpi.progress import Progress
-from equipoise.backends.mpi.world import REMEDY, World, enter, launched
+from equipoise.backends.mpi.communicator import MPI_CAPABILITIES, MpiCommQueue, MpiCommunicator
+from equipoise.backends.mpi.progress import ProgressThread
+from equipoise.backends.mpi.world import INSTALL_HINT, MpiWorld, join_world, started_by_mpiexec
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous, RendezvousHost
 from equipoise.hal.errors import (
     BallotIncomplete,
     CommunicatorFailed,
-    ControlLost,
+    ControlPlaneLost,
     Unsupported,
     UsageError,
 )
@@ -34,12 +34,12 @@ TAGS = 1 << 15
 class MpiFabric:
     """A rank's connection to all others."""
 
-    def __init__(self, world: World, rendezvous: Rendezvous) -> None:
+    def __init__(self, world: MpiWorld, rendezvous: Rendezvous) -> None:
         self._world = world
         self._where = rendezvous
         self._control = StoreControlPlane(rendezvous)
-        self._progress = Progress()
-        self._lines: list[Line] = []
+        self._progress = ProgressThread()
+        self._lines: list[MpiCommQueue] = []
         self._purposes: set[str] = set()
         world.guests.append(self)
 
@@ -63,11 +63,11 @@ class MpiFabric:
         self._meet(purpose, members)
         try:
             tag = crc32(f"{purpose}/{members}".encode()) % TAGS
-            traffic, farewell = self._world.form(members, tag, self._where.deadline + ANSWER)
+            traffic, farewell = self._world.form(members, tag, self._where.deadline + STORE_TIMEOUT)
         except TimeoutError as error:
             raise CommunicatorFailed(f"{what}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline
-        line = Line(mpi, traffic, farewell, purpose, deadline, self._progress)
+        line = MpiCommQueue(mpi, traffic, farewell, purpose, deadline, self._progress)
         self._lines.append(line)
         return MpiCommunicator(line)
 
@@ -102,7 +102,7 @@ class MpiFabric:
         self._control.forget_together(question, members)
 
 
-DEADLINE = 20.0
+DEFAULT_DEADLINE = 20.0
 """Seconds that any wait may last, unless the caller replaces it in the rendezvous."""
 
 
@@ -122,7 +122,7 @@ class MpiBackend:
     def probe(self) -> Probe:
         """Whether mpi4py is installed; it is not imported, for that might initialise MPI."""
         if find_spec("mpi4py") is None:
-            return Unavailable(f"mpi4py is not installed: {REMEDY}")
+            return Unavailable(f"mpi4py is not installed: {INSTALL_HINT}")
         return Available(f"mpi4py {_version()}")
 
     def device_bytes(self, communicators: int, links: int) -> int:
@@ -137,16 +137,18 @@ class MpiBackend:
             ControlLost: the other ranks do not come, or rank 0 cannot hold a store.
             Unsupported: the ranks are on several machines.
         """
-        if not launched():
+        if not started_by_mpiexec():
             return None
-        world = enter(DEADLINE)
-        note = world.share(self._note() if world.rank == 0 else "", DEADLINE)
+        world = join_world(DEFAULT_DEADLINE)
+        note = world.share(self._note() if world.rank == 0 else "", DEFAULT_DEADLINE)
         machine, host, port, error = json.loads(note)
         if error:
-            raise ControlLost(error)
+            raise ControlPlaneLost(error)
         if machine != node():
             raise Unsupported(f"the ranks must be on one machine, got {machine} and {node()}")
-        return Rendezvous(rank=world.rank, size=world.size, host=host, port=port, deadline=DEADLINE)
+        return Rendezvous(
+            rank=world.rank, size=world.size, host=host, port=port, deadline=DEFAULT_DEADLINE
+        )
 
     def host(self) -> RendezvousHost:
         """A further store, on this process: for groups of the first few ranks (see `connect`)."""
@@ -157,7 +159,7 @@ class MpiBackend:
 
         Raises as `joined`, and `UsageError` if MPI counts otherwise.
         """
-        world = enter(rendezvous.deadline)
+        world = join_world(rendezvous.deadline)
         if rendezvous.rank != world.rank or rendezvous.size > world.size:
             raise UsageError(
                 f"mpiexec made this rank {world.rank} of {world.size}, "
@@ -169,7 +171,7 @@ class MpiBackend:
         """A new store: this machine, its host and port, and why there is none."""
         try:
             self._hosts.append(StoreHost())
-        except ControlLost as error:
+        except ControlPlaneLost as error:
             return json.dumps([node(), "", 0, str(error)])
         return json.dumps([node(), *self._hosts[-1].address, ""])
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from equipoise.backends.mpi.progress import Flight, Leg, Progress
+from equipoise.backends.mpi.progress import MpiInflightOp, MpiRequest, ProgressThread
 from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
@@ -25,14 +25,14 @@ from equipoise.hal.errors import CommunicatorFailed, ResultPending, Unsupported
 from equipoise.hal.support.validation import (
     check_blob,
     check_links,
-    check_movable,
     check_rank,
+    check_reducible,
     check_rows,
     check_shape,
-    check_summable,
+    check_transferable,
 )
 
-NUMBERS = {
+MPI_TYPES = {
     torch.uint8: "UINT8_T",
     torch.int8: "INT8_T",
     torch.int16: "INT16_T",
@@ -42,24 +42,24 @@ NUMBERS = {
     torch.float64: "DOUBLE",
 }
 """What MPI sums by itself, and its name for it."""
-Span: TypeAlias = tuple[object, int, object]
+BufferSpan: TypeAlias = tuple[object, int, object]
 """What mpi4py takes for a message: the memory, the elements of one rank's part, MPI's type.
 
 mpi4py does not hold an explicit count against the length of the memory.
 """
 
 
-def raw(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> Span:
+def byte_span(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> BufferSpan:
     """The bytes of a contiguous CPU tensor of any dtype, in so many equal parts."""
     return _buffer(mpi, tensor), tensor.nbytes // parts, mpi.BYTE
 
 
-def numbers(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> Span:
+def element_span(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> BufferSpan:
     """The elements of a contiguous CPU tensor whose dtype is summed, in so many equal parts."""
-    return _buffer(mpi, tensor), tensor.numel() // parts, getattr(mpi, NUMBERS[tensor.dtype])
+    return _buffer(mpi, tensor), tensor.numel() // parts, getattr(mpi, MPI_TYPES[tensor.dtype])
 
 
-def apart(tensor: Tensor, *written: Tensor) -> Tensor:
+def copy_if_overlapping(tensor: Tensor, *written: Tensor) -> Tensor:
     """`tensor`, or a copy of it where it overlaps what will be written.
 
     So an in-place call equals the out-of-place one; MPI itself forbids such aliases (clause A3).
@@ -79,11 +79,11 @@ def _buffer(mpi: ModuleType, tensor: Tensor) -> object:
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Start = Callable[["MPI.Intracomm"], Leg]
+Start = Callable[["MPI.Intracomm"], MpiRequest]
 """Starts one request."""
 
 
-class Line:
+class MpiCommQueue:
     """Issues operations in order, fails with the first of them that does, and parts in the end.
 
     Args:
@@ -102,7 +102,7 @@ class Line:
         farewell: MPI.Intracomm,
         purpose: str,
         deadline: float,
-        progress: Progress,
+        progress: ProgressThread,
     ) -> None:
         self.mpi = mpi
         self.purpose = purpose
@@ -125,7 +125,7 @@ class Line:
     ) -> MpiWork:
         """Issue an operation of all ranks, which is one request."""
         with self._issuing:
-            work = self._issue(what, [lambda traffic: Leg(start(traffic))], buffers)
+            work = self._issue(what, [lambda traffic: MpiRequest(start(traffic))], buffers)
             self._collectives += 1
         return work
 
@@ -168,13 +168,13 @@ class Line:
         with self._counting:
             self._pending += 1
         work = MpiWork(f"{what} of {self.purpose!r}", self._deadline, self._ended, self._failed)
-        legs: list[Leg] = []
+        legs: list[MpiRequest] = []
         try:
             for start in starts:
                 legs.append(start(self._traffic))
         except self.mpi.Exception as error:
             work.fail(f"was not started: {error}")
-        self._progress.add(Flight(self.mpi, work, legs, buffers))
+        self._progress.add(MpiInflightOp(self.mpi, work, legs, buffers))
         return work
 
     def _ended(self) -> None:
@@ -191,11 +191,11 @@ class Line:
             self._failure = CommunicatorFailed(f"communicator {self.purpose!r} was closed")
         level = self._collectives
         self._verdict.copy_(torch.tensor([sound, level, -level]))
-        here = numbers(self.mpi, self._verdict)
+        here = element_span(self.mpi, self._verdict)
         request = self._farewell.Iallreduce(self.mpi.IN_PLACE, here, self.mpi.MIN)
         label = f"closing of {self.purpose!r}"
         work = MpiWork(label, math.inf, _nobody_counts, self._failed)
-        self._progress.add(Flight(self.mpi, work, [Leg(request)], [self._verdict]))
+        self._progress.add(MpiInflightOp(self.mpi, work, [MpiRequest(request)], [self._verdict]))
         return work
 
 
@@ -214,7 +214,7 @@ MPI_CAPABILITIES = CommunicatorCapabilities(
         | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
         | {torch.float8_e4m3fn, torch.float8_e5m2}
     ),
-    reductions=frozenset(NUMBERS),
+    reductions=frozenset(MPI_TYPES),
 )
 TAG = 0
 """The only tag: messages of a pair match first in, first out (clause P2)."""
@@ -225,7 +225,7 @@ class MpiCommunicator:
 
     capabilities = MPI_CAPABILITIES
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: MpiCommQueue) -> None:
         self._line = line
         self._mpi = line.mpi
 
@@ -246,28 +246,28 @@ class MpiCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> MpiWork:
         """Sum over ranks, in place."""
-        check_summable(self.capabilities, tensor)
-        here, mpi = numbers(self._mpi, tensor), self._mpi
+        check_reducible(self.capabilities, tensor)
+        here, mpi = element_span(self._mpi, tensor), self._mpi
         return self._line.collective(
             "all_reduce", lambda c: c.Iallreduce(mpi.IN_PLACE, here, mpi.SUM), tensor
         )
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> MpiWork:
         """Every rank's tensor, stacked."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
-        source = apart(tensor, out)
-        narrow, wide = raw(self._mpi, source), raw(self._mpi, out, self.size)
+        source = copy_if_overlapping(tensor, out)
+        narrow, wide = byte_span(self._mpi, source), byte_span(self._mpi, out, self.size)
         return self._line.collective(
             "all_gather", lambda c: c.Iallgather(narrow, wide), out, source
         )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> MpiWork:
         """This rank's part of the sum."""
-        check_summable(self.capabilities, out, tensor)
+        check_reducible(self.capabilities, out, tensor)
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
-        source, mpi = apart(tensor, out), self._mpi
-        whole, part = numbers(mpi, source, self.size), numbers(mpi, out)
+        source, mpi = copy_if_overlapping(tensor, out), self._mpi
+        whole, part = element_span(mpi, source, self.size), element_span(mpi, out)
         return self._line.collective(
             "reduce_scatter",
             lambda c: c.Ireduce_scatter_block(whole, part, mpi.SUM),
@@ -276,14 +276,14 @@ class MpiCommunicator:
 
     def broadcast(self, tensor: Tensor, source: int) -> MpiWork:
         """Everybody receives rank `source`'s tensor."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         check_rank("broadcast", source, range(self.size))
-        here = raw(self._mpi, tensor)
+        here = byte_span(self._mpi, tensor)
         return self._line.collective("broadcast", lambda c: c.Ibcast(here, source), tensor)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> MpiWork:
         """Even blocks."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
         check_shape("all_to_all", out, tuple(tensor.shape))
         return self._all_to_all(out, tensor, [1] * self.size, [1] * self.size)
@@ -292,7 +292,7 @@ class MpiCommunicator:
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> MpiWork:
         """Blocks of given row counts."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_rows("all_to_all_uneven", receives, self.size)
         check_rows("all_to_all_uneven", sends, self.size)
         check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
@@ -305,14 +305,14 @@ class MpiCommunicator:
 
     def isend(self, tensor: Tensor, destination: int) -> MpiWork:
         """Send to one rank."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         what = f"isend to {destination}"
         check_rank(what, destination, self._peers())
         return self._line.issue(what, [self._send(tensor, destination)], [tensor])
 
     def irecv(self, tensor: Tensor, source: int) -> MpiWork:
         """Receive from one rank."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         what = f"irecv from {source}"
         check_rank(what, source, self._peers())
         return self._line.issue(what, [self._receive(tensor, source)], [tensor])
@@ -324,7 +324,9 @@ class MpiCommunicator:
             check_blob(parcel.blob)
         arriving = [(p.peer, p.blob) for p in round.receives if p.blob.numel()]
         into = [blob for _, blob in arriving]
-        leaving = [(p.peer, apart(p.blob, *into)) for p in round.sends if p.blob.numel()]
+        leaving = [
+            (p.peer, copy_if_overlapping(p.blob, *into)) for p in round.sends if p.blob.numel()
+        ]
         starts = [self._receive(blob, peer) for peer, blob in arriving]
         starts += [self._send(blob, peer) for peer, blob in leaving]
         return self._line.issue("exchange", starts, [*into, *(blob for _, blob in leaving)])
@@ -351,9 +353,9 @@ class MpiCommunicator:
     ) -> MpiWork:
         """Blocks of so many rows each."""
         width = prod(tensor.shape[1:]) * tensor.element_size()
-        source, mpi = apart(tensor, out), self._mpi
-        given = (raw(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
-        taken = (raw(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
+        source, mpi = copy_if_overlapping(tensor, out), self._mpi
+        given = (byte_span(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
+        taken = (byte_span(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
         return self._line.collective(
             "all_to_all", lambda c: c.Ialltoallv(given, taken), out, source
         )
@@ -363,9 +365,9 @@ class MpiCommunicator:
 
     def _send(self, tensor: Tensor, destination: int) -> Start:
         # Synchronous: a small message that nobody receives would otherwise end well (clause P3).
-        here = raw(self._mpi, tensor)
-        return lambda c: Leg(c.Issend(here, destination, TAG))
+        here = byte_span(self._mpi, tensor)
+        return lambda c: MpiRequest(c.Issend(here, destination, TAG))
 
     def _receive(self, tensor: Tensor, source: int) -> Start:
-        here = raw(self._mpi, tensor)
-        return lambda c: Leg(c.Irecv(here, source, TAG), tensor.nbytes)
+        here = byte_span(self._mpi, tensor)
+        return lambda c: MpiRequest(c.Irecv(here, source, TAG), tensor.nbytes)

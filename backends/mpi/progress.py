@@ -23,14 +23,14 @@ from equipoise.backends.mpi.work import MpiWork
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CELL = 1 << 14
+BYTES_PER_TEST = 1 << 14
 """Bytes that a test may move: MPICH passes collectives through shared memory in such portions."""
-MOST = 100
+MAX_EXTRA_TESTS = 100
 """Further tests in one go."""
 
 
 @dataclass(frozen=True)
-class Leg:
+class MpiRequest:
     """One request of MPI.
 
     Attributes:
@@ -42,7 +42,7 @@ class Leg:
     arriving: int | None = None
 
 
-class Flight:
+class MpiInflightOp:
     """The requests and the buffers of one operation, kept until MPI has let go of them.
 
     Its work may end earlier, by its deadline or cancelled. Then the flight is quarantined:
@@ -50,13 +50,13 @@ class Flight:
     """
 
     def __init__(
-        self, mpi: ModuleType, work: MpiWork, legs: Sequence[Leg], buffers: Sequence[Tensor]
+        self, mpi: ModuleType, work: MpiWork, legs: Sequence[MpiRequest], buffers: Sequence[Tensor]
     ) -> None:
         self.work = work
         self._mpi = mpi
         self._legs = list(legs)
         self._buffers = tuple(buffers)
-        self._burst = 1 + min(sum(b.nbytes for b in buffers) // CELL, MOST)
+        self._burst = 1 + min(sum(b.nbytes for b in buffers) // BYTES_PER_TEST, MAX_EXTRA_TESTS)
         self._withdrawn = False
 
     def poll(self) -> bool:
@@ -78,7 +78,7 @@ class Flight:
             if not self._legs:
                 return
 
-    def _landed(self, leg: Leg) -> bool:
+    def _landed(self, leg: MpiRequest) -> bool:
         status = self._mpi.Status()
         try:
             if not leg.request.Test(status):
@@ -98,28 +98,28 @@ class Flight:
                 leg.request.Cancel()
 
 
-EAGER = 0.0001
+BUSY_SECONDS = 0.0001
 """Seconds without an end before the thread starts to pause."""
-SHARE = 0.1
+PAUSE_FRACTION = 0.1
 """A pause is this part of the time since something last began or ended, and costs little of it."""
-LONGEST = 0.001
+MAX_PAUSE = 0.001
 """Seconds of a pause while somebody may be waiting."""
-QUARANTINE = 0.05
+QUARANTINE_PAUSE = 0.05
 """Seconds of a pause while only operations that nobody waits for any more are left."""
 
 
-class Progress:
+class ProgressThread:
     """Flights under way, and the thread that polls them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._flights: list[Flight] = []
+        self._flights: list[MpiInflightOp] = []
         self._moved = time.monotonic()
         self._closed = ""
         self._thread = threading.Thread(target=self._run, name="equipoise.mpi", daemon=True)
         self._thread.start()
 
-    def add(self, flight: Flight) -> None:
+    def add(self, flight: MpiInflightOp) -> None:
         """Take over a flight; its work fails at once when the thread has ended."""
         with self._changed:
             self._flights.append(flight)  # even then: its buffers are MPI's
@@ -128,7 +128,7 @@ class Progress:
                 flight.work.fail(self._closed)
             self._changed.notify()
 
-    def stop(self, timeout: float) -> tuple[Flight, ...]:
+    def stop(self, timeout: float) -> tuple[MpiInflightOp, ...]:
         """End the thread, within `timeout` seconds, and what is under way, with an error.
 
         Returns the flights that MPI has not let go of: they must be kept for ever.
@@ -157,11 +157,11 @@ class Progress:
 
     def _pause(self) -> float:
         waited = time.monotonic() - self._moved
-        if waited < EAGER:
+        if waited < BUSY_SECONDS:
             return 0.0
         if all(flight.work.done() for flight in self._flights):
-            return QUARANTINE
-        return min(SHARE * waited, LONGEST)
+            return QUARANTINE_PAUSE
+        return min(PAUSE_FRACTION * waited, MAX_PAUSE)
 
     def _round(self) -> None:
         with self._changed:

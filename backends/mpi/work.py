@@ -7,7 +7,7 @@ from collections.abc import Callable
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
 
-SLACK = 5.0
+REPORT_SLACK = 5.0
 """Seconds beyond the deadline that the progress thread may take to notice it."""
 
 
@@ -44,7 +44,7 @@ class MpiWork:
         """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
         if self.done():
             self._raise_failure()
-        stream.launch(lambda: self.result(self._remaining() + SLACK))
+        stream.launch(lambda: self.result(self._remaining() + REPORT_SLACK))
 
     def result(self, timeout: float) -> None:
         """Block until the end; raises `ResultPending` after `timeout` seconds."""

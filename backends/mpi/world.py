@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from equipoise import install_command
-from equipoise.hal.errors import BackendUnavailable, ControlLost
+from equipoise.hal.errors import BackendUnavailable, ControlPlaneLost
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec in the processes it starts: MPICH and Slurm, PMIx, Open MPI."""
-PATIENCE = 0.005
+POLL_INTERVAL = 0.005
 """Seconds between two looks at what need not be fast."""
-NOTE = 512
+NOTE_BYTES = 512
 """Bytes that `share` carries."""
-GUARD = 5.0
+FINALIZE_TIMEOUT = 5.0
 """Seconds that MPI may take to finalise while it still holds operations that never ended."""
-REMEDY = install_command("mpi")
+INSTALL_HINT = install_command("mpi")
 """What helps where there is no MPI."""
 SEGMENTS = re.compile(r"(/dev/shm/mpich_shm_\w+)")
 
 
-class Closing(Protocol):
+class ClosedBeforeFinalize(Protocol):
     """Something to close before MPI ends."""
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Closing(Protocol):
         ...
 
 
-class World:
+class MpiWorld:
     """All processes of the launch. Use `enter`.
 
     Attributes:
@@ -56,7 +56,7 @@ class World:
 
     def __init__(self, mpi: ModuleType, deadline: float) -> None:
         self.mpi = mpi
-        self.guests: list[Closing] = []
+        self.guests: list[ClosedBeforeFinalize] = []
         self.stranded: list[object] = []
         self._level = True
         self._ours = not mpi.Is_initialized()
@@ -75,9 +75,9 @@ class World:
     def share(self, note: str, timeout: float) -> str:
         """Rank 0's `note`, on every rank; all of them call it.
 
-        Raises `ControlLost` when rank 0 does not come within `timeout` seconds.
+        Raises `ControlPlaneLost` when rank 0 does not come within `timeout` seconds.
         """
-        held = bytearray(note.encode().ljust(NOTE))
+        held = bytearray(note.encode().ljust(NOTE_BYTES))
         self._settle(self._all.Ibcast(held, 0), timeout, "joining", held)
         return held.decode().rstrip()
 
@@ -123,8 +123,8 @@ class World:
             if time.monotonic() >= expiry:
                 self.stranded.append((request, held))
                 self._level = False
-                raise ControlLost(f"the ranks did not all come within {timeout:g} s: {what}")
-            time.sleep(PATIENCE)
+                raise ControlPlaneLost(f"the ranks did not all come within {timeout:g} s: {what}")
+            time.sleep(POLL_INTERVAL)
 
     def _unlink(self, timeout: float) -> None:
         """Take the names of MPICH's shared memory away as soon as everybody has it mapped.
@@ -143,16 +143,16 @@ class World:
         if self._level:
             self._settle(self._all.Ibarrier(), math.inf, "leaving")
         if self.stranded:
-            faulthandler.dump_traceback_later(GUARD, exit=True)
+            faulthandler.dump_traceback_later(FINALIZE_TIMEOUT, exit=True)
         self.mpi.Finalize()
 
 
-def launched() -> bool:
+def started_by_mpiexec() -> bool:
     """Whether an mpiexec started this process; nothing is initialised."""
     return any(name in os.environ for name in LAUNCHERS)
 
 
-def enter(deadline: float) -> World:
+def join_world(deadline: float) -> MpiWorld:
     """This process's world; the first call initialises MPI, in every process of the launch.
 
     Raises:
@@ -162,7 +162,7 @@ def enter(deadline: float) -> World:
     global _world
     with _entering:
         if _world is None:
-            _world = World(_library(), deadline)
+            _world = MpiWorld(_library(), deadline)
         return _world
 
 
@@ -174,9 +174,9 @@ def _library() -> ModuleType:
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter: no MPI library was found
-        raise BackendUnavailable(f"no MPI here: {error}; {REMEDY}") from error
+        raise BackendUnavailable(f"no MPI here: {error}; {INSTALL_HINT}") from error
     return MPI
 
 
 _entering = threading.Lock()
-_world: World | None = None
+_world: MpiWorld | None = None

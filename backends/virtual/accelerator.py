@@ -23,13 +23,13 @@ from equipoise.hal.stream import Role
 from equipoise.hal.support.page_pool import PagePool, PoolPage
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 
-class VirtualPool(PagePool):
+class VirtualPagePool(PagePool):
     """The host pool (clause A13) in a world without a clock."""
 
-    def __init__(self, device: "Device", page_bytes: int, pages: int) -> None:
+    def __init__(self, device: "VirtualDevice", page_bytes: int, pages: int) -> None:
         super().__init__(device.arena.empty, page_bytes, pages)
         self._device = device
 
@@ -49,13 +49,13 @@ class VirtualPool(PagePool):
 
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 MEMORY = 1 << 34
 """Bytes that the device says it has; blocks are taken from the host as they are needed."""
 PADDING = 32
 """Bytes that the private format stores behind its elements."""
-CLOSING = 5.0
+CLOSE_TIMEOUT = 5.0
 """Nominal seconds that closing waits for the streams."""
 
 
@@ -64,7 +64,7 @@ class VirtualAccelerator:
 
     device = torch.device("cpu")
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
         self._kernels = device.parts.kernels(device)
 
@@ -114,7 +114,7 @@ class VirtualAccelerator:
         """Memory of the arena, uint8 [nbytes]: every page of it can be reached by the device."""
         return self._device.arena.empty(nbytes)
 
-    def host_pool(self, page_bytes: int, pages: int) -> VirtualPool:
+    def host_pool(self, page_bytes: int, pages: int) -> VirtualPagePool:
         """Pages of the arena."""
         return self._device.parts.pool(self._device, page_bytes, pages)
 
@@ -140,6 +140,6 @@ class VirtualAccelerator:
 
     def close(self) -> None:
         """Let what can still move end; skip the rest; every later launch is refused (E5)."""
-        self._device.world.until(lambda: self._device.tasks == 0, CLOSING)
+        self._device.world.until(lambda: self._device.tasks == 0, CLOSE_TIMEOUT)
         for role in Role:  # those too that nobody has asked for yet
             self._device.stream(role).fail(StreamFailed(f"{self.name} was closed"))

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-from equipoise.backends.virtual.accelerator import VirtualAccelerator, VirtualPool
+from equipoise.backends.virtual.accelerator import VirtualAccelerator, VirtualPagePool
 from equipoise.backends.virtual.arena import Arena
 from equipoise.backends.virtual.communicator import VirtualCommunicator
-from equipoise.backends.virtual.control_plane import Store, VirtualControlPlane
-from equipoise.backends.virtual.device import Device
-from equipoise.backends.virtual.event import Mark, VirtualEvent
+from equipoise.backends.virtual.control_plane import VirtualControlPlane, VirtualStore
+from equipoise.backends.virtual.device import VirtualDevice
+from equipoise.backends.virtual.event import VirtualEvent, VirtualRecording
 from equipoise.backends.virtual.fabric import VirtualFabric
 from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.lock import VirtualStreamLock
-from equipoise.backends.virtual.network import Group, Network
-from equipoise.backends.virtual.operation import Operation, Outbox
+from equipoise.backends.virtual.network import Network, VirtualGroup
+from equipoise.backends.virtual.operation import Outbox, VirtualOperation
 from equipoise.backends.virtual.scheduling import Reports
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import VirtualGraph, VirtualStream
-from equipoise.backends.virtual.transfer import SUMMED, Collective, Transfer
+from equipoise.backends.virtual.transfer import SUM_DTYPES, Collective, MessageTransfer
 from equipoise.backends.virtual.work import VirtualWork
-from equipoise.backends.virtual.world import EagerWorld, World
+from equipoise.backends.virtual.world import EagerWorld, VirtualWorld
 from equipoise.hal.capabilities import (
     Available,
     Capabilities,
@@ -33,45 +33,45 @@ from equipoise.hal.capabilities import (
 )
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
-from equipoise.hal.support.slot_access import Hazards, Leases, Readers
+from equipoise.hal.support.slot_access import HazardTracker, LeaseTable, ReaderRegistry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class VirtualParts:
     """One class for each part; `dataclasses.replace(HEALTHY, stream=...)` changes one of them."""
 
     arena: type[Arena] = Arena
-    device: type[Device] = Device
+    device: type[VirtualDevice] = VirtualDevice
     accelerator: type[VirtualAccelerator] = VirtualAccelerator
     stream: type[VirtualStream] = VirtualStream
-    mark: type[Mark] = Mark
+    mark: type[VirtualRecording] = VirtualRecording
     event: type[VirtualEvent] = VirtualEvent
     reports: type[Reports] = Reports
     lock: type[VirtualStreamLock] = VirtualStreamLock
     graph: type[VirtualGraph] = VirtualGraph
     slots: type[VirtualSlotStore] = VirtualSlotStore
-    hazards: type[Hazards] = Hazards
-    readers: type[Readers] = Readers
-    leases: type[Leases] = Leases
+    hazards: type[HazardTracker] = HazardTracker
+    readers: type[ReaderRegistry] = ReaderRegistry
+    leases: type[LeaseTable] = LeaseTable
     kernels: type[VirtualKernels] = VirtualKernels
-    pool: type[VirtualPool] = VirtualPool
+    pool: type[VirtualPagePool] = VirtualPagePool
     network: type[Network] = Network
-    group: type[Group] = Group
-    transfer: type[Transfer] = Transfer
+    group: type[VirtualGroup] = VirtualGroup
+    transfer: type[MessageTransfer] = MessageTransfer
     collective: type[Collective] = Collective
-    operation: type[Operation] = Operation
+    operation: type[VirtualOperation] = VirtualOperation
     outbox: type[Outbox] = Outbox
     work: type[VirtualWork] = VirtualWork
     communicator: type[VirtualCommunicator] = VirtualCommunicator
     fabric: type[VirtualFabric] = VirtualFabric
-    store: type[Store] = Store
+    store: type[VirtualStore] = VirtualStore
     control: type[VirtualControlPlane] = VirtualControlPlane
 
 
-HEALTHY = Parts()
+HEALTHY = VirtualParts()
 
 
-EVERYTHING = Capabilities(
+ALL_CAPABILITIES = Capabilities(
     streams=len(Role),
     stream_lock=True,
     copy_independent_of_launch=True,
@@ -81,7 +81,7 @@ EVERYTHING = Capabilities(
 )
 """All that an accelerator can declare."""
 
-EVERY_OPERATION = CommunicatorCapabilities(
+ALL_COMMUNICATOR_CAPABILITIES = CommunicatorCapabilities(
     stream_ordered=True,
     independent_groups=True,
     abort=True,
@@ -92,7 +92,7 @@ EVERY_OPERATION = CommunicatorCapabilities(
         | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
         | {torch.float8_e4m3fn, torch.float8_e5m2}
     ),
-    reductions=frozenset(SUMMED),
+    reductions=frozenset(SUM_DTYPES),
 )
 """All that a communicator can declare."""
 
@@ -111,9 +111,9 @@ class VirtualBackend:
 
     def __init__(
         self,
-        parts: Parts = HEALTHY,
-        capabilities: Capabilities = EVERYTHING,
-        groups: CommunicatorCapabilities = EVERY_OPERATION,
+        parts: VirtualParts = HEALTHY,
+        capabilities: Capabilities = ALL_CAPABILITIES,
+        groups: CommunicatorCapabilities = ALL_COMMUNICATOR_CAPABILITIES,
     ) -> None:
         self._parts = parts
         self._capabilities = capabilities
@@ -125,7 +125,7 @@ class VirtualBackend:
         return self._capabilities
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> VirtualParts:
         """What its worlds are made from."""
         return self._parts
 
@@ -148,10 +148,10 @@ class VirtualBackend:
             raise BackendUnavailable(f"the virtual backend opens device 0 only, not {index}")
         return self.alone().accelerator(0)
 
-    def alone(self) -> World:
+    def alone(self) -> VirtualWorld:
         """A world of one rank, in which everything moves at once."""
         return EagerWorld(1, b"", self._parts, self._capabilities, self._groups)
 
-    def world(self, size: int, schedule: bytes) -> World:
+    def world(self, size: int, schedule: bytes) -> VirtualWorld:
         """Ranks on a schedule."""
-        return World(size, schedule, self._parts, self._capabilities, self._groups)
+        return VirtualWorld(size, schedule, self._parts, self._capabilities, self._groups)

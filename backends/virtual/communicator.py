@@ -12,30 +12,36 @@ import numpy as np
 from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes, bytes_of
-from equipoise.backends.virtual.event import Mark
-from equipoise.backends.virtual.operation import Item, Native, Operation, Pair, Post
-from equipoise.backends.virtual.transfer import Kind, Share
+from equipoise.backends.virtual.event import VirtualRecording
+from equipoise.backends.virtual.operation import (
+    NetworkHandle,
+    OutboxItem,
+    Pair,
+    Post,
+    VirtualOperation,
+)
+from equipoise.backends.virtual.transfer import CollectiveKind, Contribution
 from equipoise.backends.virtual.work import DEADLINE, VirtualWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
-from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.communicator import Exchange, PeerBuffer
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 from equipoise.hal.support.validation import (
     check_blob,
     check_links,
-    check_movable,
     check_rank,
+    check_reducible,
     check_rows,
     check_shape,
-    check_summable,
+    check_transferable,
 )
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.fabric import VirtualFabric
     from equipoise.backends.virtual.network import Network
-    from equipoise.backends.virtual.world import World
+    from equipoise.backends.virtual.world import VirtualWorld
 
 
-class Endpoint:
+class CommunicatorEndpoint:
     """What every operation of one rank in one group goes through.
 
     Args:
@@ -76,7 +82,7 @@ class Endpoint:
         return self._fabric.rank
 
     @property
-    def world(self) -> "World":
+    def world(self) -> "VirtualWorld":
         """The world that it is in."""
         return self._fabric.world
 
@@ -114,11 +120,11 @@ class Endpoint:
         if incarnation == self.incarnation and self._failure is None:
             self._failure = (kind, text)
 
-    def forget(self, operation: Operation) -> None:
+    def forget(self, operation: VirtualOperation) -> None:
         """An operation is over: nobody here keeps it any more."""
         self._network.pending.pop(operation, None)
 
-    def may_start(self, item: Item) -> bool:
+    def may_start(self, item: OutboxItem) -> bool:
         """Whether the first item of the outbox may start."""
         return item.may_start()
 
@@ -142,7 +148,7 @@ class Endpoint:
     def _build(self, link: Pair) -> None:
         """Links need no building on this network."""
 
-    def _pending(self) -> list[Operation]:
+    def _pending(self) -> list[VirtualOperation]:
         return [op for op in self._network.pending if op.communicator is self]
 
     def _cut_all(self, how: str) -> None:
@@ -158,7 +164,7 @@ class Endpoint:
     def _issue(
         self,
         what: str,
-        after: Mark | None,
+        after: VirtualRecording | None,
         post: Post,
         tensors: Sequence[Tensor],
         peers: frozenset[int],
@@ -172,7 +178,7 @@ class Endpoint:
         self.world.submitted()
         return parts.work(operation)
 
-    def _admit(self, what: str) -> Mark | None:
+    def _admit(self, what: str) -> VirtualRecording | None:
         """Refuse an operation before any side effect; the point behind which it starts."""
         self._check_usable(what)
         return self._after()
@@ -182,7 +188,7 @@ class Endpoint:
         if self._failure is not None:
             raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure[1]}")
 
-    def _after(self) -> Mark | None:
+    def _after(self) -> VirtualRecording | None:
         """The point of the current stream behind which an operation starts (clause X6)."""
         device = self.world.device(self.member)
         stream = device.issuing()
@@ -198,41 +204,43 @@ class Endpoint:
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-class VirtualCommunicator(Endpoint):
+class VirtualCommunicator(CommunicatorEndpoint):
     """The verbs: each checks its arguments, and says what its operation brings to the network."""
 
     def all_reduce(self, tensor: Tensor) -> VirtualWork:
         """Sum over ranks, in place."""
-        check_summable(self.capabilities, tensor)
+        check_reducible(self.capabilities, tensor)
         view = bytes_of(tensor)
-        make = partial(Share, Kind.ALL_REDUCE, view, view, dtype=tensor.dtype)
+        make = partial(Contribution, CollectiveKind.ALL_REDUCE, view, view, dtype=tensor.dtype)
         return self._collective(make, tensor)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> VirtualWork:
         """Every rank's tensor, stacked."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
-        make = partial(Share, Kind.ALL_GATHER, bytes_of(tensor), bytes_of(out))
+        make = partial(Contribution, CollectiveKind.ALL_GATHER, bytes_of(tensor), bytes_of(out))
         return self._collective(make, out, tensor)
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> VirtualWork:
         """This rank's part of the sum."""
-        check_summable(self.capabilities, out, tensor)
+        check_reducible(self.capabilities, out, tensor)
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         views = bytes_of(tensor), bytes_of(out)
-        make = partial(Share, Kind.REDUCE_SCATTER, *views, dtype=tensor.dtype)
+        make = partial(Contribution, CollectiveKind.REDUCE_SCATTER, *views, dtype=tensor.dtype)
         return self._collective(make, out, tensor)
 
     def broadcast(self, tensor: Tensor, source: int) -> VirtualWork:
         """Everybody receives rank `source`'s tensor."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         check_rank("broadcast", source, range(self.size))
         view = bytes_of(tensor)
-        return self._collective(partial(Share, Kind.BROADCAST, view, view, root=source), tensor)
+        return self._collective(
+            partial(Contribution, CollectiveKind.BROADCAST, view, view, root=source), tensor
+        )
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> VirtualWork:
         """Even blocks."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
         check_shape("all_to_all", out, tuple(tensor.shape))
         return self._rows(out, tensor, [1] * self.size, [1] * self.size)
@@ -241,7 +249,7 @@ class VirtualCommunicator(Endpoint):
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> VirtualWork:
         """Blocks of given row counts."""
-        check_movable(self.capabilities, out, tensor)
+        check_transferable(self.capabilities, out, tensor)
         check_rows("all_to_all_uneven", receives, self.size)
         check_rows("all_to_all_uneven", sends, self.size)
         check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
@@ -250,17 +258,17 @@ class VirtualCommunicator(Endpoint):
 
     def barrier(self) -> VirtualWork:
         """Ends after every rank has issued it."""
-        return self._collective(partial(Share, Kind.BARRIER, NOTHING, NOTHING))
+        return self._collective(partial(Contribution, CollectiveKind.BARRIER, NOTHING, NOTHING))
 
     def isend(self, tensor: Tensor, destination: int) -> VirtualWork:
         """Send to one rank."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         check_rank("isend", destination, self._peers())
         return self._messages(f"isend to {destination}", sends=[(destination, tensor)], receives=[])
 
     def irecv(self, tensor: Tensor, source: int) -> VirtualWork:
         """Receive from one rank."""
-        check_movable(self.capabilities, tensor)
+        check_transferable(self.capabilities, tensor)
         check_rank("irecv", source, self._peers())
         return self._messages(f"irecv from {source}", sends=[], receives=[(source, tensor)])
 
@@ -283,16 +291,16 @@ class VirtualCommunicator(Endpoint):
         width = prod(tensor.shape[1:]) * tensor.element_size()
         gives, takes = tuple(n * width for n in sends), tuple(n * width for n in receives)
         views = bytes_of(tensor), bytes_of(out)
-        make = partial(Share, Kind.ALL_TO_ALL, *views, gives=gives, takes=takes)
+        make = partial(Contribution, CollectiveKind.ALL_TO_ALL, *views, gives=gives, takes=takes)
         return self._collective(make, out, tensor)
 
-    def _collective(self, make: partial[Share], *tensors: Tensor) -> VirtualWork:
-        kind: Kind = make.args[0]
+    def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:
+        kind: CollectiveKind = make.args[0]
         after = self._admit(kind)
         number, group, rank = self._next_round(), self._group, self.rank
 
-        def post(operation: Operation) -> Sequence[Native]:
-            native = Native(operation)
+        def post(operation: VirtualOperation) -> Sequence[NetworkHandle]:
+            native = NetworkHandle(operation)
             group.join(number, rank, make(native=native))
             return [native]
 
@@ -310,7 +318,7 @@ class VirtualCommunicator(Endpoint):
         taken = [(bytes_of(tensor), (peer, here)) for peer, tensor in receives]
         given = [(bytes_of(tensor), (here, peer)) for peer, tensor in sends]
 
-        def post(operation: Operation) -> Sequence[Native]:
+        def post(operation: VirtualOperation) -> Sequence[NetworkHandle]:
             natives = group.batch(operation, len(taken) + len(given))
             for place, (buffer, pair) in enumerate((*taken, *given)):
                 put = group.receive if place < len(taken) else group.send
@@ -324,5 +332,5 @@ class VirtualCommunicator(Endpoint):
         return self._issue(what, after, post, [t for _, t in both], peers, tuple(sorted(links)))
 
 
-def _full(parcels: Sequence[Parcel]) -> list[tuple[int, Tensor]]:
+def _full(parcels: Sequence[PeerBuffer]) -> list[tuple[int, Tensor]]:
     return [(parcel.peer, parcel.blob) for parcel in parcels if parcel.blob.numel()]

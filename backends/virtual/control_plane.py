@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, RankLost
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.world import World
+    from equipoise.backends.virtual.world import VirtualWorld
 
 
-class Store:
+class VirtualStore:
     """What the launcher holds; it outlives every rank (clause C3).
 
     Attributes:
@@ -25,10 +25,10 @@ class Store:
         self.gone: tuple[int, str] | None = None
         self._lost = False
 
-    def reach(self) -> "Store":
-        """The store itself. Raises `ControlLost` once it is lost (clause C6)."""
+    def reach(self) -> "VirtualStore":
+        """The store itself. Raises `ControlPlaneLost` once it is lost (clause C6)."""
         if self._lost:
-            raise ControlLost("the store of the virtual world is gone")
+            raise ControlPlaneLost("the store of the virtual world is gone")
         return self
 
     def tell_gone(self, rank: int, how: str) -> None:
@@ -44,7 +44,7 @@ class Store:
 class VirtualControlPlane:
     """Ballots, decisions and losses, as one rank sees them."""
 
-    def __init__(self, world: "World", rank: int) -> None:
+    def __init__(self, world: "VirtualWorld", rank: int) -> None:
         self._world = world
         self._rank = rank
         self._operation = "start-up"
@@ -63,7 +63,7 @@ class VirtualControlPlane:
         """Put this rank's ballot; a different one on the same question is an error (clause C1)."""
         kept = self._store.ballots.setdefault((question, self._rank), ballot)
         if kept != ballot:
-            raise ControlLost(f"ballot {question!r} was cast twice, differently")
+            raise ControlPlaneLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(
         self, question: str, timeout: float, ranks: Sequence[int] | None = None
@@ -93,7 +93,7 @@ class VirtualControlPlane:
 
     def leave(self, reason: str) -> None:
         """Say that this rank ends; best effort."""
-        with suppress(ControlLost):
+        with suppress(ControlPlaneLost):
             self._store.tell_gone(self._rank, reason)
 
     def lost(self, timeout: float) -> RankLost | None:
@@ -105,7 +105,7 @@ class VirtualControlPlane:
         """There is no heartbeat to stop."""
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> VirtualStore:
         return self._world.store.reach()
 
     def _missing(self, question: str, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.scheduling import Queue
+from equipoise.backends.virtual.scheduling import TaskQueue
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Role
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.backend import Parts
+    from equipoise.backends.virtual.backend import VirtualParts
     from equipoise.backends.virtual.event import VirtualEvent
     from equipoise.backends.virtual.stream import VirtualStream
-    from equipoise.backends.virtual.world import World
+    from equipoise.backends.virtual.world import VirtualWorld
 
 
-class Device:
+class VirtualDevice:
     """One rank's memory and queues.
 
     Attributes:
@@ -29,7 +29,9 @@ class Device:
         events: how many events are alive.
     """
 
-    def __init__(self, world: "World", rank: int, parts: "Parts", declared: Capabilities) -> None:
+    def __init__(
+        self, world: "VirtualWorld", rank: int, parts: "VirtualParts", declared: Capabilities
+    ) -> None:
         self.world = world
         self.rank = rank
         self.parts = parts
@@ -39,7 +41,7 @@ class Device:
         self.current: dict[int, VirtualStream | None] = {}
         self.running: VirtualStream | None = None
         self.events = 0
-        self._queues: list[Queue] = []
+        self._queues: list[TaskQueue] = []
         self._streams: dict[Role, VirtualStream] = {}
         world.lanes.append(self.reports)
 
@@ -83,17 +85,17 @@ class Device:
         self.current.clear()
         self.arena.close()
 
-    def _queue(self) -> Queue:
+    def _queue(self) -> TaskQueue:
         """A queue of the stream's own."""
-        queue = Queue(self.rank)
+        queue = TaskQueue(self.rank)
         self._queues.append(queue)
         self.world.lanes.append(queue)
         return queue
 
 
-class AliasingDevice(Device):
+class AliasingDevice(VirtualDevice):
     """All roles share one native queue, as when a vendor's pool of streams is used up."""
 
-    def _queue(self) -> Queue:
+    def _queue(self) -> TaskQueue:
         """The one queue."""
         return self._queues[0] if self._queues else super()._queue()

@@ -6,15 +6,15 @@ from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 
-class Mark:
+class VirtualRecording:
     """One recording of an event: reached, or failed together with its stream."""
 
     __slots__ = ("_device", "ended", "failure")
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
         self.ended = False
         self.failure: BaseException | None = None
@@ -32,7 +32,7 @@ class Mark:
         """Whether a query that the host makes now says that it ended."""
         return self.ended
 
-    def await_by(self) -> "Mark | Signal":
+    def await_by(self) -> "VirtualRecording | OneShotSignal":
         """What one waiting stream waits for."""
         return self
 
@@ -50,12 +50,12 @@ class Mark:
             raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
 
 
-class Signal:
+class OneShotSignal:
     """A native event that feeds one wait and empties itself."""
 
     __slots__ = ("_full", "_mark")
 
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: VirtualRecording) -> None:
         self._mark = mark
         self._full = mark.ended
 
@@ -73,18 +73,18 @@ class Signal:
         self._mark.take()
 
 
-class OneShotMark(Mark):
+class OneShotRecording(VirtualRecording):
     """A recording on a device whose native events feed one wait each: one for every waiter."""
 
     __slots__ = ("_signals",)
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         super().__init__(device)
-        self._signals: list[Signal] = []
+        self._signals: list[OneShotSignal] = []
 
-    def await_by(self) -> Signal:
+    def await_by(self) -> OneShotSignal:
         """A signal of the waiter's own; sent already if the point was reached."""
-        signal = Signal(self)
+        signal = OneShotSignal(self)
         if not self.ended:
             self._signals.append(signal)
         return signal
@@ -105,12 +105,12 @@ class OneShotMark(Mark):
         self._signals.clear()
 
 
-class LaggingMark(Mark):
+class LaggingRecording(VirtualRecording):
     """A recording whose end the host's queries see some micro-steps late."""
 
     __slots__ = ("_seen",)
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         super().__init__(device)
         self._seen = False
 
@@ -133,9 +133,9 @@ class VirtualEvent:
 
     __slots__ = ("_device", "_mark")
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
-        self._mark: Mark | None = None
+        self._mark: VirtualRecording | None = None
         device.events += 1
 
     def __del__(self) -> None:
@@ -153,13 +153,13 @@ class VirtualEvent:
         self._device.reports.flush()
         mark.check("the event")
 
-    def latest(self) -> Mark:
+    def latest(self) -> VirtualRecording:
         """The latest recording. Raises `EventNotRecorded`."""
         if self._mark is None:
             raise EventNotRecorded("nothing was ever recorded into this event")
         return self._mark
 
-    def renew(self) -> Mark:
+    def renew(self) -> VirtualRecording:
         """Start a new recording; earlier waiters keep the old one."""
         self._mark = self._device.parts.mark(self._device)
         return self._mark

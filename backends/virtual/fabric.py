@@ -12,7 +12,7 @@ from equipoise.hal.support.validation import check_rank
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.backend import VirtualBackend
-    from equipoise.backends.virtual.world import World
+    from equipoise.backends.virtual.world import VirtualWorld
 
 
 class VirtualFabric:
@@ -24,7 +24,9 @@ class VirtualFabric:
         declared: what its communicators declare.
     """
 
-    def __init__(self, world: "World", rank: int, declared: CommunicatorCapabilities) -> None:
+    def __init__(
+        self, world: "VirtualWorld", rank: int, declared: CommunicatorCapabilities
+    ) -> None:
         self.world = world
         self.rank = rank
         self.declared = declared
@@ -55,7 +57,7 @@ class VirtualFabric:
         self._control.close()
 
 
-class VirtualCommunicators:
+class VirtualCommunicatorBackend:
     """The entry point `equipoise.communicators: virtual`."""
 
     name = "virtual"

@@ -13,7 +13,7 @@ from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
@@ -26,7 +26,7 @@ from equipoise.hal.support.validation import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 
 Set = tuple[int, int]
@@ -38,7 +38,7 @@ class VirtualKernels:
     later one; a commit fills the idle set array by array and writes the word last (G1, G2).
     """
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
 
     def warm(self, tables: Tables, stream: Stream) -> None:
@@ -89,7 +89,7 @@ class VirtualKernels:
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.scheduling import Task
-from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.backends.virtual.scheduling import StreamTask
+from equipoise.backends.virtual.stream import VirtualStream, VirtualStreamOp, own_stream
 from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamError, StreamTimeout
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 
 class VirtualStreamLock:
@@ -20,7 +20,7 @@ class VirtualStreamLock:
     release has come). With none of them set the mover owns the slots.
     """
 
-    def __init__(self, device: "Device", deadline: float) -> None:
+    def __init__(self, device: "VirtualDevice", deadline: float) -> None:
         self._device = device
         self._epoch = 0
         self._poisoned = False
@@ -34,11 +34,11 @@ class VirtualStreamLock:
 
     def acquire(self, stream: Stream) -> None:
         """Let nothing launched from now on move before a signal of its own."""
-        own_stream(stream).issue(Verb(self._launch_acquire))
+        own_stream(stream).issue(VirtualStreamOp(self._launch_acquire))
 
     def release(self, stream: Stream) -> None:
         """Set the empty word when the stream comes here."""
-        own_stream(stream).issue(Verb(self._launch_release))
+        own_stream(stream).issue(VirtualStreamOp(self._launch_release))
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Advance the world until the stream has released; then the mover owns the slots."""
@@ -110,12 +110,14 @@ class VirtualStreamLock:
             self._empty, self._reading = True, False
 
     def _launch_acquire(self, on: VirtualStream) -> None:
-        self._launch(Task(on, self._pass(self._take), self._passable, self._skip, self._strike))
+        self._launch(
+            StreamTask(on, self._pass(self._take), self._passable, self._skip, self._strike)
+        )
 
     def _launch_release(self, on: VirtualStream) -> None:
-        self._launch(Task(on, self._pass(self._give), skip=self._skip))
+        self._launch(StreamTask(on, self._pass(self._give), skip=self._skip))
 
-    def _launch(self, task: Task) -> None:
+    def _launch(self, task: StreamTask) -> None:
         self._launched += 1
         try:
             task.owner.submit(task)

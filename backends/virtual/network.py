@@ -5,29 +5,29 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.backends.virtual.arena import Bytes
-from equipoise.backends.virtual.operation import Native, Operation, Pair
-from equipoise.backends.virtual.transfer import Message, Moving, Share, agree
+from equipoise.backends.virtual.operation import NetworkHandle, Pair, VirtualOperation
+from equipoise.backends.virtual.transfer import Contribution, InTransit, MessageEnd, same_collective
 from equipoise.hal.errors import CommunicatorFailed
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.operation import Outbox
-    from equipoise.backends.virtual.world import World
+    from equipoise.backends.virtual.world import VirtualWorld
 
 Key = tuple[str, int, int, tuple[int, ...]]
 """Purpose, how often it was opened before, incarnation, members."""
 
 
-class Meeting:
+class UnmatchedMessages:
     """Sends and receives of one (source, destination) that have not met, in order (clause P2)."""
 
     __slots__ = ("receives", "sends")
 
     def __init__(self) -> None:
-        self.sends: deque[Message] = deque()
-        self.receives: deque[Message] = deque()
+        self.sends: deque[MessageEnd] = deque()
+        self.receives: deque[MessageEnd] = deque()
 
 
-class Group:
+class VirtualGroup:
     """One incarnation of one communicator, over all its ranks.
 
     Args:
@@ -40,24 +40,24 @@ class Group:
         self.outboxes: dict[int, Outbox] = {}
         self.links: set[Pair] = set()
         self._network = network
-        self._meetings: dict[Pair, Meeting] = {}
-        self._rounds: dict[int, dict[int, Share]] = {}
+        self._meetings: dict[Pair, UnmatchedMessages] = {}
+        self._rounds: dict[int, dict[int, Contribution]] = {}
 
-    def send(self, native: Native, buffer: Bytes, pair: Pair) -> None:
+    def send(self, native: NetworkHandle, buffer: Bytes, pair: Pair) -> None:
         """Offer a message from `pair[0]` to `pair[1]`."""
-        self._meeting(pair).sends.append(Message(native, buffer))
+        self._meeting(pair).sends.append(MessageEnd(native, buffer))
         self._match(pair)
 
-    def receive(self, native: Native, buffer: Bytes, pair: Pair) -> None:
+    def receive(self, native: NetworkHandle, buffer: Bytes, pair: Pair) -> None:
         """Take the next message from `pair[0]` to `pair[1]`."""
-        self._meeting(pair).receives.append(Message(native, buffer))
+        self._meeting(pair).receives.append(MessageEnd(native, buffer))
         self._match(pair)
 
-    def batch(self, operation: Operation, count: int) -> Sequence[Native]:
+    def batch(self, operation: VirtualOperation, count: int) -> Sequence[NetworkHandle]:
         """Handles for so many messages of one operation: one each."""
-        return [Native(operation) for _ in range(count)]
+        return [NetworkHandle(operation) for _ in range(count)]
 
-    def join(self, number: int, rank: int, share: Share) -> None:
+    def join(self, number: int, rank: int, share: Contribution) -> None:
         """Rank `rank` has come to the group's collective of that number.
 
         What the ranks did not issue alike never starts, as on a real network.
@@ -68,10 +68,10 @@ class Group:
             return
         del self._rounds[number]
         by_rank = [shares[rank] for rank in range(len(self.members))]
-        if agree(by_rank):
+        if same_collective(by_rank):
             self._network.begin_collective(self.members, by_rank)
 
-    def withdraw(self, operation: Operation) -> None:
+    def withdraw(self, operation: VirtualOperation) -> None:
         """Nothing that has not met will meet it."""
         for meeting in self._meetings.values():
             meeting.sends = _without(meeting.sends, operation)
@@ -80,8 +80,8 @@ class Group:
             for rank in [r for r, s in shares.items() if s.native.operation is operation]:
                 del shares[rank]
 
-    def _meeting(self, pair: Pair) -> Meeting:
-        return self._meetings.setdefault(pair, Meeting())
+    def _meeting(self, pair: Pair) -> UnmatchedMessages:
+        return self._meetings.setdefault(pair, UnmatchedMessages())
 
     def _match(self, pair: Pair) -> None:
         """First in, first out."""
@@ -92,12 +92,12 @@ class Group:
             self._network.begin_transfer(ranks, send, receive)
 
 
-class CoalescingGroup(Group):
+class CoalescingGroup(VirtualGroup):
     """A batch of messages has one handle for all of them, whatever their number."""
 
-    def batch(self, operation: Operation, count: int) -> Sequence[Native]:
+    def batch(self, operation: VirtualOperation, count: int) -> Sequence[NetworkHandle]:
         """A list of one element."""
-        return [Native(operation, count)] if count else []
+        return [NetworkHandle(operation, count)] if count else []
 
 
 class Network:
@@ -109,16 +109,16 @@ class Network:
         dead: ranks that were killed.
     """
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "VirtualWorld") -> None:
         self.world = world
-        self.moving: list[Moving] = []
-        self.pending: dict[Operation, None] = {}
+        self.moving: list[InTransit] = []
+        self.pending: dict[VirtualOperation, None] = {}
         self.dead: set[int] = set()
         self.ranks: tuple[int, ...] = ()
-        self._groups: dict[Key, tuple[Group, set[int]]] = {}
+        self._groups: dict[Key, tuple[VirtualGroup, set[int]]] = {}
         world.lanes.append(self)
 
-    def meet(self, key: Key, rank: int) -> Group:
+    def meet(self, key: Key, rank: int) -> VirtualGroup:
         """The group of that key; forgotten here once every member has come."""
         parts = self.world.parts
         group, missing = self._groups.setdefault(key, (parts.group(self, key[3]), set(key[3])))
@@ -127,15 +127,15 @@ class Network:
             del self._groups[key]
         return group
 
-    def begin_transfer(self, ranks: tuple[int, ...], send: Message, receive: Message) -> None:
+    def begin_transfer(self, ranks: tuple[int, ...], send: MessageEnd, receive: MessageEnd) -> None:
         """A send has met its receive."""
         self.moving.append(self.world.parts.transfer(self, ranks, send, receive))
 
-    def begin_collective(self, ranks: tuple[int, ...], shares: Sequence[Share]) -> None:
+    def begin_collective(self, ranks: tuple[int, ...], shares: Sequence[Contribution]) -> None:
         """Every rank has come."""
         self.moving.append(self.world.parts.collective(self, ranks, shares))
 
-    def forget(self, moving: Moving) -> None:
+    def forget(self, moving: InTransit) -> None:
         """It has moved to its end."""
         self.moving.remove(moving)
 
@@ -149,7 +149,7 @@ class Network:
         if operation is not None:
             self.cut(operation, CommunicatorFailed, f"{operation.what} lost its peer")
 
-    def cut(self, operation: Operation, kind: type[CommunicatorFailed], text: str) -> None:
+    def cut(self, operation: VirtualOperation, kind: type[CommunicatorFailed], text: str) -> None:
         """End an operation here and now; what it had met by then ends with it."""
         operation.outbox.withdraw(operation)
         operation.drop(kind, text)
@@ -163,7 +163,7 @@ class Network:
         """Deadlines strike; whether any did."""
         return any([operation.strike() for operation in self.due()])
 
-    def due(self) -> list[Operation]:
+    def due(self) -> list[VirtualOperation]:
         """What has waited for its deadline: all that has not ended, on ranks that run."""
         stopped = self.world.stopped
         pending = (op for op in self.pending if not op.ended)
@@ -187,10 +187,10 @@ class Network:
             moving.cut()
         self._groups.clear()
 
-    def _bereaved(self) -> Operation | None:
+    def _bereaved(self) -> VirtualOperation | None:
         """The first operation that a dead rank leaves alone."""
         return next((op for op in self.pending if not self.dead.isdisjoint(op.peers)), None)
 
 
-def _without(messages: deque[Message], operation: Operation) -> deque[Message]:
+def _without(messages: deque[MessageEnd], operation: VirtualOperation) -> deque[MessageEnd]:
     return deque(message for message in messages if message.native.operation is not operation)

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from equipoise.backends.virtual.event import Mark
+from equipoise.backends.virtual.event import VirtualRecording
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.communicator import Endpoint
+    from equipoise.backends.virtual.communicator import CommunicatorEndpoint
 
 Pair = tuple[int, int]
 """Two ranks of a group."""
 
 
-class Native:
+class NetworkHandle:
     """The network's own handle; ends when everything that it stands for has happened."""
 
     __slots__ = ("left", "operation")
 
-    def __init__(self, operation: "Operation", left: int = 1) -> None:
+    def __init__(self, operation: "VirtualOperation", left: int = 1) -> None:
         self.operation = operation
         self.left = left
 
@@ -34,11 +34,11 @@ class Native:
         self.operation.progress()
 
 
-Post = Callable[["Operation"], Sequence[Native]]
+Post = Callable[["VirtualOperation"], Sequence[NetworkHandle]]
 """Brings an operation onto the network; returns the handles to wait for."""
 
 
-class Operation:
+class VirtualOperation:
     """One operation of one rank: what its host sees of it, and what the network does with it.
 
     The two part when the operation's deadline passes, or when it is cancelled: for the host it has
@@ -73,11 +73,11 @@ class Operation:
 
     def __init__(
         self,
-        communicator: "Endpoint",
+        communicator: "CommunicatorEndpoint",
         what: str,
         tensors: Sequence[Tensor],
         peers: frozenset[int],
-        after: Mark | None,
+        after: VirtualRecording | None,
         post: Post,
         links: tuple[Pair, ...] = (),
     ) -> None:
@@ -93,7 +93,7 @@ class Operation:
         self.ended = False
         self.over = False
         self._failure: tuple[type[CommunicatorFailed], str] | None = None
-        self._natives: Sequence[Native] | None = None
+        self._natives: Sequence[NetworkHandle] | None = None
 
     def may_start(self) -> bool:
         """Whether what it must come after has happened."""
@@ -148,17 +148,17 @@ class Operation:
             raise kind(text)
 
 
-def _post_nothing(_: Operation) -> Sequence[Native]:
+def _post_nothing(_: VirtualOperation) -> Sequence[NetworkHandle]:
     """Stands where the real one stood."""
     return ()
 
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.communicator import Endpoint
-    from equipoise.backends.virtual.network import Group
+    from equipoise.backends.virtual.communicator import CommunicatorEndpoint
+    from equipoise.backends.virtual.network import VirtualGroup
 
 
-class Item(Protocol):
+class OutboxItem(Protocol):
     """An operation, or a link to be built.
 
     Attributes:
@@ -179,14 +179,14 @@ class Item(Protocol):
 class Outbox:
     """First in, first out; one micro-step brings one operation onto the network (clause P6)."""
 
-    def __init__(self, communicator: "Endpoint", group: "Group") -> None:
+    def __init__(self, communicator: "CommunicatorEndpoint", group: "VirtualGroup") -> None:
         self.ranks: tuple[int, ...] = (communicator.member,)
         self._communicator = communicator
         self.group = group
-        self._items: deque[Item] = deque()
+        self._items: deque[OutboxItem] = deque()
         self._open = True
 
-    def push(self, item: Item) -> None:
+    def push(self, item: OutboxItem) -> None:
         """Behind everything that was issued before."""
         self._items.append(item)
 
@@ -209,7 +209,7 @@ class Outbox:
         self._items.clear()
         self.retire()
 
-    def withdraw(self, operation: Operation) -> None:
+    def withdraw(self, operation: VirtualOperation) -> None:
         """Neither start it nor let anything meet it."""
         if operation in self._items:
             self._items.remove(operation)

@@ -13,15 +13,20 @@ from itertools import combinations
 import torch
 
 from equipoise.backends.virtual.arena import PaddedArena
-from equipoise.backends.virtual.backend import EVERY_OPERATION, EVERYTHING, HEALTHY, VirtualBackend
+from equipoise.backends.virtual.backend import (
+    ALL_CAPABILITIES,
+    ALL_COMMUNICATOR_CAPABILITIES,
+    HEALTHY,
+    VirtualBackend,
+)
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.device import AliasingDevice
-from equipoise.backends.virtual.event import LaggingMark, OneShotMark
+from equipoise.backends.virtual.event import LaggingRecording, OneShotRecording
 from equipoise.backends.virtual.network import CoalescingGroup, Network
-from equipoise.backends.virtual.operation import Item, Operation, Outbox, Pair
+from equipoise.backends.virtual.operation import Outbox, OutboxItem, Pair, VirtualOperation
 
 
-class Link:
+class LinkSetup:
     """A link to be built, in its turn."""
 
     __slots__ = ("links",)
@@ -87,7 +92,7 @@ class LinkingCommunicator(VirtualCommunicator):
         """In its turn, if this rank is an end of it."""
         low, high = min(link), max(link)
         if self.rank in (low, high) and low != high:
-            self.outbox.push(Link((low, high)))
+            self.outbox.push(LinkSetup((low, high)))
 
 
 class SerialNetwork(Network):
@@ -98,9 +103,9 @@ class SerialNetwork(Network):
     other up, all are struck.
     """
 
-    def behind(self, item: Item) -> bool:
+    def behind(self, item: OutboxItem) -> bool:
         """Whether another communicator of the same rank comes first."""
-        if not isinstance(item, Operation):
+        if not isinstance(item, VirtualOperation):
             return False
         for operation in self.pending:
             if operation is item:
@@ -110,7 +115,7 @@ class SerialNetwork(Network):
                 return True
         return False
 
-    def due(self) -> list[Operation]:
+    def due(self) -> list[VirtualOperation]:
         """What is pending in groups of which no rank is held up."""
         pending = super().due()
         held_up = {op.outbox.group for op in pending if self.behind(op)}
@@ -120,23 +125,23 @@ class SerialNetwork(Network):
 class SerialCommunicator(VirtualCommunicator):
     """Asks such a network when to start."""
 
-    def may_start(self, item: Item) -> bool:
+    def may_start(self, item: OutboxItem) -> bool:
         """Whether no other communicator of this rank comes first."""
         network = self.world.network
         free = not (isinstance(network, SerialNetwork) and network.behind(item))
         return free and super().may_start(item)
 
 
-LAGGING_QUERY = VirtualBackend(replace(HEALTHY, mark=LaggingMark))
+LAGGING_QUERY = VirtualBackend(replace(HEALTHY, mark=LaggingRecording))
 """A query says false for some micro-steps after the point was reached."""
 
 ALIASING_POOL = VirtualBackend(
     replace(HEALTHY, device=AliasingDevice),
-    replace(EVERYTHING, streams=1, stream_lock=False, copy_independent_of_launch=False),
+    replace(ALL_CAPABILITIES, streams=1, stream_lock=False, copy_independent_of_launch=False),
 )
 """All roles share one queue: nothing may wait on one role for what comes later on another."""
 
-ONE_SIGNAL_ONE_WAITER = VirtualBackend(replace(HEALTHY, mark=OneShotMark))
+ONE_SIGNAL_ONE_WAITER = VirtualBackend(replace(HEALTHY, mark=OneShotRecording))
 """A native event feeds one wait and empties itself."""
 
 BLOCKING_LINKS = VirtualBackend(
@@ -147,20 +152,23 @@ BLOCKING_LINKS = VirtualBackend(
 ONE_HANDLE_A_BATCH = VirtualBackend(replace(HEALTHY, group=CoalescingGroup))
 """However many messages a batch has, the list of its handles has one element."""
 
-NO_ABORT = VirtualBackend(groups=replace(EVERY_OPERATION, abort=False))
+NO_ABORT = VirtualBackend(groups=replace(ALL_COMMUNICATOR_CAPABILITIES, abort=False))
 """Nothing ends an operation in flight but its deadline."""
 
 PADDED_FORMATS = VirtualBackend(replace(HEALTHY, arena=PaddedArena))
 """Storage goes on behind the bytes that a tensor shows."""
 
 NO_BYTE_SUMS = VirtualBackend(
-    groups=replace(EVERY_OPERATION, reductions=EVERY_OPERATION.reductions - {torch.uint8})
+    groups=replace(
+        ALL_COMMUNICATOR_CAPABILITIES,
+        reductions=ALL_COMMUNICATOR_CAPABILITIES.reductions - {torch.uint8},
+    )
 )
 """Bytes travel, but are not summed."""
 
 SERIAL_GROUPS = VirtualBackend(
     replace(HEALTHY, network=SerialNetwork, communicator=SerialCommunicator),
-    groups=replace(EVERY_OPERATION, independent_groups=False),
+    groups=replace(ALL_COMMUNICATOR_CAPABILITIES, independent_groups=False),
 )
 """An operation waits for all that its rank issued earlier, on whatever communicator."""
 

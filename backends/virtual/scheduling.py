@@ -25,7 +25,7 @@ def _no_deadline() -> bool:
     return False
 
 
-class Task:
+class StreamTask:
     """Something launched on a stream.
 
     Args:
@@ -70,7 +70,7 @@ def in_turn(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
         step()
 
 
-class Queue:
+class TaskQueue:
     """What one or, on a pool that aliases, several streams have launched.
 
     Args:
@@ -82,12 +82,12 @@ class Queue:
     def __init__(self, rank: int) -> None:
         self.ranks: tuple[int, ...] = (rank,)
         self.running: VirtualStream | None = None
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[StreamTask] = deque()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def push(self, task: Task) -> None:
+    def push(self, task: StreamTask) -> None:
         """Behind everything."""
         self._tasks.append(task)
 

@@ -10,16 +10,21 @@ from torch import Tensor
 from equipoise import _native
 from equipoise.backends.virtual.arena import Bytes, bytes_of
 from equipoise.backends.virtual.scheduling import in_turn
-from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.backends.virtual.stream import VirtualStream, VirtualStreamOp, own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.slot_access import AttachedReader, SlotLease
-from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
+from equipoise.hal.support.validation import (
+    check_checksum_out,
+    check_numbers,
+    check_packed_blob,
+    source_segments,
+)
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 Buffer = tuple[str, int]
 """A slot or a staging buffer, by number."""
@@ -35,7 +40,7 @@ class VirtualSlotStore:
     Every verb checks its arguments at the call; only the bytes wait for the stream.
     """
 
-    def __init__(self, device: "Device", layout: SlotLayout) -> None:
+    def __init__(self, device: "VirtualDevice", layout: SlotLayout) -> None:
         for wanted in layout.descriptor:
             if wanted.format not in device.declared.slot_formats:
                 raise Unsupported(f"segment {wanted.name!r}: no {wanted.format} format here")
@@ -109,7 +114,7 @@ class VirtualSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         numbers = self._known(slots, len(self._slots), "slot")
-        check_sums(out, len(numbers))
+        check_checksum_out(out, len(numbers))
 
         def steps() -> Iterator[None]:
             for place, slot in enumerate(numbers):
@@ -122,7 +127,7 @@ class VirtualSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         numbers = self._known(staging, len(self._staging), "staging")
-        check_sums(out, len(numbers))
+        check_checksum_out(out, len(numbers))
 
         def steps() -> Iterator[None]:
             for place, buffer in enumerate(numbers):
@@ -159,7 +164,7 @@ class VirtualSlotStore:
             with self._hazards.ordered(on, reads=reads, writes=writes):
                 on.perform(steps)
 
-        own_stream(stream).issue(Verb(issue))
+        own_stream(stream).issue(VirtualStreamOp(issue))
 
     def _alter(
         self,
@@ -176,7 +181,7 @@ class VirtualSlotStore:
                 on.perform(steps)
             self._readers.follow(held, done)
 
-        own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
+        own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.barred(slots)))
 
     def _perform(self, copies: Sequence[Copy]) -> Iterator[None]:
         """The copies in turn, each in pieces; others may come between any two."""
@@ -211,11 +216,11 @@ class VirtualSlotStore:
             start += len(segment)
 
     def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
-        check_packed(self._layout, blob, count)
+        check_packed_blob(self._layout, blob, count)
         return list(bytes_of(blob).reshape(count, self._layout.slot_bytes))
 
     def _known(self, numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
-        return known(numbers, limit, what)
+        return check_numbers(numbers, limit, what)
 
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
         return [bytes_of(segment.bytes) for segment in source_segments(self._layout, source)]

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from equipoise.backends.virtual.event import VirtualEvent, own_event
-from equipoise.backends.virtual.scheduling import Queue, Task, in_turn
+from equipoise.backends.virtual.scheduling import StreamTask, TaskQueue, in_turn
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 Steps = Callable[[], Iterator[None]]
 """Begins a run of several micro-steps; each `yield` is a place where others may come between."""
 
 
 @dataclass(frozen=True)
-class Verb:
+class VirtualStreamOp:
     """Something issued to a stream, in a form in which a graph can issue it again.
 
     Attributes:
@@ -36,7 +36,7 @@ class Verb:
 
 @dataclass
 class _Capture:
-    verbs: list[Verb] = field(default_factory=list)
+    verbs: list[VirtualStreamOp] = field(default_factory=list)
     recorded: set[VirtualEvent] = field(default_factory=set)
 
 
@@ -62,7 +62,7 @@ class VirtualStream:
     recordings fail with the same cause, and `launch` and `synchronize` raise it (clause E7).
     """
 
-    def __init__(self, role: Role, device: "Device", queue: Queue) -> None:
+    def __init__(self, role: Role, device: "VirtualDevice", queue: TaskQueue) -> None:
         self._role = role
         self._device = device
         self._queue = queue
@@ -98,11 +98,11 @@ class VirtualStream:
         own = own_event(event)
         if self._capture is not None:
             self._capture.recorded.add(own)
-            self._capture.verbs.append(Verb(lambda on: on.record(own)))
+            self._capture.verbs.append(VirtualStreamOp(lambda on: on.record(own)))
             return
         mark = own.renew()
         try:
-            self.submit(Task(self, in_turn((mark.reach,)), skip=mark.fail))
+            self.submit(StreamTask(self, in_turn((mark.reach,)), skip=mark.fail))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
             mark.fail(refusal.__cause__ or refusal)
@@ -114,7 +114,7 @@ class VirtualStream:
         if self._capture is not None:
             if own not in self._capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
-            self._capture.verbs.append(Verb(lambda on: on.wait(own)))
+            self._capture.verbs.append(VirtualStreamOp(lambda on: on.wait(own)))
             return
         self._follow_event(own)
 
@@ -132,11 +132,11 @@ class VirtualStream:
     def perform(self, steps: Steps) -> None:
         """Enqueue a task of several micro-steps, or keep it while this stream is captured."""
         if self._capture is not None:
-            self._capture.verbs.append(Verb(lambda on: on.perform(steps)))
+            self._capture.verbs.append(VirtualStreamOp(lambda on: on.perform(steps)))
             return
-        self.submit(Task(self, steps()))
+        self.submit(StreamTask(self, steps()))
 
-    def issue(self, *verbs: Verb) -> None:
+    def issue(self, *verbs: VirtualStreamOp) -> None:
         """Issue verbs back to back, or keep them while this stream is captured."""
         if self._capture is not None:
             self._capture.verbs.extend(verbs)
@@ -147,7 +147,7 @@ class VirtualStream:
             for verb in verbs:
                 verb.issue(self)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: StreamTask) -> None:
         """Put a task at the end; from inside a program of this stream it runs at once."""
         if self._queue.running is self:
             self._run_in_place(task)
@@ -159,14 +159,14 @@ class VirtualStream:
 
     def follow(self, passable: Callable[[], bool], take: Callable[[], None]) -> None:
         """Let nothing launched from now on move before `passable`; `take` is a micro-step."""
-        self.submit(Task(self, in_turn((take,)), gate=passable))
+        self.submit(StreamTask(self, in_turn((take,)), gate=passable))
 
     @property
     def capturing(self) -> bool:
         """Whether what is issued is kept for a graph."""
         return self._capture is not None
 
-    def capture(self, program: Callable[[], object]) -> tuple[Verb, ...]:
+    def capture(self, program: Callable[[], object]) -> tuple[VirtualStreamOp, ...]:
         """What `program` issues here; none of it is run."""
         if self._capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
@@ -177,7 +177,7 @@ class VirtualStream:
             self._capture = None
         return tuple(capture.verbs)
 
-    def run(self, task: Task) -> bool:
+    def run(self, task: StreamTask) -> bool:
         """One micro-step with this stream current; whether the task has ended."""
         before, self._device.running = self._device.running, self
         try:
@@ -201,7 +201,7 @@ class VirtualStream:
     def hold(self) -> None:
         """Nothing launched from now on moves, until `let_go`."""
         self._barrier = _Barrier()
-        self.submit(Task(self, in_turn((self._barrier.lift,)), gate=self._barrier.lifted))
+        self.submit(StreamTask(self, in_turn((self._barrier.lift,)), gate=self._barrier.lifted))
 
     def let_go(self) -> None:
         """End of `hold`."""
@@ -212,7 +212,7 @@ class VirtualStream:
         awaited = event.latest().await_by()
         self.follow(awaited.passable, awaited.take)
 
-    def _run_in_place(self, task: Task) -> None:
+    def _run_in_place(self, task: StreamTask) -> None:
         world = self._device.world
         if not world.until(task.gate, float("inf")):
             raise StreamTimeout(f"a program on {self._name} waits for what can never come")
@@ -228,7 +228,7 @@ def own_stream(stream: Stream) -> VirtualStream:
 
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.device import VirtualDevice
 
 
 class VirtualGraph:
@@ -238,9 +238,9 @@ class VirtualGraph:
     turn again, leases are looked at again (clauses B7, O6).
     """
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
-        self._verbs: tuple[Verb, ...] = ()
+        self._verbs: tuple[VirtualStreamOp, ...] = ()
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
         """Keep what `program` launches on `stream`, without running it."""

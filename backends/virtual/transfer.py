@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from equipoise.backends.virtual.arena import Bytes
-from equipoise.backends.virtual.operation import Native, Operation
+from equipoise.backends.virtual.operation import NetworkHandle, VirtualOperation
 from equipoise.backends.virtual.scheduling import in_turn
 from equipoise.hal.errors import CommunicatorFailed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from equipoise.backends.virtual.network import Network
 
 
-class Moving:
+class InTransit:
     """A transfer or a collective: micro-steps that nothing holds up.
 
     Args:
@@ -34,7 +34,7 @@ class Moving:
     """
 
     def __init__(
-        self, network: "Network", ranks: tuple[int, ...], operations: tuple[Operation, ...]
+        self, network: "Network", ranks: tuple[int, ...], operations: tuple[VirtualOperation, ...]
     ) -> None:
         self.ranks = ranks
         self.operations = operations
@@ -76,21 +76,21 @@ if TYPE_CHECKING:
     from equipoise.backends.virtual.network import Network
 
 
-class Message:
+class MessageEnd:
     """One end of a message: the rank's buffer, uint8 [n], and the handle of its operation."""
 
     __slots__ = ("buffer", "native")
 
-    def __init__(self, native: Native, buffer: Bytes) -> None:
+    def __init__(self, native: NetworkHandle, buffer: Bytes) -> None:
         self.native = native
         self.buffer = buffer
 
 
-class Transfer(Moving):
+class MessageTransfer(InTransit):
     """A send and the receive that it met; both ends end when the bytes have arrived."""
 
     def __init__(
-        self, network: "Network", ranks: tuple[int, ...], send: Message, receive: Message
+        self, network: "Network", ranks: tuple[int, ...], send: MessageEnd, receive: MessageEnd
     ) -> None:
         super().__init__(network, ranks, (receive.native.operation, send.native.operation))
         self._send = send
@@ -117,7 +117,7 @@ class Transfer(Moving):
 if TYPE_CHECKING:
     from equipoise.backends.virtual.network import Network
 
-SUMMED: dict[torch.dtype, type[np.generic]] = {
+SUM_DTYPES: dict[torch.dtype, type[np.generic]] = {
     torch.uint8: np.uint8,
     torch.int32: np.int32,
     torch.int64: np.int64,
@@ -127,7 +127,7 @@ SUMMED: dict[torch.dtype, type[np.generic]] = {
 """The element types that are summed."""
 
 
-class Kind(StrEnum):
+class CollectiveKind(StrEnum):
     """What the collective does."""
 
     ALL_REDUCE = "all_reduce"
@@ -139,7 +139,7 @@ class Kind(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Share:
+class Contribution:
     """What one rank brings to a collective.
 
     Attributes:
@@ -154,11 +154,11 @@ class Share:
         taken: what was read.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     source: Bytes
     out: Bytes
     _: KW_ONLY
-    native: Native
+    native: NetworkHandle
     dtype: torch.dtype = torch.uint8
     root: int = 0
     gives: tuple[int, ...] = ()
@@ -167,12 +167,12 @@ class Share:
 
     def signature(self) -> tuple[object, ...]:
         """What must be equal on all ranks."""
-        if self.kind is Kind.ALL_TO_ALL:
+        if self.kind is CollectiveKind.ALL_TO_ALL:
             return (self.kind,)
         return self.kind, self.dtype, self.root, len(self.source), len(self.out)
 
 
-def agree(shares: Sequence[Share]) -> bool:
+def same_collective(shares: Sequence[Contribution]) -> bool:
     """Whether all ranks issued one and the same collective."""
     if len({share.signature() for share in shares}) > 1:
         return False
@@ -180,14 +180,16 @@ def agree(shares: Sequence[Share]) -> bool:
         share.gives[there] == other.takes[here]
         for here, share in enumerate(shares)
         for there, other in enumerate(shares)
-        if share.kind is Kind.ALL_TO_ALL
+        if share.kind is CollectiveKind.ALL_TO_ALL
     )
 
 
-class Collective(Moving):
+class Collective(InTransit):
     """A collective that every rank has come to: its share, by rank of the group."""
 
-    def __init__(self, network: "Network", ranks: tuple[int, ...], shares: Sequence[Share]) -> None:
+    def __init__(
+        self, network: "Network", ranks: tuple[int, ...], shares: Sequence[Contribution]
+    ) -> None:
         super().__init__(network, ranks, tuple(share.native.operation for share in shares))
         self._shares = shares
 
@@ -199,13 +201,13 @@ class Collective(Moving):
             yield from self.writing(rank, share)
             yield share.native.end
 
-    def reading(self, share: Share) -> Iterator[Callable[[], object]]:
+    def reading(self, share: Contribution) -> Iterator[Callable[[], object]]:
         """Take what one rank brings."""
         share.taken = np.empty_like(share.source)
         for part in halves(len(share.source)):
             yield partial(copy, share.taken, share.source, part)
 
-    def writing(self, rank: int, share: Share) -> Iterator[Callable[[], object]]:
+    def writing(self, rank: int, share: Contribution) -> Iterator[Callable[[], object]]:
         """Bring one rank its result."""
         parts = halves(len(share.out))
         result = self.result(rank) if parts else share.out
@@ -215,31 +217,31 @@ class Collective(Moving):
     def result(self, rank: int) -> Bytes:
         """What `rank` gets."""
         match self._shares[rank].kind:
-            case Kind.ALL_REDUCE:
+            case CollectiveKind.ALL_REDUCE:
                 return self.total(self.addends(rank))
-            case Kind.REDUCE_SCATTER:
+            case CollectiveKind.REDUCE_SCATTER:
                 size = len(self._shares[rank].out)
                 return self.total(self.addends(rank))[rank * size : (rank + 1) * size]
-            case Kind.BROADCAST:
+            case CollectiveKind.BROADCAST:
                 return self._shares[self._shares[rank].root].taken
-            case Kind.ALL_TO_ALL:
+            case CollectiveKind.ALL_TO_ALL:
                 return np.concatenate([self.block(share, rank) for share in self._shares])
             case _:
                 return np.concatenate([share.taken for share in self._shares])
 
-    def addends(self, rank: int) -> Sequence[Share]:
+    def addends(self, rank: int) -> Sequence[Contribution]:
         """What is added for `rank`, always in the order of the ranks (clause D1)."""
         return self._shares
 
-    def total(self, shares: Sequence[Share]) -> Bytes:
+    def total(self, shares: Sequence[Contribution]) -> Bytes:
         """The sum of what these brought."""
-        dtype = SUMMED[shares[0].dtype]
+        dtype = SUM_DTYPES[shares[0].dtype]
         total = shares[0].taken.view(dtype).copy()
         for share in shares[1:]:
             np.add(total, share.taken.view(dtype), out=total)
         return total.view(np.uint8)
 
-    def block(self, share: Share, rank: int) -> Bytes:
+    def block(self, share: Contribution, rank: int) -> Bytes:
         """What one rank has for another."""
         ends = list(accumulate(share.gives))
         return share.taken[ends[rank] - share.gives[rank] : ends[rank]]

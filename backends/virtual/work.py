@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.stream import Verb, own_stream
+from equipoise.backends.virtual.stream import VirtualStreamOp, own_stream
 from equipoise.hal.errors import CommunicatorFailed, ResultPending
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.operation import Operation
+    from equipoise.backends.virtual.operation import VirtualOperation
 
 DEADLINE = 1.0
 """Nominal seconds of every operation: whoever waits that long lets time pass."""
-IMPATIENCE = 8
+SOFT_WAIT_STEPS = 8
 """A soft wait gives up after fewer micro-steps than these; the schedule says how many."""
 
 
@@ -20,7 +20,7 @@ class VirtualWork:
 
     __slots__ = ("_operation",)
 
-    def __init__(self, operation: "Operation") -> None:
+    def __init__(self, operation: "VirtualOperation") -> None:
         self._operation = operation
 
     def done(self) -> bool:
@@ -36,7 +36,7 @@ class VirtualWork:
         if operation.ended:
             operation.check()
         own_stream(stream).issue(
-            Verb(lambda on: on.follow(lambda: operation.ended, operation.check))
+            VirtualStreamOp(lambda on: on.follow(lambda: operation.ended, operation.check))
         )
 
     def result(self, timeout: float) -> None:
@@ -57,7 +57,7 @@ class VirtualWork:
     def _softly(self) -> bool:
         """A few micro-steps; whether it ended."""
         world = self._operation.communicator.world
-        for _ in range(world.choose(IMPATIENCE)):
+        for _ in range(world.choose(SOFT_WAIT_STEPS)):
             count = world.movable()
             if self._operation.ended or not count:
                 break

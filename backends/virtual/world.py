@@ -13,11 +13,11 @@ from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.backend import Parts
-    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.backend import VirtualParts
+    from equipoise.backends.virtual.device import VirtualDevice
 
 
-class Lane(Protocol):
+class Stepper(Protocol):
     """Something that moves in micro-steps, one after another.
 
     Attributes:
@@ -35,7 +35,7 @@ class Lane(Protocol):
         ...
 
 
-class World:
+class VirtualWorld:
     """Some ranks and what they share.
 
     Attributes:
@@ -53,12 +53,12 @@ class World:
         self,
         size: int,
         schedule: bytes,
-        parts: "Parts",
+        parts: "VirtualParts",
         declared: Capabilities,
         groups: CommunicatorCapabilities,
     ) -> None:
         self.size = size
-        self.lanes: list[Lane] = []
+        self.lanes: list[Stepper] = []
         self.host = 0
         self.stopped: set[int] = set()
         self.silent: set[int] = set()
@@ -70,7 +70,7 @@ class World:
         self._groups = groups
         self._accelerators: dict[int, VirtualAccelerator] = {}
         self._fabrics: dict[int, VirtualFabric] = {}
-        self._ready: list[Lane] = []
+        self._ready: list[Stepper] = []
 
     def accelerator(self, rank: int) -> VirtualAccelerator:
         """The device of `rank`."""
@@ -84,7 +84,7 @@ class World:
             self._fabrics[rank] = self.parts.fabric(self, rank, self._groups)
         return self._fabrics[rank]
 
-    def device(self, rank: int) -> "Device":
+    def device(self, rank: int) -> "VirtualDevice":
         """What the parts of `rank` share."""
         return self._devices[rank]
 
@@ -176,11 +176,11 @@ class World:
         self.silent |= news
         return bool(news)
 
-    def _moving(self) -> "list[Device]":
+    def _moving(self) -> "list[VirtualDevice]":
         return [device for device in self._devices if device.rank not in self.stopped]
 
 
-class EagerWorld(World):
+class EagerWorld(VirtualWorld):
     """A world of whoever opens a device by name: what is launched moves at once."""
 
     def submitted(self) -> None:

@@ -6,21 +6,25 @@ Source of the interface: deepseek-ai/EPLB, eplb.py, `rebalance_experts`.
 import numpy as np
 import torch
 
-from equipoise.balancer.compat.input_arrays import Given, integers, whole
-from equipoise.balancer.compat.placement_policy import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import ArrayInput, integer_counts, integer_ids
+from equipoise.balancer.compat.placement_policy import (
+    EvenSplitPolicy,
+    PlacementRequest,
+    compute_placement,
+)
 from equipoise.balancer.experts.placement import logical_maps
 from equipoise.hal.errors import PlacementError
 
 
 def rebalance_experts(
-    weight: Given,
+    weight: ArrayInput,
     num_replicas: int,
     num_groups: int,
     num_nodes: int,
     num_gpus: int,
     *,
-    installed: Given | None = None,
-    policy: str = Rule.BEST,
+    installed: ArrayInput | None = None,
+    policy: str = EvenSplitPolicy.BEST,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where the copies of experts go.
 
@@ -42,10 +46,12 @@ def rebalance_experts(
     Raises:
         PlacementError: numbers cannot fit together, or one is no count.
     """
-    load = whole(weight)
+    load = integer_counts(weight)
     check_groups(load.shape[-1], num_groups, num_nodes)
-    now = None if installed is None else integers(installed, "installed").astype(np.int32)
-    placement = place(load, Wish(num_replicas, num_gpus, num_nodes, policy), now)
+    now = None if installed is None else integer_ids(installed, "installed").astype(np.int32)
+    placement = compute_placement(
+        load, PlacementRequest(num_replicas, num_gpus, num_nodes, policy), now
+    )
     maps = logical_maps(placement, load.shape[-1])
     phy2log = torch.from_numpy(placement.astype(np.int64))
     return phy2log, torch.from_numpy(maps.logical_to_physical), torch.from_numpy(maps.replica_count)

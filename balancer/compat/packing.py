@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from equipoise.balancer.experts.placement import SHARE_ONE
 
 
-def packed(load: Sequence[int], copies: Sequence[int], ranks: int) -> list[list[int]]:
+def pack_by_load(load: Sequence[int], copies: Sequence[int], ranks: int) -> list[list[int]]:
     """Experts of each rank, in the order of its slots, for the copies of each expert.
 
     By load per copy descending, then expert ascending; ties of ranks to the lower one.

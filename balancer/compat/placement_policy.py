@@ -26,7 +26,7 @@ TARGET = 0.02
 """max/mean - 1 of the ranks that a plan which moves copies is content with."""
 
 
-class Rule(StrEnum):
+class EvenSplitPolicy(StrEnum):
     """How to plan."""
 
     BEST = "best"
@@ -38,7 +38,7 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlacementRequest:
     """What a plan is wanted for.
 
     Attributes:
@@ -52,11 +52,13 @@ class Wish:
     slots: int
     ranks: int
     nodes: int = 1
-    rule: str = Rule.BEST
+    rule: str = EvenSplitPolicy.BEST
     target: float = TARGET
 
 
-def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Placement:
+def compute_placement(
+    load: Counts, wish: PlacementRequest, installed: Placement | None = None
+) -> Placement:
     """Placement, int32 (layers, slots), for (layers, experts) or (windows, layers, experts).
 
     Raises `PlacementError` when the numbers cannot fit together.
@@ -65,21 +67,23 @@ def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Place
     shape = ExpertShape(layers, experts, wish.slots, wish.ranks)
     if wish.nodes < 1 or wish.ranks % wish.nodes:
         raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
-    rule = parse_choice(Rule, "policy", wish.rule)
+    rule = parse_choice(EvenSplitPolicy, "policy", wish.rule)
     if installed is not None:
         check_placement(installed, shape)
     total: Counts = load.reshape(-1, layers, experts).sum(axis=0)
-    if rule is Rule.GREEDY or shape.slots > shape.experts * shape.ranks:
-        return _labelled(_native.plan_greedy(total, wish.slots, wish.ranks), wish, installed)
-    if rule is Rule.CONNECTED:
+    if rule is EvenSplitPolicy.GREEDY or shape.slots > shape.experts * shape.ranks:
+        return _aligned_to_installed(
+            _native.plan_greedy(total, wish.slots, wish.ranks), wish, installed
+        )
+    if rule is EvenSplitPolicy.CONNECTED:
         joined = plan(total, slots=wish.slots, ranks=wish.ranks, policy="connected")
-        return _labelled(joined.placement, wish, installed)
+        return _aligned_to_installed(joined.placement, wish, installed)
     if installed is None:
-        return _fresh(total, wish)
-    return _kept(total, wish, installed)
+        return _plan_anew(total, wish)
+    return _plan_from_installed(total, wish, installed)
 
 
-def peaks(load: Counts, placement: Placement, ranks: int) -> Counts:
+def max_rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
     """(layers,): the fullest rank under an even split, in 1 / 65536 of a row, int64.
 
     In integers, so that all ranks of an engine compute the same plan.
@@ -89,7 +93,7 @@ def peaks(load: Counts, placement: Placement, ranks: int) -> Counts:
     return highest
 
 
-def doubled(placement: Placement, ranks: int) -> npt.NDArray[np.bool_]:
+def has_duplicates(placement: Placement, ranks: int) -> npt.NDArray[np.bool_]:
     """(layers,): whether a rank has two copies of an expert."""
     held = np.sort(placement.reshape(placement.shape[0], ranks, -1), axis=2)
     twice: npt.NDArray[np.bool_] = (held[..., 1:] == held[..., :-1]).any(axis=(1, 2))
@@ -106,41 +110,45 @@ def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
     return found
 
 
-def _labelled(proposed: Placement, wish: Wish, installed: Placement | None) -> Placement:
+def _aligned_to_installed(
+    proposed: Placement, wish: PlacementRequest, installed: Placement | None
+) -> Placement:
     """With ranks and slots named so that little moves."""
     if installed is None:
         return proposed
     return _native.align(np.ascontiguousarray(installed), proposed, wish.ranks)
 
 
-def _fresh(load: Counts, wish: Wish) -> Placement:
+def _plan_anew(load: Counts, wish: PlacementRequest) -> Placement:
     """The most level, layer by layer."""
-    best = _planned(load, wish, Rule.CONNECTED, None)
+    best = _plan_evenly(load, wish, EvenSplitPolicy.CONNECTED, None)
     for start in (best, _native.plan_greedy(load, wish.slots, wish.ranks)):
-        for other in (start, _planned(load, wish, "incremental", start)):
-            lower = peaks(load, other, wish.ranks) < peaks(load, best, wish.ranks)
-            better = lower & ~doubled(other, wish.ranks)
+        for other in (start, _plan_evenly(load, wish, "incremental", start)):
+            lower = max_rank_rows(load, other, wish.ranks) < max_rank_rows(load, best, wish.ranks)
+            better = lower & ~has_duplicates(other, wish.ranks)
             best = np.where(better[:, None], other, best)
     return best
 
 
-def _kept(load: Counts, wish: Wish, installed: Placement) -> Placement:
+def _plan_from_installed(load: Counts, wish: PlacementRequest, installed: Placement) -> Placement:
     """From what is installed; anew where that ends far from what a new plan would reach."""
-    moved = _planned(load, wish, "incremental", installed, wish.target)
+    moved = _plan_evenly(load, wish, "incremental", installed, wish.target)
     mean = load.sum(axis=1) * SHARE_ONE // wish.ranks
     margin = mean // SHARE_ONE * round(wish.target * SHARE_ONE)
-    high = np.flatnonzero(peaks(load, moved, wish.ranks) > mean + margin)
+    high = np.flatnonzero(max_rank_rows(load, moved, wish.ranks) > mean + margin)
     if high.size == 0:
         return moved
-    fresh = _labelled(_fresh(load[high], wish), wish, installed[high])
-    won = peaks(load[high], moved[high], wish.ranks) - peaks(load[high], fresh, wish.ranks)
+    fresh = _aligned_to_installed(_plan_anew(load[high], wish), wish, installed[high])
+    won = max_rank_rows(load[high], moved[high], wish.ranks) - max_rank_rows(
+        load[high], fresh, wish.ranks
+    )
     worth = won > margin[high]
     moved[high[worth]] = fresh[worth]
     return moved
 
 
-def _planned(
-    load: Counts, wish: Wish, policy: str, start: Placement | None, target: float = 0.0
+def _plan_evenly(
+    load: Counts, wish: PlacementRequest, policy: str, start: Placement | None, target: float = 0.0
 ) -> Placement:
     return plan(
         load,

@@ -13,8 +13,12 @@ import numpy as np
 import torch
 
 from equipoise.balancer.compat.deepseek import check_groups
-from equipoise.balancer.compat.input_arrays import Counts, Given, integers, whole
-from equipoise.balancer.compat.placement_policy import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import ArrayInput, Counts, integer_counts, integer_ids
+from equipoise.balancer.compat.placement_policy import (
+    EvenSplitPolicy,
+    PlacementRequest,
+    compute_placement,
+)
 from equipoise.balancer.experts.placement import Placement, logical_maps
 from equipoise.hal.errors import PlacementError
 
@@ -26,20 +30,20 @@ DTYPES = {
     "deepseek_vec_hierarchical": (torch.int64, torch.int32, torch.int32),
 }
 """By algorithm: of the three tensors that it returns."""
-WIDE = "deepseek_vec"
+FULL_WIDTH = "deepseek_vec"
 """Algorithms of this name make the second tensor as wide as the redundant slots allow."""
 
 
 def rebalance_experts(
-    tokens_per_expert: Given,
+    tokens_per_expert: ArrayInput,
     num_physical_experts: int,
     num_local_physical_experts: int,
     num_groups: int | None,
     num_nodes: int,
     algorithm: object,
     *,
-    installed: Given | None = None,
-    policy: str = Rule.BEST,
+    installed: ArrayInput | None = None,
+    policy: str = EvenSplitPolicy.BEST,
 ) -> Tensors:
     """Where the copies of experts go: the three tensors that the module describes.
 
@@ -59,8 +63,10 @@ def rebalance_experts(
     name = _algorithm(algorithm)
     load = _load(tokens_per_expert, num_groups, num_nodes)
     ranks = _ranks(num_physical_experts, num_local_physical_experts)
-    now = None if installed is None else integers(installed, "installed").astype(np.int32)
-    placement = place(load, Wish(num_physical_experts, ranks, num_nodes, policy), now)
+    now = None if installed is None else integer_ids(installed, "installed").astype(np.int32)
+    placement = compute_placement(
+        load, PlacementRequest(num_physical_experts, ranks, num_nodes, policy), now
+    )
     return _tensors(placement, load.shape[-1], name, _device(tokens_per_expert))
 
 
@@ -71,8 +77,8 @@ def _algorithm(algorithm: object) -> str:
     return name
 
 
-def _load(tokens: Given, groups: int | None, nodes: int) -> Counts:
-    load = whole(tokens, "tokens_per_expert")
+def _load(tokens: ArrayInput, groups: int | None, nodes: int) -> Counts:
+    load = integer_counts(tokens, "tokens_per_expert")
     if load.ndim != 3:
         raise PlacementError(
             f"tokens_per_expert must be (steps, layers, experts), got {load.shape}"
@@ -88,10 +94,10 @@ def _ranks(slots: int, local: int) -> int:
 
 
 def _tensors(placement: Placement, experts: int, name: str, device: torch.device) -> Tensors:
-    width = placement.shape[1] - experts + 1 if name.startswith(WIDE) else None
+    width = placement.shape[1] - experts + 1 if name.startswith(FULL_WIDTH) else None
     maps = logical_maps(placement, experts, width)
     arrays = (placement, maps.logical_to_physical, maps.replica_count)
-    target = device if name == WIDE else torch.device("cpu")
+    target = device if name == FULL_WIDTH else torch.device("cpu")
     first, second, third = (
         torch.from_numpy(array).to(target, dtype)
         for array, dtype in zip(arrays, DTYPES[name], strict=True)
@@ -99,5 +105,5 @@ def _tensors(placement: Placement, experts: int, name: str, device: torch.device
     return first, second, third
 
 
-def _device(given: Given) -> torch.device:
+def _device(given: ArrayInput) -> torch.device:
     return given.device if isinstance(given, torch.Tensor) else torch.device("cpu")

@@ -10,9 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
-from equipoise.balancer.compat.input_arrays import Counts, Given, array_of, whole
-from equipoise.balancer.compat.packing import packed
-from equipoise.balancer.compat.placement_policy import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import ArrayInput, Counts, integer_counts, to_host_array
+from equipoise.balancer.compat.packing import pack_by_load
+from equipoise.balancer.compat.placement_policy import (
+    EvenSplitPolicy,
+    PlacementRequest,
+    compute_placement,
+)
 from equipoise.balancer.experts.placement import Placement, logical_maps
 from equipoise.hal.errors import PlacementError
 
@@ -69,10 +73,10 @@ class MoePlacementCpuInfo:
 
 def do_replication(
     meta_info: MetaInfo,
-    expert_load_factor: Given,
+    expert_load_factor: ArrayInput,
     cpu_placement: CpuPlacement,
     *,
-    policy: str = Rule.BEST,
+    policy: str = EvenSplitPolicy.BEST,
 ) -> None:
     """Write how many slots each expert gets to `cpu_placement.expert_replica_count`.
 
@@ -91,10 +95,10 @@ def do_replication(
 
 def do_placement(
     meta_info: MetaInfo,
-    expert_load_factor: Given,
+    expert_load_factor: ArrayInput,
     cpu_placement: CpuPlacement,
     *,
-    policy: str = Rule.BEST,
+    policy: str = EvenSplitPolicy.BEST,
 ) -> None:
     """Write the expert in each slot to `cpu_placement.rank_expert_ids`.
 
@@ -121,22 +125,22 @@ def do_placement(
     if _counts(placement, load) == copies:
         rows = placement.reshape(meta_info.ep_size, -1).tolist()
     else:
-        rows = packed(load[0].tolist(), copies, meta_info.ep_size)
+        rows = pack_by_load(load[0].tolist(), copies, meta_info.ep_size)
     cpu_placement.rank_expert_ids = rows
 
 
-def _load(meta_info: MetaInfo, factor: Given) -> Counts:
-    given = array_of(factor)
+def _load(meta_info: MetaInfo, factor: ArrayInput) -> Counts:
+    given = to_host_array(factor)
     if given.shape != (meta_info.expert_count,):
         raise PlacementError(
             f"expert_load_factor must be ({meta_info.expert_count},), got {given.shape}"
         )
-    return whole(np.atleast_2d(given), "expert_load_factor")
+    return integer_counts(np.atleast_2d(given), "expert_load_factor")
 
 
 def _planned(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:
     slots = meta_info.ep_size * meta_info.slot_count_per_rank
-    return place(load, Wish(slots, meta_info.ep_size, rule=policy))
+    return compute_placement(load, PlacementRequest(slots, meta_info.ep_size, rule=policy))
 
 
 def _counts(placement: Placement, load: Counts) -> list[int]:

@@ -9,21 +9,25 @@ import numpy.typing as npt
 import torch
 
 from equipoise.balancer.compat.deepseek import check_groups
-from equipoise.balancer.compat.input_arrays import Counts, Given, integers, whole
-from equipoise.balancer.compat.placement_policy import Rule, Wish, place
+from equipoise.balancer.compat.input_arrays import ArrayInput, Counts, integer_counts, integer_ids
+from equipoise.balancer.compat.placement_policy import (
+    EvenSplitPolicy,
+    PlacementRequest,
+    compute_placement,
+)
 from equipoise.balancer.experts.placement import logical_maps
 from equipoise.hal.errors import PlacementError
 
 
 def rebalance_experts(
-    weight: Given,
+    weight: ArrayInput,
     num_replicas: int,
     num_groups: int,
     num_nodes: int,
     num_ranks: int,
-    old_global_expert_indices: Given | None = None,
+    old_global_expert_indices: ArrayInput | None = None,
     *,
-    policy: str = Rule.BEST,
+    policy: str = EvenSplitPolicy.BEST,
 ) -> torch.Tensor:
     """Where the copies of experts go.
 
@@ -44,15 +48,17 @@ def rebalance_experts(
     Raises:
         PlacementError: numbers cannot fit together, or one is no count.
     """
-    load = whole(weight)
+    load = integer_counts(weight)
     check_groups(load.shape[-1], num_groups, num_nodes)
-    wish = Wish(num_replicas, num_ranks, num_nodes, policy)
+    wish = PlacementRequest(num_replicas, num_ranks, num_nodes, policy)
     if old_global_expert_indices is None:
-        return torch.from_numpy(place(load, wish).astype(np.int64))
-    old = integers(old_global_expert_indices, "old_global_expert_indices")
-    if _complete(old, load, num_replicas):
-        return torch.from_numpy(place(load, wish, old.astype(np.int32)).astype(np.int64))
-    fresh = place(load, wish).astype(np.int64)
+        return torch.from_numpy(compute_placement(load, wish).astype(np.int64))
+    old = integer_ids(old_global_expert_indices, "old_global_expert_indices")
+    if _is_complete(old, load, num_replicas):
+        return torch.from_numpy(
+            compute_placement(load, wish, old.astype(np.int32)).astype(np.int64)
+        )
+    fresh = compute_placement(load, wish).astype(np.int64)
     return torch.from_numpy(preserve_intragpu_slots(fresh, num_ranks, old))
 
 
@@ -71,7 +77,7 @@ def preserve_intragpu_slots(
     for layer in range(phy2log.shape[0]):
         for first in range(0, phy2log.shape[1], size):
             part = slice(first, first + size)
-            kept[layer, part] = _in_place(phy2log[layer, part], old_phy2log[layer, part])
+            kept[layer, part] = _keep_slots(phy2log[layer, part], old_phy2log[layer, part])
     return kept
 
 
@@ -95,7 +101,7 @@ def compute_logical_maps(
     given = physical_to_logical_map
     if given.device.type != "cpu" or given.dim() not in (1, 2):
         raise PlacementError(f"expected (layers, slots) on the CPU, got {tuple(given.shape)}")
-    placement = integers(given if given.dim() == 2 else given[None], "physical_to_logical_map")
+    placement = integer_ids(given if given.dim() == 2 else given[None], "physical_to_logical_map")
     if placement.size and placement.max() >= num_logical_experts:
         raise PlacementError(f"expert {placement.max()} is outside [0, {num_logical_experts})")
     maps = logical_maps(placement, num_logical_experts)
@@ -110,14 +116,14 @@ class EplbPolicy:
     preserve_intragpu_slots = staticmethod(preserve_intragpu_slots)
 
 
-def _complete(old: Counts, load: Counts, slots: int) -> bool:
+def _is_complete(old: Counts, load: Counts, slots: int) -> bool:
     layers, experts = load.shape
     if old.shape != (layers, slots) or old.min() < 0 or old.max() >= experts:
         return False
     return bool((logical_maps(old, experts).replica_count > 0).all())
 
 
-def _in_place(
+def _keep_slots(
     new: npt.NDArray[np.integer], old: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.integer]:
     """One rank's experts."""

@@ -13,14 +13,19 @@ import numpy.typing as npt
 
 from equipoise.balancer.compat.input_arrays import (
     UNKNOWN,
+    ArrayInput,
     Counts,
-    Given,
-    array_of,
-    integers,
-    refuse,
+    check_counts,
+    integer_ids,
+    to_host_array,
 )
-from equipoise.balancer.compat.input_arrays import whole as whole_numbers
-from equipoise.balancer.compat.placement_policy import Rule, Wish, peaks, place
+from equipoise.balancer.compat.input_arrays import integer_counts as whole_numbers
+from equipoise.balancer.compat.placement_policy import (
+    EvenSplitPolicy,
+    PlacementRequest,
+    compute_placement,
+    max_rank_rows,
+)
 from equipoise.balancer.experts.placement import ExpertShape, Placement, check_placement
 from equipoise.hal.errors import PlacementError
 
@@ -29,7 +34,10 @@ Table = list[list[list[int]]]
 
 
 def rebalance_experts(
-    current_expert_table: Given, expert_workload: Given, *, policy: str = Rule.BEST
+    current_expert_table: ArrayInput,
+    expert_workload: ArrayInput,
+    *,
+    policy: str = EvenSplitPolicy.BEST,
 ) -> tuple[int, npt.NDArray[np.int64], Table]:
     """A table that levels the ranks, from the present one and what each of its slots took.
 
@@ -47,15 +55,15 @@ def rebalance_experts(
         PlacementError: the tables do not fit together, an expert has no slot, or a number is no
             count.
     """
-    given = standing(current_expert_table, expert_workload)
-    wish = Wish(given.shape.slots, given.shape.ranks, rule=policy)
-    placement = place(given.load, wish, given.installed)
+    given = parse_installed_load(current_expert_table, expert_workload)
+    wish = PlacementRequest(given.shape.slots, given.shape.ranks, rule=policy)
+    placement = compute_placement(given.load, wish, given.installed)
     changed = int((placement != given.installed).any())
     return changed, given.relieved_by(placement), given.tables(placement).tolist()
 
 
 @dataclass(frozen=True)
-class Standing:
+class InstalledLoad:
     """What the engine has installed, and what it took.
 
     Attributes:
@@ -71,7 +79,7 @@ class Standing:
     def relieved_by(self, placement: Placement) -> npt.NDArray[np.int64]:
         """The layers, those first whose fullest rank `placement` relieves most."""
         ranks = self.shape.ranks
-        before, after = (peaks(self.load, p, ranks) for p in (self.installed, placement))
+        before, after = (max_rank_rows(self.load, p, ranks) for p in (self.installed, placement))
         order: npt.NDArray[np.int64] = np.argsort(after / np.maximum(before, 1), kind="stable")
         return order
 
@@ -81,9 +89,11 @@ class Standing:
         return placement.astype(np.int64).reshape(shape.layers, shape.ranks, -1)
 
 
-def standing(current_expert_table: Given, expert_workload: Given) -> Standing:
+def parse_installed_load(
+    current_expert_table: ArrayInput, expert_workload: ArrayInput
+) -> InstalledLoad:
     """What is in the arguments of `rebalance_experts`; raises as it does."""
-    table = integers(current_expert_table, "current_expert_table")
+    table = integer_ids(current_expert_table, "current_expert_table")
     if table.ndim != 3 or 0 in table.shape:
         raise PlacementError(
             f"current_expert_table must be (layers, ranks, slots of a rank), got {table.shape}"
@@ -93,7 +103,7 @@ def standing(current_expert_table: Given, expert_workload: Given) -> Standing:
     installed = table.reshape(layers, -1).astype(np.int32)
     check_placement(installed, shape)
     load = _by_expert(_workload(expert_workload, table.shape), installed, shape)
-    return Standing(load, installed, shape)
+    return InstalledLoad(load, installed, shape)
 
 
 class EplbPolicy:
@@ -107,18 +117,18 @@ class EplbPolicy:
         raise PlacementError(f"a group that changes to {new_ep_size} ranks is not planned here")
 
     def rebalance_experts(
-        self, current_expert_table: Given, expert_workload: Given
+        self, current_expert_table: ArrayInput, expert_workload: ArrayInput
     ) -> tuple[int, npt.NDArray[np.int64], Table]:
         """As the function of this name."""
         return rebalance_experts(current_expert_table, expert_workload)
 
 
-def _workload(given: Given, shape: tuple[int, ...]) -> Counts:
-    array = array_of(given)
+def _workload(given: ArrayInput, shape: tuple[int, ...]) -> Counts:
+    array = to_host_array(given)
     if array.shape[-3:] != shape or array.ndim > 4 or array.dtype.kind not in "iuf":
         raise PlacementError(f"expert_workload must be numbers {shape}, got {array.shape}")
     known = np.where(array == UNKNOWN, 0, array)
-    refuse(known, "expert_workload")
+    check_counts(known, "expert_workload")
     summed: Counts = whole_numbers(known.reshape(-1, shape[0], shape[1] * shape[2])).sum(axis=0)
     return summed
 

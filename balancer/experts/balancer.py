@@ -18,7 +18,7 @@ from equipoise.balancer.experts.context import (
     StagedFromPeers,
     UpdatePathConfig,
 )
-from equipoise.balancer.experts.engine.engine import Group, RebalanceEngine, UpdatePath
+from equipoise.balancer.experts.engine.engine import EngineContext, RebalanceEngine, UpdatePath
 from equipoise.balancer.experts.engine.in_place_path import InPlacePath
 from equipoise.balancer.experts.engine.recorder import EventRecorder
 from equipoise.balancer.experts.engine.serving_state import ServingState
@@ -272,7 +272,7 @@ def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> Exper
         router = _router(context, installed, load, others)
         path = _path(context, installed, locks, others, staff, shape)
         archive = _key_collector(context, staff.vote)
-        group = Group(context.fabric.control, context.members, context.first_step, archive)
+        group = EngineContext(context.fabric.control, context.members, context.first_step, archive)
         recorder = _recorder(context, shape, router)
         engine = RebalanceEngine(
             installed, load, path, renewal, group, context.config, staff, recorder

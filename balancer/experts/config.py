@@ -23,15 +23,15 @@ class RoutingRule(StrEnum):
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-SIGMA_WINDOWS = 8
+MIN_SIGMA_WINDOWS = 8
 """Windows from which on they say well enough how load varies: a deviation of seven numbers is known
 to a third of itself at best."""
-SIGMA = 1.0
+DEFAULT_SIGMA = 1.0
 """Standard deviations that a rank counts with by default where there are so many windows: a plan
 for their sum alone levels the sum, and no batch."""
 
 
-class Policy(StrEnum):
+class PlanningPolicy(StrEnum):
     """How to plan."""
 
     GREEDY = "greedy"
@@ -73,8 +73,8 @@ def default_sigma(windows: int, policy: str, objective: str) -> float:
             with 0 or 1 for an expert: deviations of these are mostly chance, and following them
             moves a fifth of the slots and more in each steady window (docs/design/planning.md).
     """
-    uses_deviations = policy != Policy.GREEDY and objective == Objective.TOKENS
-    return SIGMA if uses_deviations and windows >= SIGMA_WINDOWS else 0.0
+    uses_deviations = policy != PlanningPolicy.GREEDY and objective == Objective.TOKENS
+    return DEFAULT_SIGMA if uses_deviations and windows >= MIN_SIGMA_WINDOWS else 0.0
 
 
 def parse_choice(kind: type[Choice], name: str, value: str) -> Choice:

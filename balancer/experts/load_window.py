@@ -81,7 +81,7 @@ class WindowSchedule:
 
 
 @dataclass(frozen=True)
-class Idle:
+class NotReducing:
     """No sum is under way."""
 
 
@@ -132,7 +132,7 @@ class LoadWindow:
         self._parts = parts
         self.sums: deque[Load] = deque(maxlen=parts.window // parts.every)
         """Global rows of the last sub-windows that were summed, oldest first."""
-        self._state: Idle | Reducing | ReducingOnWorker = Idle()
+        self._state: NotReducing | Reducing | ReducingOnWorker = NotReducing()
         zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
         self.counters = zeros.to(accelerator.device)
         """This rank's rows in the open sub-window; routing adds to it on the compute stream."""
@@ -160,7 +160,7 @@ class LoadWindow:
 
     def due(self, step: int) -> int:
         """The first boundary behind that of `step` at which there is something to do."""
-        if not isinstance(self._state, Idle):
+        if not isinstance(self._state, NotReducing):
             return step + 1
         return self._parts.next_event(step)
 
@@ -179,14 +179,14 @@ class LoadWindow:
     def drain(self) -> Job[bool]:
         """Take a sum that is under way; whether there was one."""
         match self._state:
-            case Idle():
+            case NotReducing():
                 return False
             case Reducing(counts, work):
                 yield WorkDone(work)
                 self.sums.append(counts.cpu().numpy())
             case ReducingOnWorker(told):
-                self.sums.append((yield from _told(told)))
-        self._state = Idle()
+                self.sums.append((yield from _sum_of_job(told)))
+        self._state = NotReducing()
         return True
 
     def _close(self) -> Job[None]:
@@ -217,7 +217,7 @@ class LoadWindow:
         return summed
 
 
-def _told(told: JobHandle[Load]) -> Job[Load]:
+def _sum_of_job(told: JobHandle[Load]) -> Job[Load]:
     try:
         summed: Load = yield JobDone(told)
     except TimeoutError as error:

@@ -65,7 +65,7 @@ def layer_numbers(model: ExpertModel, number: int) -> tuple[int, ...]:
     return tuple(model.numbers[row] for row in model.groups[number].layers)
 
 
-def name_of(model: ExpertModel, number: int) -> str:
+def layer_group_name(model: ExpertModel, number: int) -> str:
     """Model and layers of a family, for errors: its engine counts its layers from 0."""
     own = format_ranges(list(layer_numbers(model, number)))
     return f"model {model.name!r}, layers {own} counted from 0"
@@ -269,7 +269,7 @@ class ModelBalancer:
     @cached_property
     def _names(self) -> tuple[str, ...]:
         """Of the layer groups, in errors."""
-        return tuple(name_of(self.model, number) for number in range(len(self.groups)))
+        return tuple(layer_group_name(self.model, number) for number in range(len(self.groups)))
 
     def _place(self, layer: int) -> tuple[int, int]:
         """The group of a layer, and its row there."""

@@ -35,7 +35,7 @@ from equipoise.balancer.experts.model_balancer import (
     LayerGroupContext,
     ModelBalancer,
     error_context,
-    name_of,
+    layer_group_name,
 )
 from equipoise.balancer.experts.placement import Layout, check_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
@@ -79,11 +79,11 @@ def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...
     )
 
 
-MEMORY = logging.getLogger("equipoise.memory")
+MEMORY_LOG = logging.getLogger("equipoise.memory")
 """Told at the start, by the first rank, what balancing takes."""
-UpdatePath = Callable[[LayerGroupContext], UpdatePathConfig]
+UpdatePathFactory = Callable[[LayerGroupContext], UpdatePathConfig]
 """How weights come into the slots of a family."""
-EventSinks = Callable[[LayerGroupContext], EventSink]
+EventSinkFactory = Callable[[LayerGroupContext], EventSink]
 """Who is told what happens to a family."""
 
 
@@ -124,8 +124,8 @@ def open_balancers(
     starts: Mapping[str, ModelStart],
     *,
     budget: int = 0,
-    way: UpdatePath = lambda berth: STAGED_FROM_PEERS,
-    journals: EventSinks = lambda berth: NO_EVENTS,
+    way: UpdatePathFactory = lambda berth: STAGED_FROM_PEERS,
+    journals: EventSinkFactory = lambda berth: NO_EVENTS,
 ) -> BalancerSet:
     """Put balancers of all models together; collective.
 
@@ -152,7 +152,7 @@ def open_balancers(
     opened: list[ExpertBalancer] = []
     try:
         for part in parts:
-            opened.append(_open(accelerator, fabric, part, way, journals))
+            opened.append(_open_group(accelerator, fabric, part, way, journals))
     except BaseException:
         close_quietly(opened)
         raise
@@ -166,7 +166,7 @@ def open_balancers(
         }
     )
     if fabric.control.rank == 0:
-        MEMORY.info("device memory of a rank:\n%s", balancers.ledger)
+        MEMORY_LOG.info("device memory of a rank:\n%s", balancers.ledger)
     return balancers
 
 
@@ -179,13 +179,18 @@ def layer_group_specs(
     staging = split_staging(families, budget) if budget else (0,) * len(families)
     return tuple(
         LayerGroupSpec(
-            model, number, _own(starts[model.name], model, number, place, len(homes)), buffers
+            model,
+            number,
+            _group_start(starts[model.name], model, number, place, len(homes)),
+            buffers,
         )
         for place, ((model, number), buffers) in enumerate(zip(homes, staging, strict=True))
     )
 
 
-def _own(start: ModelStart, model: ExpertModel, number: int, place: int, places: int) -> ModelStart:
+def _group_start(
+    start: ModelStart, model: ExpertModel, number: int, place: int, places: int
+) -> ModelStart:
     """A start for one family: its layers, a label that no other has, a phase that few have."""
     config, rows = start.config, list(model.groups[number].layers)
     sums = config.step_interval // config.sub_window
@@ -198,25 +203,25 @@ def _own(start: ModelStart, model: ExpertModel, number: int, place: int, places:
     return ModelStart(Layout(placement, shares), replace(config, name=label, step_offset=phase))
 
 
-def _open(
+def _open_group(
     accelerator: Accelerator,
     fabric: Fabric,
     part: LayerGroupSpec,
-    way: UpdatePath,
-    journals: EventSinks,
+    way: UpdatePathFactory,
+    journals: EventSinkFactory,
 ) -> ExpertBalancer:
     model, start = part.model, part.start
     family = model.groups[part.number]
     store = accelerator.slot_store(family.layout(part.staging))
     berth = LayerGroupContext(accelerator, model, part.number, store)
-    with error_context(name_of(model, part.number)):
-        path = _path(way(berth), berth)
+    with error_context(layer_group_name(model, part.number)):
+        path = _complete_path(way(berth), berth)
         shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
         ends, told = (accelerator, fabric, store, shape), journals(berth)
         return open_balancer(*ends, start.layout, start.config, path, journal=told)
 
 
-def _path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
+def _complete_path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
     """With what was registered of entries, and not without what it needs."""
     if isinstance(path, InPlaceFromHost):
         return replace(path, entries=berth.entries)
@@ -238,7 +243,7 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
 
 
 def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
-    """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
+    """See that all ranks mean the same before anything is opened. Raises `VoteOutcomeUnknown`."""
     config = parts[0].start.config
     mine = {f"model {part.model.name!r}, family {part.number}": _values(part) for part in parts}
     check_same_on_all_ranks(control, f"{config.name}/open", config.timeout, mine)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equipoise.balancer.experts.agreement.key_collector import BEFORE, StoredKey
+from equipoise.balancer.experts.agreement.key_collector import BEFORE_FIRST_REBALANCE, StoredKey
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.agreement.same_on_all_ranks import check_same_on_all_ranks
 from equipoise.balancer.experts.config import BalancerConfig
@@ -89,14 +89,14 @@ def surviving_layout(
     refills = tuple(
         SlotReload(layer, slot, expert)
         for layer in range(shape.layers)
-        for slot, expert in _refilled(placement[layer], shape.experts)
+        for slot, expert in _reload_row(placement[layer], shape.experts)
     )
     return RecoveredLayout(
         smaller, Layout(placement, even_shares(placement, shape.experts)), refills
     )
 
 
-def _refilled(row: Placement, experts: int) -> list[tuple[int, int]]:
+def _reload_row(row: Placement, experts: int) -> list[tuple[int, int]]:
     """Give every expert that has no slot one of the expert that has most. Changes `row`."""
     copies = np.bincount(row, minlength=experts)
     found = []
@@ -123,7 +123,7 @@ def check_same_survivors(
     mine = {"layout": layout.digest, "ranks": str(members.ranks), "step": str(step)}
     told = {f"reconfigure of balancer {config.name!r}": mine}
     check_same_on_all_ranks(control, question, config.timeout, told, members.ranks)
-    return StoredKey(BEFORE, question, members.ranks)
+    return StoredKey(BEFORE_FIRST_REBALANCE, question, members.ranks)
 
 
 def reload_lost_experts(context: BalancerContext, saved: RecoveredLayout) -> None:
@@ -141,7 +141,7 @@ def reload_lost_experts(context: BalancerContext, saved: RecoveredLayout) -> Non
         for lost in saved.refills:
             gone.setdefault(lost.layer, []).append(lost.expert)
         raise ExpertsLost(gone)
-    _write(context, supply, saved)
+    _write_reloads(context, supply, saved)
 
 
 def _host_weights(path: UpdatePathConfig) -> HostWeights | None:
@@ -162,18 +162,20 @@ def rewrite_half_written(
     per, place = saved.shape.slots_per_rank, context.members.rank_in_group
     for layer in layers:
         experts = saved.layout.placement[layer, place * per : (place + 1) * per].tolist()
-        _fill(context, context.path.supply, layer, range(layer * per, (layer + 1) * per), experts)
+        _write_slots(
+            context, context.path.supply, layer, range(layer * per, (layer + 1) * per), experts
+        )
 
 
-def _write(context: BalancerContext, supply: HostWeights, saved: RecoveredLayout) -> None:
+def _write_reloads(context: BalancerContext, supply: HostWeights, saved: RecoveredLayout) -> None:
     per, place = saved.shape.slots_per_rank, context.members.rank_in_group
     for layer in range(saved.shape.layers):
         mine = [r for r in saved.refills if r.layer == layer and r.slot // per == place]
         slots = [layer * per + refilled.slot % per for refilled in mine]
-        _fill(context, supply, layer, slots, [refilled.expert for refilled in mine])
+        _write_slots(context, supply, layer, slots, [refilled.expert for refilled in mine])
 
 
-def _fill(
+def _write_slots(
     context: BalancerContext,
     supply: HostWeights,
     layer: int,

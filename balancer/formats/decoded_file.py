@@ -23,13 +23,13 @@ from equipoise.balancer.formats.files import read_bytes
 from equipoise.balancer.formats.statistics_csv import decode_csv
 from equipoise.hal.errors import FormatError, PlacementError
 
-ARRAY = "array"
+UNNAMED_ARRAY = "array"
 """The field of a file that holds one array without a name."""
 Decoder = Callable[[Path, bytes], Mapping[str, object]]
 DECODERS: dict[str, Decoder] = {
     ".json": decode_json,
     ".npz": decode_npz,
-    ".npy": lambda path, data: {ARRAY: decode_npy(path, data)},
+    ".npy": lambda path, data: {UNNAMED_ARRAY: decode_npy(path, data)},
     ".safetensors": decode_safetensors,
     ".pt": decode_torch,
     ".pth": decode_torch,
@@ -37,12 +37,12 @@ DECODERS: dict[str, Decoder] = {
     ".yml": decode_yaml,
     ".csv": decode_csv,
 }
-MAGIC = ((b"\x93NUMPY", ".npy"), (b"PK", ".npz"), (b"{", ".json"), (b"layer,", ".csv"))
+MAGIC_PREFIXES = ((b"\x93NUMPY", ".npy"), (b"PK", ".npz"), (b"{", ".json"), (b"layer,", ".csv"))
 """How a file begins whose suffix says nothing."""
 
 
 @dataclass(frozen=True)
-class Bundle:
+class DecodedFile:
     """Fields by name: arrays, or what JSON and YAML have.
 
     Attributes:
@@ -62,21 +62,21 @@ class Bundle:
     def integers(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
         """A field as an array with these axes. Raises `FormatError`."""
         try:
-            return numbers.integers(name, self._field(name), axes)
+            return numbers.int64_array(name, self._field(name), axes)
         except PlacementError as error:
             raise self.error(str(error)) from None
 
     def narrow(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int32]:
         """The same in 32 bits."""
         try:
-            return numbers.narrow(name, self.integers(name, axes), axes)
+            return numbers.int32_array(name, self.integers(name, axes), axes)
         except PlacementError as error:
             raise self.error(str(error)) from None
 
     def whole(self, name: str) -> int:
         """A field that is one whole number. Raises `FormatError`."""
         try:
-            return numbers.whole(name, self._field(name))
+            return numbers.parse_integer(name, self._field(name))
         except PlacementError as error:
             raise self.error(str(error)) from None
 
@@ -93,23 +93,23 @@ class Bundle:
     def _field(self, name: str) -> object:
         if name not in self.fields:
             known = ", ".join(sorted(self.fields)[:8])
-            raise self.error(f"has no field {name}, only {numbers.short(known)}")
+            raise self.error(f"has no field {name}, only {numbers.short_repr(known)}")
         return self.fields[name]
 
 
-def open_bundle(path: Path) -> Bundle:
+def decode_file(path: Path) -> DecodedFile:
     """Read a file by its suffix, or by how it begins. Raises `FormatError`."""
     data = read_bytes(path)
     if not data:
         raise FormatError(str(path), "is empty")
     suffix = path.suffix.lower()
     if suffix not in DECODERS:
-        found = [known for magic, known in MAGIC if data.lstrip().startswith(magic)]
+        found = [known for magic, known in MAGIC_PREFIXES if data.lstrip().startswith(magic)]
         if not found:
             known = ", ".join(DECODERS)
             raise FormatError(str(path), f"is of no kind that is known: {known}")
         suffix = found[0]
-    return Bundle(path, suffix, DECODERS[suffix](path, data))
+    return DecodedFile(path, suffix, DECODERS[suffix](path, data))
 
 
 def encode_fields(suffix: str, fields: Mapping[str, npt.NDArray[np.generic]]) -> bytes:

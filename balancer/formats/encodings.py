@@ -26,12 +26,12 @@ import numpy.typing as npt
 import yaml
 from safetensors.numpy import load, save
 
-from equipoise.balancer.formats.files import LARGEST, read_text
-from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.formats.files import MAX_FILE_BYTES, read_text
+from equipoise.balancer.formats.numbers import short_repr
 from equipoise.hal.errors import FormatError
 
 Array = npt.NDArray[np.generic]
-HEADERS = {
+HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
@@ -41,7 +41,7 @@ def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
     """One array of numbers. Raises `FormatError`: truncated, longer than it says, objects."""
     stream = BytesIO(data)
     try:
-        shape, column_major, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)
+        shape, column_major, dtype = HEADER_READERS[np.lib.format.read_magic(stream)](stream)
     except Exception as error:  # whatever the parser says, the file is at fault
         what = str(error).partition("\n")[0][:80]
         raise FormatError(str(path), f"{name}: not an npy header: {what}") from None
@@ -86,8 +86,8 @@ def unzip(path: Path, data: bytes) -> dict[str, bytes]:
     """Members of a zip archive by name, their sums checked. Raises `FormatError`."""
     try:
         with ZipFile(BytesIO(data)) as archive:
-            if sum(member.file_size for member in archive.infolist()) > LARGEST:
-                raise FormatError(str(path), f"unpacks to more than {LARGEST} bytes")
+            if sum(member.file_size for member in archive.infolist()) > MAX_FILE_BYTES:
+                raise FormatError(str(path), f"unpacks to more than {MAX_FILE_BYTES} bytes")
             return {member.filename: archive.read(member) for member in archive.infolist()}
     except FormatError:
         raise
@@ -99,7 +99,7 @@ def unzip(path: Path, data: bytes) -> dict[str, bytes]:
 if TYPE_CHECKING:
     from torch import Tensor
 
-ZIP = b"PK\x03\x04"
+ZIP_MAGIC = b"PK\x03\x04"
 
 
 def decode_safetensors(path: Path, data: bytes) -> dict[str, Array]:
@@ -124,7 +124,7 @@ def decode_torch(path: Path, data: bytes) -> dict[str, object]:
     """
     import torch  # only for this one suffix
 
-    if data.startswith(ZIP):
+    if data.startswith(ZIP_MAGIC):
         unzip(path, data)  # torch would believe the sizes that the archive declares
     try:
         loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
@@ -134,14 +134,16 @@ def decode_torch(path: Path, data: bytes) -> dict[str, object]:
     if not isinstance(loaded, dict):
         raise FormatError(str(path), f"holds {type(loaded).__name__}, not a dictionary")
     return {
-        str(key): _array(path, str(key), value) if isinstance(value, torch.Tensor) else value
+        str(key): _array_of_tensor(path, str(key), value)
+        if isinstance(value, torch.Tensor)
+        else value
         for key, value in loaded.items()
     }
 
 
-def _array(path: Path, name: str, tensor: "Tensor") -> Array:
+def _array_of_tensor(path: Path, name: str, tensor: "Tensor") -> Array:
     # A damaged or sly file may describe a few bytes as a vast tensor of repeated ones.
-    if tensor.numel() * 8 > LARGEST:
+    if tensor.numel() * 8 > MAX_FILE_BYTES:
         raise FormatError(str(path), f"{name} has {tensor.numel()} entries")
     try:
         plain = tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
@@ -156,7 +158,9 @@ def decode_json(path: Path, data: bytes) -> dict[str, object]:
     """The object that the file holds. Raises `FormatError` that names line and column."""
     text = read_text(path, data)
     try:
-        loaded: object = json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant)
+        loaded: object = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+        )
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise FormatError(str(path), f"is not JSON: {error.msg} at {where}") from None
@@ -165,7 +169,7 @@ def decode_json(path: Path, data: bytes) -> dict[str, object]:
     except ValueError as error:
         raise FormatError(str(path), f"is not JSON: {str(error)[:100]}") from None
     if not isinstance(loaded, dict):
-        raise FormatError(str(path), f"holds {short(loaded)}, not an object")
+        raise FormatError(str(path), f"holds {short_repr(loaded)}, not an object")
     return loaded
 
 
@@ -181,26 +185,26 @@ def _json_value(value: object) -> str:
     return "[\n    " + ",\n    ".join(json.dumps(row) for row in value) + "\n  ]"
 
 
-def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The parser itself would silently keep the last."""
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {short(twice)} is given twice")
+        raise ValueError(f"key {short_repr(twice)} is given twice")
     return found
 
 
-def _constant(name: str) -> object:
+def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not a number of JSON")
 
 
 MAX_YAML_BYTES = 64 << 20
 """Bytes at most: a thousand layers of ten thousand slots."""
-DEEPEST = 8
+MAX_YAML_DEPTH = 8
 # The one in C is ten times faster, where PyYAML was built with it.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 
 
 def decode_yaml(path: Path, data: bytes) -> dict[str, object]:
@@ -209,13 +213,13 @@ def decode_yaml(path: Path, data: bytes) -> dict[str, object]:
         raise FormatError(str(path), f"is larger than {MAX_YAML_BYTES} bytes")
     text = read_text(path, data)
     try:
-        _check_events(path, text)
-        node = yaml.compose(text, Loader=LOADER)
+        _check_yaml_events(path, text)
+        node = yaml.compose(text, Loader=YAML_LOADER)
     except yaml.YAMLError as error:
-        raise FormatError(str(path), f"is not YAML: {_problem(error)}") from None
+        raise FormatError(str(path), f"is not YAML: {_yaml_problem(error)}") from None
     loaded = _yaml_value(path, node)
     if not isinstance(loaded, dict):
-        raise FormatError(str(path), f"holds {short(loaded)}, not a mapping")
+        raise FormatError(str(path), f"holds {short_repr(loaded)}, not a mapping")
     return loaded
 
 
@@ -231,45 +235,45 @@ def encode_yaml(fields: Mapping[str, object]) -> bytes:
     return text.encode()
 
 
-def _check_events(path: Path, text: str) -> None:
+def _check_yaml_events(path: Path, text: str) -> None:
     """Depth and anchors, before the parser that calls itself for each level sees the text."""
     depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
+    for event in yaml.parse(text, Loader=YAML_LOADER):
         if isinstance(event, yaml.AliasEvent):
             raise FormatError(
-                str(path), f"refers to the anchor {short(event.anchor)}: spell it out"
+                str(path), f"refers to the anchor {short_repr(event.anchor)}: spell it out"
             )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > DEEPEST:
-            raise FormatError(str(path), f"is not read: nested deeper than {DEEPEST} levels")
+        if depth > MAX_YAML_DEPTH:
+            raise FormatError(str(path), f"is not read: nested deeper than {MAX_YAML_DEPTH} levels")
 
 
 def _yaml_value(path: Path, node: yaml.Node | None) -> object:
     if isinstance(node, yaml.MappingNode):
-        return _mapping(path, node)
+        return _yaml_mapping(path, node)
     if isinstance(node, yaml.SequenceNode):
         return [_yaml_value(path, inner) for inner in node.value]
     if not isinstance(node, yaml.ScalarNode):
         return None
-    if not node.style and WHOLE.fullmatch(node.value):
+    if not node.style and YAML_INTEGER.fullmatch(node.value):
         return int(node.value)
     return None if node.value in ("", "~", "null") else node.value
 
 
-def _mapping(path: Path, node: yaml.MappingNode) -> dict[str, object]:
+def _yaml_mapping(path: Path, node: yaml.MappingNode) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, value in node.value:
         name = str(key.value)
         if name in found:
-            raise FormatError(str(path), f"key {short(name)} is given twice")
+            raise FormatError(str(path), f"key {short_repr(name)} is given twice")
         found[name] = _yaml_value(path, value)
     return found
 
 
-def _problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"

@@ -13,50 +13,54 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import ABSENT, logical_maps
-from equipoise.balancer.formats.decoded_file import ARRAY, Bundle
-from equipoise.balancer.formats.numbers import place
+from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile
+from equipoise.balancer.formats.numbers import format_index
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.hal.errors import FormatError
 
-GRID = "layer", "slot"
-TABLE = "layer", "expert", "column"
-FORWARD = "physical_to_logical_map"
-BACK = "logical_to_physical_map"
-COUNT = "logical_replica_count"
+SLOT_AXES = "layer", "slot"
+TABLE_AXES = "layer", "expert", "column"
+PHYSICAL_TO_LOGICAL = "physical_to_logical_map"
+LOGICAL_TO_PHYSICAL = "logical_to_physical_map"
+REPLICA_COUNT = "logical_replica_count"
 EPLB_TABLE = "eplb_table"
 
 
-def unpack_maps(bundle: Bundle, ranks: int) -> Arrangement:
+def unpack_maps(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From `physical_to_logical_map`; what else there is must agree. Raises `FormatError`."""
-    found = Arrangement.even(bundle.narrow(FORWARD, GRID), ranks, bundle.layers())
+    found = Arrangement.even(bundle.narrow(PHYSICAL_TO_LOGICAL, SLOT_AXES), ranks, bundle.layers())
     back, count = logical_maps(found.placement, found.experts)
-    if COUNT in bundle.fields:
-        _compare(bundle, COUNT, count, TABLE[:2])
-    if BACK in bundle.fields:
-        given = bundle.integers(BACK, TABLE)
+    if REPLICA_COUNT in bundle.fields:
+        _compare(bundle, REPLICA_COUNT, count, TABLE_AXES[:2])
+    if LOGICAL_TO_PHYSICAL in bundle.fields:
+        given = bundle.integers(LOGICAL_TO_PHYSICAL, TABLE_AXES)
         padded = _pad(back, max(back.shape[2], given.shape[2]), ABSENT)
-        _compare(bundle, BACK, padded, TABLE)
+        _compare(bundle, LOGICAL_TO_PHYSICAL, padded, TABLE_AXES)
     return found
 
 
 def pack_maps(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     """All three maps, int64, no wider than the expert with the most copies needs."""
     back, count = logical_maps(arrangement.placement, arrangement.experts)
-    maps = {FORWARD: arrangement.placement.astype(np.int64), BACK: back, COUNT: count}
-    return {**maps, **_beside(arrangement)}
+    maps = {
+        PHYSICAL_TO_LOGICAL: arrangement.placement.astype(np.int64),
+        LOGICAL_TO_PHYSICAL: back,
+        REPLICA_COUNT: count,
+    }
+    return {**maps, **_ranks_and_layers(arrangement)}
 
 
-def pack_forward(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
+def pack_physical_to_logical(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     """`physical_to_logical_map` alone; layers that are not arranged hold slot modulo experts."""
     trivial = np.arange(arrangement.slots, dtype=np.int64) % arrangement.experts
     rows = np.tile(trivial, (arrangement.layers[-1] + 1, 1))
     rows[list(arrangement.layers)] = arrangement.placement
-    return {FORWARD: rows}
+    return {PHYSICAL_TO_LOGICAL: rows}
 
 
-def unpack_table(bundle: Bundle, ranks: int) -> Arrangement:
+def unpack_table(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From an `eplb_table`. Raises `FormatError` that names layer, expert and value."""
-    table = bundle.narrow(EPLB_TABLE, TABLE)
+    table = bundle.narrow(EPLB_TABLE, TABLE_AXES)
     layers, experts, columns = table.shape
     if columns < 2 or not experts or not layers:
         what = "an expert needs two columns" if layers and experts else "it has no experts"
@@ -68,7 +72,8 @@ def unpack_table(bundle: Bundle, ranks: int) -> Arrangement:
             raise bundle.error(f"layer {layer}, expert {expert} {what}")
     slots = int(table[0, :, 0].sum())
     placement = [
-        _row(bundle, layer, rows, slots) for layer, rows in zip(numbers, table, strict=False)
+        _experts_by_slot(bundle, layer, rows, slots)
+        for layer, rows in zip(numbers, table, strict=False)
     ]
     return Arrangement.even(np.array(placement, dtype=np.int32), ranks, bundle.layers())
 
@@ -77,15 +82,15 @@ def pack_table(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     """(layers, experts, columns) int32; what no copy needs is 0, as in the vendor's own test."""
     back, count = logical_maps(arrangement.placement, arrangement.experts)
     table = np.concatenate([count[:, :, None], np.maximum(back, 0)], axis=2)
-    return {EPLB_TABLE: table.astype(np.int32), **_beside(arrangement)}
+    return {EPLB_TABLE: table.astype(np.int32), **_ranks_and_layers(arrangement)}
 
 
-def unpack_array(bundle: Bundle, ranks: int) -> Arrangement:
+def unpack_slot_array(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From an array without a name: (layers, slots), or (slots,) of one layer."""
-    return Arrangement.even(bundle.narrow(ARRAY, GRID), ranks)
+    return Arrangement.even(bundle.narrow(UNNAMED_ARRAY, SLOT_AXES), ranks)
 
 
-def _beside(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
+def _ranks_and_layers(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     return {
         "ranks": np.array(arrangement.ranks, dtype=np.int64),
         "layers": np.array(arrangement.layers, dtype=np.int64),
@@ -98,32 +103,34 @@ def _pad(back: npt.NDArray[np.int64], width: int, value: int) -> npt.NDArray[np.
 
 
 def _compare(
-    bundle: Bundle, name: str, expected: npt.NDArray[np.int64], axes: tuple[str, ...]
+    bundle: DecodedFile, name: str, expected: npt.NDArray[np.int64], axes: tuple[str, ...]
 ) -> None:
     """Copies may be listed in any order; what they are must agree."""
     given = bundle.integers(name, axes)
     if given.shape != expected.shape:
-        raise bundle.error(f"{name} is {given.shape}, of {FORWARD} follows {expected.shape}")
-    if len(axes) == len(TABLE):
+        raise bundle.error(
+            f"{name} is {given.shape}, of {PHYSICAL_TO_LOGICAL} follows {expected.shape}"
+        )
+    if len(axes) == len(TABLE_AXES):
         given, expected = -np.sort(-given, axis=2), -np.sort(-expected, axis=2)
     wrong = np.argwhere(given != expected)
     if wrong.size:
         where = tuple(wrong[0].tolist())
-        what = f"{name} has {given[where]}, of {FORWARD} follows {expected[where]}"
-        raise bundle.error(f"{place(axes[:2], where, bundle.layers())}: {what}")
+        what = f"{name} has {given[where]}, of {PHYSICAL_TO_LOGICAL} follows {expected[where]}"
+        raise bundle.error(f"{format_index(axes[:2], where, bundle.layers())}: {what}")
 
 
-def _row(
-    bundle: Bundle, layer: int, rows: npt.NDArray[np.int32], slots: int
+def _experts_by_slot(
+    bundle: DecodedFile, layer: int, rows: npt.NDArray[np.int32], slots: int
 ) -> npt.NDArray[np.int32]:
     """The expert in each slot of a layer."""
     row = np.full(slots, ABSENT, dtype=np.int32)
     for expert, (copies, *held) in enumerate(rows.tolist()):
         for slot in held[:copies]:
             if not 0 <= slot < slots:
-                raise _astray(bundle, layer, expert, f"slot {slot} of {slots}")
+                raise _slot_error(bundle, layer, expert, f"slot {slot} of {slots}")
             if row[slot] != ABSENT:
-                raise _astray(bundle, layer, expert, f"slot {slot}, as has expert {row[slot]}")
+                raise _slot_error(bundle, layer, expert, f"slot {slot}, as has expert {row[slot]}")
             row[slot] = expert
     if (row == ABSENT).any():
         slot = int(np.flatnonzero(row == ABSENT)[0])
@@ -131,5 +138,5 @@ def _row(
     return row
 
 
-def _astray(bundle: Bundle, layer: int, expert: int, where: str) -> FormatError:
+def _slot_error(bundle: DecodedFile, layer: int, expert: int, where: str) -> FormatError:
     return bundle.error(f"layer {layer}: expert {expert} has {where}")

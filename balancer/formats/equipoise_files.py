@@ -5,29 +5,34 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats.decoded_file import ARRAY, Bundle
+from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile
 from equipoise.balancer.formats.encodings import encode_json
-from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.formats.numbers import short_repr
 from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import AXES, RANK_AXES, Statistics
+from equipoise.balancer.formats.statistics import COUNT_AXES, RANK_AXES, Statistics
 
-FORMAT = "format"
+FORMAT_FIELD = "format"
 """The field by which a placement is recognised."""
-COUNT = "counts"
+COUNTS_FIELD = "counts"
 """And statistics."""
 NAME = "equipoise-placement"
 VERSION = 1
-GRID = "layer", "slot"
+SLOT_AXES = "layer", "slot"
 
 
-def unpack_placement(bundle: Bundle, ranks: int) -> Arrangement:
+def unpack_placement(bundle: DecodedFile, ranks: int) -> Arrangement:
     """The arrangement. Raises `FormatError`, also where a digest is not that of the rest."""
-    if bundle.fields.get(FORMAT) != NAME:
-        raise bundle.error(f"{FORMAT} is {short(bundle.fields.get(FORMAT))}, not {NAME!r}")
+    if bundle.fields.get(FORMAT_FIELD) != NAME:
+        raise bundle.error(
+            f"{FORMAT_FIELD} is {short_repr(bundle.fields.get(FORMAT_FIELD))}, not {NAME!r}"
+        )
     if bundle.whole("version") != VERSION:
         raise bundle.error(f"is of version {bundle.whole('version')}, not {VERSION}")
     found = Arrangement(
-        bundle.narrow("placement", GRID), bundle.narrow("shares", GRID), ranks, bundle.layers()
+        bundle.narrow("placement", SLOT_AXES),
+        bundle.narrow("shares", SLOT_AXES),
+        ranks,
+        bundle.layers(),
     )
     sizes = {"slots": found.slots, "experts": found.experts}
     for name, size in sizes.items():
@@ -35,7 +40,7 @@ def unpack_placement(bundle: Bundle, ranks: int) -> Arrangement:
             raise bundle.error(f"says {bundle.whole(name)} {name}, and has {size}")
     for name, digest in (("digest", found.digest), ("seal", seal(found))):
         if bundle.fields.get(name) != digest:
-            said = short(bundle.fields.get(name))
+            said = short_repr(bundle.fields.get(name))
             raise bundle.error(f"{name} is {said}, and of what is in it {digest}")
     return found
 
@@ -44,7 +49,7 @@ def pack_placement(arrangement: Arrangement) -> bytes:
     """The bytes of the file."""
     return encode_json(
         {
-            FORMAT: NAME,
+            FORMAT_FIELD: NAME,
             "version": VERSION,
             "ranks": arrangement.ranks,
             "slots": arrangement.slots,
@@ -66,10 +71,10 @@ def seal(arrangement: Arrangement) -> str:
     return state.hexdigest()
 
 
-def unpack_statistics(bundle: Bundle) -> Statistics:
+def unpack_statistics(bundle: DecodedFile) -> Statistics:
     """Statistics out of npz, or fields of the same names elsewhere. Raises `FormatError`."""
     return Statistics(
-        bundle.integers(COUNT, AXES),
+        bundle.integers(COUNTS_FIELD, COUNT_AXES),
         bundle.layers(),
         bundle.integers("by_rank", RANK_AXES) if "by_rank" in bundle.fields else None,
         bundle.optional("iterations"),
@@ -80,7 +85,7 @@ def unpack_statistics(bundle: Bundle) -> Statistics:
 def pack_statistics(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]]:
     """Fields of an npz file."""
     fields: dict[str, npt.NDArray[np.generic]] = {
-        COUNT: statistics.counts,
+        COUNTS_FIELD: statistics.counts,
         "layers": np.array(statistics.layers, dtype=np.int64),
     }
     if statistics.by_rank is not None:
@@ -91,24 +96,24 @@ def pack_statistics(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]
     return fields
 
 
-def unpack_array(bundle: Bundle) -> Statistics:
+def unpack_counts(bundle: DecodedFile) -> Statistics:
     """One array without a name: (layers, experts) or (windows, layers, experts)."""
-    return Statistics(counts_of(bundle, ARRAY))
+    return Statistics(counts_of(bundle, UNNAMED_ARRAY))
 
 
-def counts_of(bundle: Bundle, name: str) -> npt.NDArray[np.int64]:
+def counts_of(bundle: DecodedFile, name: str) -> npt.NDArray[np.int64]:
     """A field of counts with or without windows, as (windows, layers, experts)."""
-    if depth(bundle.fields[name]) == len(AXES):
-        return bundle.integers(name, AXES)
-    return bundle.integers(name, AXES[1:])[None]
+    if nesting_depth(bundle.fields[name]) == len(COUNT_AXES):
+        return bundle.integers(name, COUNT_AXES)
+    return bundle.integers(name, COUNT_AXES[1:])[None]
 
 
-def depth(value: object) -> int:
+def nesting_depth(value: object) -> int:
     """Axes of an array, or how deep the first entry of nested lists lies."""
     if isinstance(value, np.ndarray):
         return value.ndim
     levels = 0
-    while isinstance(value, list) and levels < len(AXES):
+    while isinstance(value, list) and levels < len(COUNT_AXES):
         value = value[0] if value else None
         levels += 1
     return levels

@@ -9,9 +9,9 @@ from shutil import rmtree
 from typing import TypeVar
 from uuid import uuid4
 
-from equipoise.hal.errors import FileUnwritten, FormatError
+from equipoise.hal.errors import FileWriteFailed, FormatError
 
-LARGEST = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 """Bytes of a file at most: more is another kind of file, or an attack on memory."""
 Outcome = TypeVar("Outcome")
 
@@ -32,11 +32,11 @@ def read_bytes(path: Path) -> bytes:
 
     def read() -> bytes:
         with path.open("rb") as stream:
-            return stream.read(LARGEST + 1)
+            return stream.read(MAX_FILE_BYTES + 1)
 
-    data = _tried(path, "read", read)
-    if len(data) > LARGEST:
-        raise FormatError(str(path), f"is larger than {LARGEST} bytes")
+    data = _with_file_errors(path, "read", read)
+    if len(data) > MAX_FILE_BYTES:
+        raise FormatError(str(path), f"is larger than {MAX_FILE_BYTES} bytes")
     return data
 
 
@@ -48,9 +48,9 @@ def read_text(path: Path, data: bytes) -> str:
         raise FormatError(str(path), f"is not UTF-8 at byte {error.start}") from None
 
 
-def names_in(folder: Path) -> list[str]:
+def list_folder(folder: Path) -> list[str]:
     """Names in a folder, sorted. Raises `FormatError`."""
-    return sorted(_tried(folder, "read", lambda: os.listdir(folder)))
+    return sorted(_with_file_errors(folder, "read", lambda: os.listdir(folder)))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -58,14 +58,14 @@ def write_bytes(path: Path, data: bytes) -> None:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise FormatError(str(path), "is there already, and is not a regular file")
-    beside = _beside(target)
+    beside = _temporary_path(target)
 
     def write() -> None:
-        _fill(beside, data)
+        _write_synced(beside, data)
         beside.replace(target)
 
     try:
-        _tried(path, "written", write)
+        _with_file_errors(path, "written", write)
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -73,28 +73,28 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder of files, all of them or none. Raises `FormatError`, where it has files too."""
-    beside = _beside(path)
+    beside = _temporary_path(path)
 
     def write() -> None:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise FormatError(str(path), "is there already, and is not an empty folder")
         beside.mkdir()
         for name, data in files.items():
-            _fill(beside / name, data)
+            _write_synced(beside / name, data)
         beside.replace(path)
 
     try:
-        _tried(path, "written", write)
+        _with_file_errors(path, "written", write)
     finally:
         rmtree(beside, ignore_errors=True)
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     # In the same folder, so that renaming is one step; hidden, and named by nobody else.
     return path.parent / f".{path.name[:100]}.{uuid4().hex}"
 
 
-def _fill(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes) -> None:
     with path.open("xb") as stream:
         stream.write(data)
         stream.flush()
@@ -102,11 +102,11 @@ def _fill(path: Path, data: bytes) -> None:
 
 
 def _mode(path: Path) -> int:
-    return _tried(path, "read", path.stat).st_mode
+    return _with_file_errors(path, "read", path.stat).st_mode
 
 
-def _tried(path: Path, what: str, action: Callable[[], Outcome]) -> Outcome:
-    kind = FileUnwritten if what == "written" else FormatError
+def _with_file_errors(path: Path, what: str, action: Callable[[], Outcome]) -> Outcome:
+    kind = FileWriteFailed if what == "written" else FormatError
     try:
         return action()
     except OSError as error:

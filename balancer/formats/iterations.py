@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-WRITTEN = re.compile(r"([0-9]{1,12})-([0-9]{1,12})")
+RANGE_PATTERN = re.compile(r"([0-9]{1,12})-([0-9]{1,12})")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Iterations:
     @staticmethod
     def parse(text: str) -> "Iterations":
         """From START-STOP in decimal digits. Raises ValueError."""
-        match = WRITTEN.fullmatch(text)
+        match = RANGE_PATTERN.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not START-STOP")
         return Iterations(int(match[1]), int(match[2]))

@@ -8,20 +8,20 @@ import numpy.typing as npt
 
 from equipoise.hal.errors import PlacementError
 
-LAYERS_MOST = 1 << 16
+MAX_LAYERS = 1 << 16
 """Numbers of layers are below this."""
-WORD = 1 << 63
+INT64_LIMIT = 1 << 63
 _SHORT = Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 40
 
 
-def short(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value in an error, however long it is."""
     return _SHORT.repr(value)
 
 
-def place(axes: Sequence[str], index: Sequence[int], layers: Sequence[int] = ()) -> str:
+def format_index(axes: Sequence[str], index: Sequence[int], layers: Sequence[int] = ()) -> str:
     """Where in an array: `layer 3, expert 5`. `layers` numbers what axis `layer` counts."""
     names = []
     for axis, at in zip(axes, index, strict=False):
@@ -30,7 +30,7 @@ def place(axes: Sequence[str], index: Sequence[int], layers: Sequence[int] = ())
     return ", ".join(names)
 
 
-def integers(name: str, value: object, axes: Sequence[str]) -> npt.NDArray[np.int64]:
+def int64_array(name: str, value: object, axes: Sequence[str]) -> npt.NDArray[np.int64]:
     """An array, or nested lists, with these axes, as int64.
 
     Raises `PlacementError` that names place and value: not so deep, ragged, not numbers,
@@ -38,32 +38,36 @@ def integers(name: str, value: object, axes: Sequence[str]) -> npt.NDArray[np.in
     """
     if isinstance(value, np.ndarray):
         return _from_array(name, value, axes)
-    return _Lists(name, axes).array(value)
+    return _NestedLists(name, axes).array(value)
 
 
-def narrow(name: str, numbers: npt.NDArray[np.int64], axes: Sequence[str]) -> npt.NDArray[np.int32]:
+def int32_array(
+    name: str, numbers: npt.NDArray[np.int64], axes: Sequence[str]
+) -> npt.NDArray[np.int32]:
     """The same in 32 bits. Raises `PlacementError` for what does not fit."""
     wrong = np.argwhere(numbers != numbers.astype(np.int32))
     if wrong.size:
         where = tuple(wrong[0].tolist())
-        raise PlacementError(f"{name}: {place(axes, where)}: {numbers[where]} is out of range")
+        raise PlacementError(
+            f"{name}: {format_index(axes, where)}: {numbers[where]} is out of range"
+        )
     return numbers.astype(np.int32)
 
 
-def whole(name: str, value: object) -> int:
+def parse_integer(name: str, value: object) -> int:
     """One number. Raises `PlacementError`."""
     if isinstance(value, np.ndarray):
         value = value.item() if value.size == 1 else value
-    return _number(value, f"{name} is")
+    return _check_integer(value, f"{name} is")
 
 
-def _number(value: object, subject: str) -> int:
-    if type(value) is float and value.is_integer() and abs(value) < WORD:
+def _check_integer(value: object, subject: str) -> int:
+    if type(value) is float and value.is_integer() and abs(value) < INT64_LIMIT:
         return int(value)
     if type(value) is not int:
-        raise PlacementError(f"{subject} {short(value)}, not a whole number")
-    if not -WORD <= value < WORD:
-        raise PlacementError(f"{subject} {short(value)}, beyond 64 bits")
+        raise PlacementError(f"{subject} {short_repr(value)}, not a whole number")
+    if not -INT64_LIMIT <= value < INT64_LIMIT:
+        raise PlacementError(f"{subject} {short_repr(value)}, beyond 64 bits")
     return value
 
 
@@ -77,7 +81,7 @@ def _from_array(
     wrong = np.argwhere(~_fits(array))
     if wrong.size:
         where = tuple(wrong[0].tolist())
-        _number(array[where].item(), f"{name}: {place(axes, where)} is")
+        _check_integer(array[where].item(), f"{name}: {format_index(axes, where)} is")
     return array.astype(np.int64)
 
 
@@ -86,14 +90,14 @@ def _fits(array: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     if array.dtype.kind == "i":
         return np.ones(array.shape, dtype=np.bool_)
     if array.dtype.kind == "u":
-        return array.astype(np.uint64) < np.uint64(WORD)
+        return array.astype(np.uint64) < np.uint64(INT64_LIMIT)
     with np.errstate(invalid="ignore"):
         rough = array.astype(np.float64)
-        fits: npt.NDArray[np.bool_] = (abs(rough) < float(WORD)) & (np.floor(rough) == rough)
+        fits: npt.NDArray[np.bool_] = (abs(rough) < float(INT64_LIMIT)) & (np.floor(rough) == rough)
     return fits
 
 
-class _Lists:
+class _NestedLists:
     """Walks nested lists once, and knows how long they are on each axis."""
 
     def __init__(self, name: str, axes: Sequence[str]) -> None:
@@ -110,7 +114,7 @@ class _Lists:
 
     def _walk(self, value: object, index: tuple[int, ...]) -> None:
         if not isinstance(value, list):
-            raise PlacementError(f"{self._where(index)} is {short(value)}, not a list")
+            raise PlacementError(f"{self._where(index)} is {short_repr(value)}, not a list")
         expected = self._lengths[len(index)]
         if expected is None:
             self._lengths[len(index)] = len(value)
@@ -127,10 +131,10 @@ class _Lists:
     def _numbers(self, row: list[object], index: tuple[int, ...]) -> None:
         # Most files hold nothing but good numbers: a place is put into words only where not.
         for at, value in enumerate(row):
-            if type(value) is int and -WORD <= value < WORD:
+            if type(value) is int and -INT64_LIMIT <= value < INT64_LIMIT:
                 self._flat.append(value)
             else:
-                self._flat.append(_number(value, f"{self._where((*index, at))} is"))
+                self._flat.append(_check_integer(value, f"{self._where((*index, at))} is"))
 
     def _where(self, index: tuple[int, ...]) -> str:
-        return ": ".join(filter(None, (self._name, place(self._axes, index))))
+        return ": ".join(filter(None, (self._name, format_index(self._axes, index))))

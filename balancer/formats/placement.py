@@ -17,7 +17,7 @@ from equipoise.balancer.formats.statistics import check_layers
 from equipoise.hal.errors import PlacementError
 
 
-class Numbering(StrEnum):
+class LayerNumbering(StrEnum):
     """What the numbers of layers mean."""
 
     MODEL = "model"
@@ -46,7 +46,7 @@ class Arrangement:
     ranks: int
     layers: tuple[int, ...] = ()
     origin: str = ""
-    numbering: Numbering = Numbering.MODEL
+    numbering: LayerNumbering = LayerNumbering.MODEL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _check_placement(self.placement, self.layers))

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from equipoise.balancer.formats.decoded_file import Bundle, open_bundle
-from equipoise.balancer.formats.eplb_maps import FORWARD
+from equipoise.balancer.formats.decoded_file import DecodedFile, decode_file
+from equipoise.balancer.formats.eplb_maps import PHYSICAL_TO_LOGICAL
 from equipoise.balancer.formats.files import is_folder
-from equipoise.balancer.formats.placement import Arrangement, Numbering
+from equipoise.balancer.formats.placement import Arrangement, LayerNumbering
 from equipoise.balancer.formats.registry import (
-    FOLDER,
-    PLACEMENTS,
-    STATISTICS,
-    Cargo,
+    FOLDER_SUFFIX,
+    PLACEMENT_FORMATS,
+    STATISTICS_FORMATS,
+    FileContent,
     Format,
     PlacementFormat,
     StatisticsFormat,
@@ -22,36 +22,36 @@ from equipoise.balancer.formats.registry import (
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError, PlacementError
 
-Named = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 Kind = TypeVar("Kind", bound=Format)
 Value = TypeVar("Value")
 
 
 def known() -> tuple[Format, ...]:
     """Every format, of statistics first."""
-    return *STATISTICS, *PLACEMENTS
+    return *STATISTICS_FORMATS, *PLACEMENT_FORMATS
 
 
-def read_statistics(path: Named) -> Statistics:
+def read_statistics(path: FilePath) -> Statistics:
     """The statistics in a file, or in a folder; the format is found by suffix and content.
 
     Raises `FormatError`, in one line that names file, layer and value.
     """
     bundle = _open(Path(path))
-    return _statistics(bundle, _recognised(bundle, STATISTICS, "statistics"))
+    return _statistics(bundle, _find_format(bundle, STATISTICS_FORMATS, "statistics"))
 
 
-def read_placement(path: Named, *, ranks: int | None = None) -> Arrangement:
+def read_placement(path: FilePath, *, ranks: int | None = None) -> Arrangement:
     """The placement in a file; the format is found by suffix and content.
 
     `ranks` is needed where the file does not say it, and must agree where it does. Shares are even
     where the file has none. Raises `FormatError`, in one line that names file, layer and value.
     """
     bundle = _open(Path(path))
-    return _placement(bundle, _recognised(bundle, PLACEMENTS, "a placement"), ranks)
+    return _placement(bundle, _find_format(bundle, PLACEMENT_FORMATS, "a placement"), ranks)
 
 
-def read_either(path: Named, *, ranks: int | None = None) -> Statistics | Arrangement:
+def read_either(path: FilePath, *, ranks: int | None = None) -> Statistics | Arrangement:
     """What a file holds; the format is found by suffix and content.
 
     With `ranks` it is taken for a placement: an array without a name may be either, and only a
@@ -59,80 +59,85 @@ def read_either(path: Named, *, ranks: int | None = None) -> Statistics | Arrang
     """
     bundle = _open(Path(path))
     if ranks is not None:
-        return _placement(bundle, _recognised(bundle, PLACEMENTS, "a placement"), ranks)
-    formats: tuple[StatisticsFormat | PlacementFormat, ...] = (*STATISTICS, *PLACEMENTS)
-    form = _recognised(bundle, formats, "statistics or a placement")
+        return _placement(bundle, _find_format(bundle, PLACEMENT_FORMATS, "a placement"), ranks)
+    formats: tuple[StatisticsFormat | PlacementFormat, ...] = (
+        *STATISTICS_FORMATS,
+        *PLACEMENT_FORMATS,
+    )
+    form = _find_format(bundle, formats, "statistics or a placement")
     if isinstance(form, StatisticsFormat):
         return _statistics(bundle, form)
     return _placement(bundle, form, None)
 
 
-def write_statistics(path: Named, statistics: Statistics, format: str | None = None) -> str | None:
+def write_statistics(
+    path: FilePath, statistics: Statistics, format: str | None = None
+) -> str | None:
     """Write a file, or a folder, whole or not at all; what the format loses, in words, or None.
 
     Without `format` the suffix says it. Raises `FormatError`.
     """
-    form = _chosen(Path(path), STATISTICS, format)
+    form = _choose_format(Path(path), STATISTICS_FORMATS, format)
     form.write(Path(path), statistics)
-    lost = _lost(form, _cargo_of_statistics(statistics))
-    return "; ".join(filter(None, (lost, _made_up(form, statistics)))) or None
+    lost = _loss(form, _statistics_content(statistics))
+    return "; ".join(filter(None, (lost, _rank_warning(form, statistics)))) or None
 
 
-def write_placement(path: Named, layout: Arrangement, format: str | None = None) -> str | None:
+def write_placement(path: FilePath, layout: Arrangement, format: str | None = None) -> str | None:
     """Write a file whole or not at all; what the format loses, in words, or None.
 
     Even shares are nothing to lose. Without `format` the suffix says it. Raises `FormatError`.
     """
-    form = _chosen(Path(path), PLACEMENTS, format)
+    form = _choose_format(Path(path), PLACEMENT_FORMATS, format)
     form.write(Path(path), layout)
-    lost = _lost(form, _cargo_of_arrangement(layout))
-    return "; ".join(filter(None, (lost, _taken_for_numbers(form, layout)))) or None
+    lost = _loss(form, _placement_content(layout))
+    return "; ".join(filter(None, (lost, _layer_number_warning(form, layout)))) or None
 
 
-def statistics_format(path: Named, format: str | None = None) -> Format:
+def statistics_format(path: FilePath, format: str | None = None) -> Format:
     """The format that statistics would be written to `path` in. Raises `FormatError`."""
-    return _chosen(Path(path), STATISTICS, format)
+    return _choose_format(Path(path), STATISTICS_FORMATS, format)
 
 
-def placement_format(path: Named, format: str | None = None) -> Format:
+def placement_format(path: FilePath, format: str | None = None) -> Format:
     """The format that a placement would be written to `path` in. Raises `FormatError`."""
-    return _chosen(Path(path), PLACEMENTS, format)
+    return _choose_format(Path(path), PLACEMENT_FORMATS, format)
 
 
-def _statistics(bundle: Bundle, form: StatisticsFormat) -> Statistics:
-    found = _checked(bundle, lambda: form.read(bundle))
+def _statistics(bundle: DecodedFile, form: StatisticsFormat) -> Statistics:
+    found = _name_file_in_errors(bundle, lambda: form.read(bundle))
     return replace(found, origin=f"{form.name}: {bundle.path}")
 
 
-def _placement(bundle: Bundle, form: PlacementFormat, ranks: int | None) -> Arrangement:
-    found = _checked(bundle, lambda: form.read(bundle, ranks))
+def _placement(bundle: DecodedFile, form: PlacementFormat, ranks: int | None) -> Arrangement:
+    found = _name_file_in_errors(bundle, lambda: form.read(bundle, ranks))
     numbering = _numbering(form, found, bundle)
     return replace(found, origin=f"{form.name}: {bundle.path}", numbering=numbering)
 
 
-def _numbering(form: PlacementFormat, found: Arrangement, bundle: Bundle) -> Numbering:
+def _numbering(form: PlacementFormat, found: Arrangement, bundle: DecodedFile) -> LayerNumbering:
     """Engines that go by the place of a layer number the layers with experts: 0, 1, ..."""
-    if set(bundle.fields) == {FORWARD}:  # SGLang's
-        return Numbering.EVERY
+    if set(bundle.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's
+        return LayerNumbering.EVERY
     if form.by_number or found.layers != tuple(range(len(found.layers))):
-        return Numbering.MODEL
+        return LayerNumbering.MODEL
     # The files that we write tell the model's numbers beside the maps.
-    return Numbering.MODEL if "layers" in bundle.fields else Numbering.UNKNOWN
+    return LayerNumbering.MODEL if "layers" in bundle.fields else LayerNumbering.UNKNOWN
 
 
-def _open(path: Path) -> Bundle:
+def _open(path: Path) -> DecodedFile:
     if is_folder(path):
         # Its one format reads the files in it.
-        marks = {form.mark: None for form in STATISTICS if FOLDER in form.reads}
-        return Bundle(path, FOLDER, marks)
-    return open_bundle(path)
+        marks = {form.mark: None for form in STATISTICS_FORMATS if FOLDER_SUFFIX in form.reads}
+        return DecodedFile(path, FOLDER_SUFFIX, marks)
+    return decode_file(path)
 
 
-def _recognised(bundle: Bundle, formats: Sequence[Kind], what: str) -> Kind:
+def _find_format(bundle: DecodedFile, formats: Sequence[Kind], what: str) -> Kind:
     for form in formats:
         if form.mark in bundle.fields and bundle.suffix in form.reads:
             return form
-    if bundle.suffix == FOLDER:
+    if bundle.suffix == FOLDER_SUFFIX:
         raise bundle.error(f"is a folder, and not {what}")
     for other in known():
         if other.mark in bundle.fields and bundle.suffix in other.reads:
@@ -144,7 +149,7 @@ def _recognised(bundle: Bundle, formats: Sequence[Kind], what: str) -> Kind:
     raise bundle.error(f"is not {what}: has none of the fields {marks}")
 
 
-def _checked(bundle: Bundle, read: Callable[[], Value]) -> Value:
+def _name_file_in_errors(bundle: DecodedFile, read: Callable[[], Value]) -> Value:
     """What the values themselves refuse does not name the file yet."""
     try:
         return read()
@@ -152,7 +157,7 @@ def _checked(bundle: Bundle, read: Callable[[], Value]) -> Value:
         raise bundle.error(str(error)) from None
 
 
-def _chosen(path: Path, formats: Sequence[Kind], name: str | None) -> Kind:
+def _choose_format(path: Path, formats: Sequence[Kind], name: str | None) -> Kind:
     suffix = path.suffix.lower()
     if name is None:
         found = [form for form in formats if suffix in form.writes]
@@ -164,40 +169,40 @@ def _chosen(path: Path, formats: Sequence[Kind], name: str | None) -> Kind:
     if not found:
         names = ", ".join(form.name for form in formats if form.writes)
         raise FormatError(str(path), f"cannot be written as {name}: known are {names}")
-    if suffix not in found[0].writes and FOLDER not in found[0].writes:
+    if suffix not in found[0].writes and FOLDER_SUFFIX not in found[0].writes:
         suffixes = ", ".join(found[0].writes)
         raise FormatError(str(path), f"is written as {name} with a suffix of {suffixes}")
     return found[0]
 
 
-def _cargo_of_statistics(statistics: Statistics) -> dict[Cargo, bool]:
+def _statistics_content(statistics: Statistics) -> dict[FileContent, bool]:
     return {
-        Cargo.WINDOWS: statistics.windows > 1,
-        Cargo.LAYERS: statistics.layers != tuple(range(len(statistics.layers))),
-        Cargo.BY_RANK: statistics.by_rank is not None,
-        Cargo.ITERATIONS: statistics.iterations is not None,
-        Cargo.TOP_K: statistics.top_k is not None,
+        FileContent.WINDOWS: statistics.windows > 1,
+        FileContent.LAYERS: statistics.layers != tuple(range(len(statistics.layers))),
+        FileContent.BY_RANK: statistics.by_rank is not None,
+        FileContent.ITERATIONS: statistics.iterations is not None,
+        FileContent.TOP_K: statistics.top_k is not None,
     }
 
 
-def _cargo_of_arrangement(layout: Arrangement) -> dict[Cargo, bool]:
+def _placement_content(layout: Arrangement) -> dict[FileContent, bool]:
     # Not the number of ranks: whoever starts the engine says it again.
     return {
-        Cargo.SHARES: not layout.is_even,
-        Cargo.LAYERS: layout.layers != tuple(range(len(layout.layers))),
+        FileContent.SHARES: not layout.is_even,
+        FileContent.LAYERS: layout.layers != tuple(range(len(layout.layers))),
     }
 
 
-def _lost(form: Format, cargo: dict[Cargo, bool]) -> str | None:
+def _loss(form: Format, cargo: dict[FileContent, bool]) -> str | None:
     lost = [what for what, present in cargo.items() if present and what not in form.carries]
     return f"{form.name} does not carry {', '.join(lost)}: lost" if lost else None
 
 
-def _taken_for_numbers(form: PlacementFormat, layout: Arrangement) -> str | None:
+def _layer_number_warning(form: PlacementFormat, layout: Arrangement) -> str | None:
     """What a reader takes for the numbers of layers, where they may be others."""
-    if form.by_number and layout.numbering is Numbering.UNKNOWN:
+    if form.by_number and layout.numbering is LayerNumbering.UNKNOWN:
         said = "the model's numbers of layers, which the source does not tell"
-    elif not form.by_number and layout.numbering is Numbering.EVERY:
+    elif not form.by_number and layout.numbering is LayerNumbering.EVERY:
         said = "the place among layers with experts, and the source has a row for dense ones too"
     else:
         return None
@@ -205,8 +210,12 @@ def _taken_for_numbers(form: PlacementFormat, layout: Arrangement) -> str | None
     return f"{form.name} goes by {said}: 0 to {last} are right only where every layer has experts"
 
 
-def _made_up(form: Format, statistics: Statistics) -> str | None:
+def _rank_warning(form: Format, statistics: Statistics) -> str | None:
     """What a reader of the format would take for known, and is not."""
-    if Cargo.BY_RANK in form.carries and FOLDER in form.writes and statistics.by_rank is None:
+    if (
+        FileContent.BY_RANK in form.carries
+        and FOLDER_SUFFIX in form.writes
+        and statistics.by_rank is None
+    ):
         return f"{form.name} has counts by rank: all were written as those of rank 0"
     return None

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.formats import trtllm_statistics as folders
-from equipoise.balancer.formats.files import LARGEST, names_in, write_bytes
+from equipoise.balancer.formats.files import MAX_FILE_BYTES, list_folder, write_bytes
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.statistics import Counts, check_layers
-from equipoise.hal.errors import FileUnwritten, FormatError, PlacementError
+from equipoise.hal.errors import FileWriteFailed, FormatError, PlacementError
 
-Rows = npt.NDArray[np.integer]
+RowCounts = npt.NDArray[np.integer]
 """(layers, experts): rows of one iteration, one per (token, k)."""
 
 
@@ -107,7 +107,7 @@ class Recorder:
         self._layers = tuple(layers)
         self._shape = (len(self._layers), experts)
         self._check_size()
-        _make(folder)
+        _make_folder(folder)
         _check_unused(folder, rank, ranks)
         self._state: State = Waiting()
 
@@ -116,7 +116,7 @@ class Recorder:
         """How far it is."""
         return self._state
 
-    def record(self, iteration: int, counts: Rows) -> None:
+    def record(self, iteration: int, counts: RowCounts) -> None:
         """Add what this rank's tokens asked for; call on every step.
 
         An iteration may be fed in several parts, which are added; one that is left out counts as
@@ -160,7 +160,7 @@ class Recorder:
         assert isinstance(self._state, Complete | Partial | Empty)
         return self._state
 
-    def _add(self, now: Recording, iteration: int, counts: Rows) -> None:
+    def _add(self, now: Recording, iteration: int, counts: RowCounts) -> None:
         if iteration < now.last:
             raise PlacementError(f"iteration {iteration} comes after iteration {now.last}")
         if counts.shape != self._shape or counts.dtype.kind not in "iu":
@@ -179,27 +179,27 @@ class Recorder:
         write_bytes(self._folder / folders.rank_file(self._rank), data)
         if self._rank == 0:
             meta = folders.encode_meta(self._shape[1], self._top_k)
-            write_bytes(self._folder / folders.META, meta)
+            write_bytes(self._folder / folders.META_FILE, meta)
 
     def _check_size(self) -> None:
         needed = len(self._iterations) * self._shape[0] * self._shape[1] * 8
-        if needed > LARGEST:
-            what = f"iterations {self._iterations} take {needed} bytes a rank, at most {LARGEST}"
+        if needed > MAX_FILE_BYTES:
+            what = f"iterations {self._iterations} take {needed} bytes a rank, at most {MAX_FILE_BYTES}"
             raise FormatError(str(self._folder), what)
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what = f"cannot be made: {error.strerror or error}"
-        raise FileUnwritten(str(folder), what) from None
+        raise FileWriteFailed(str(folder), what) from None
 
 
 def _check_unused(folder: Path, rank: int, ranks: int) -> None:
     """Files of this rank, or of ranks that are not there, would mix two recordings."""
-    for name in names_in(folder):
+    for name in list_folder(folder):
         match = folders.RANK_FILE.fullmatch(name)
         mine = match is not None and (int(match[1]) == rank or int(match[1]) >= ranks)
-        if mine or (rank == 0 and name == folders.META):
+        if mine or (rank == 0 and name == folders.META_FILE):
             raise FormatError(str(folder), f"has {name} already: it was recorded into before")

@@ -17,15 +17,15 @@ from equipoise.balancer.formats import (
     trtllm_statistics,
     vllm_ascend_expert_map,
 )
-from equipoise.balancer.formats.decoded_file import ARRAY, Bundle, encode_fields
+from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile, encode_fields
 from equipoise.balancer.formats.encodings import encode_npy
 from equipoise.balancer.formats.files import write_bytes
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
-from equipoise.hal.errors import RanksUnsaid
+from equipoise.hal.errors import RankCountMissing
 
 
-class Cargo(StrEnum):
+class FileContent(StrEnum):
     """What a file can carry beside counts, or beside which expert is in which slot."""
 
     SHARES = "shares"
@@ -55,14 +55,14 @@ class Format:
     mark: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    carries: frozenset[Cargo]
+    carries: frozenset[FileContent]
 
 
 @dataclass(frozen=True)
 class StatisticsFormat(Format):
     """One of statistics: how a bundle is read, and a path written."""
 
-    read: Callable[[Bundle], Statistics]
+    read: Callable[[DecodedFile], Statistics]
     write: Callable[[Path, Statistics], None]
 
 
@@ -74,31 +74,35 @@ class PlacementFormat(Format):
     else by its place among those with experts.
     """
 
-    read: Callable[[Bundle, int | None], Arrangement]
+    read: Callable[[DecodedFile, int | None], Arrangement]
     write: Callable[[Path, Arrangement], None]
     by_number: bool = False
 
 
-TREES = ".json", ".npz", ".safetensors"
+FIELD_SUFFIXES = ".json", ".npz", ".safetensors"
 """Suffixes of files that hold several fields."""
-TORCH = ".pt", ".pth"
-FOLDER = ""
+TORCH_SUFFIXES = ".pt", ".pth"
+FOLDER_SUFFIX = ""
 """The suffix of a folder."""
-COUNTED = frozenset({Cargo.WINDOWS, Cargo.LAYERS})
-ALL_COUNTED = COUNTED | {Cargo.BY_RANK, Cargo.ITERATIONS, Cargo.TOP_K}
-LAID_OUT = frozenset({Cargo.RANKS, Cargo.LAYERS})
+COUNTS_CONTENT = frozenset({FileContent.WINDOWS, FileContent.LAYERS})
+ALL_COUNTS_CONTENT = COUNTS_CONTENT | {
+    FileContent.BY_RANK,
+    FileContent.ITERATIONS,
+    FileContent.TOP_K,
+}
+PLACEMENT_CONTENT = frozenset({FileContent.RANKS, FileContent.LAYERS})
 
 
-def _told(
-    read: Callable[[Bundle, int], Arrangement],
-) -> Callable[[Bundle, int | None], Arrangement]:
+def _with_rank_count(
+    read: Callable[[DecodedFile, int], Arrangement],
+) -> Callable[[DecodedFile, int | None], Arrangement]:
     """For files that say how many ranks there are in a field, or not at all."""
 
-    def told(bundle: Bundle, ranks: int | None) -> Arrangement:
+    def told(bundle: DecodedFile, ranks: int | None) -> Arrangement:
         said = [bundle.whole(name) for name in ("ranks", "ep_size") if name in bundle.fields]
         if not said and ranks is None:
             what = "does not say how many ranks there are: it has to be said beside it"
-            raise RanksUnsaid(str(bundle.path), what)
+            raise RankCountMissing(str(bundle.path), what)
         if said and ranks not in (None, said[0]):
             raise bundle.error(f"is for {said[0]} ranks, not {ranks}")
         return read(bundle, said[0] if said else int(ranks or 0))
@@ -106,31 +110,31 @@ def _told(
     return told
 
 
-def _fields(
+def _write_fields(
     pack: Callable[[Arrangement], dict[str, npt.NDArray[np.generic]]],
 ) -> Callable[[Path, Arrangement], None]:
     """Named arrays, as the suffix says."""
     return lambda path, value: write_bytes(path, encode_fields(path.suffix.lower(), pack(value)))
 
 
-STATISTICS = (
+STATISTICS_FORMATS = (
     StatisticsFormat(
         "tensorrt-llm",
         "TensorRT-LLM, by EXPERT_STATISTIC_PATH",
-        trtllm_statistics.META,
-        (FOLDER,),
-        (FOLDER,),
-        ALL_COUNTED,
-        lambda bundle: trtllm_statistics.read(bundle.path),
-        trtllm_statistics.write,
+        trtllm_statistics.META_FILE,
+        (FOLDER_SUFFIX,),
+        (FOLDER_SUFFIX,),
+        ALL_COUNTS_CONTENT,
+        lambda bundle: trtllm_statistics.read_statistics_folder(bundle.path),
+        trtllm_statistics.write_statistics_folder,
     ),
     StatisticsFormat(
         "sglang",
         "SGLang's expert distribution recorder",
-        sglang_distribution.COUNT,
-        (*TREES, *TORCH),
+        sglang_distribution.LOGICAL_COUNT,
+        (*FIELD_SUFFIXES, *TORCH_SUFFIXES),
         (".json",),
-        COUNTED,
+        COUNTS_CONTENT,
         sglang_distribution.unpack,
         lambda path, value: write_bytes(
             path, encode_fields(".json", sglang_distribution.pack(value))
@@ -140,7 +144,7 @@ STATISTICS = (
         "sglang-records",
         "SGLang's recorder in the modes per_pass and per_token",
         sglang_distribution.RECORDS,
-        TORCH,
+        TORCH_SUFFIXES,
         (),
         frozenset(),
         sglang_distribution.refuse_records,
@@ -149,10 +153,10 @@ STATISTICS = (
     StatisticsFormat(
         "npz",
         "Equipoise",
-        equipoise_files.COUNT,
-        TREES,
+        equipoise_files.COUNTS_FIELD,
+        FIELD_SUFFIXES,
         (".npz",),
-        ALL_COUNTED,
+        ALL_COUNTS_CONTENT,
         equipoise_files.unpack_statistics,
         lambda path, value: write_bytes(
             path, encode_fields(".npz", equipoise_files.pack_statistics(value))
@@ -161,11 +165,11 @@ STATISTICS = (
     StatisticsFormat(
         "npy",
         "anyone, by numpy.save",
-        ARRAY,
+        UNNAMED_ARRAY,
         (".npy",),
         (".npy",),
-        frozenset({Cargo.WINDOWS}),
-        equipoise_files.unpack_array,
+        frozenset({FileContent.WINDOWS}),
+        equipoise_files.unpack_counts,
         lambda path, value: write_bytes(path, encode_npy(value.counts)),
     ),
     StatisticsFormat(
@@ -174,20 +178,20 @@ STATISTICS = (
         statistics_csv.COUNT,
         (".csv",),
         (".csv",),
-        COUNTED | {Cargo.ITERATIONS},
+        COUNTS_CONTENT | {FileContent.ITERATIONS},
         lambda bundle: statistics_csv.unpack(bundle.path, bundle.fields),
         lambda path, value: write_bytes(path, statistics_csv.encode_csv(value)),
     ),
 )
-PLACEMENTS = (
+PLACEMENT_FORMATS = (
     PlacementFormat(
         "equipoise",
         "Equipoise",
-        equipoise_files.FORMAT,
+        equipoise_files.FORMAT_FIELD,
         (".json",),
         (".json",),
-        LAID_OUT | {Cargo.SHARES},
-        _told(equipoise_files.unpack_placement),
+        PLACEMENT_CONTENT | {FileContent.SHARES},
+        _with_rank_count(equipoise_files.unpack_placement),
         lambda path, value: write_bytes(path, equipoise_files.pack_placement(value)),
         by_number=True,
     ),
@@ -197,39 +201,39 @@ PLACEMENTS = (
         trtllm_load_balancer.ASSIGNMENTS,
         (".yaml", ".yml"),
         (".yaml", ".yml"),
-        frozenset({Cargo.LAYERS}),
-        _told(trtllm_load_balancer.unpack),
+        frozenset({FileContent.LAYERS}),
+        _with_rank_count(trtllm_load_balancer.unpack),
         lambda path, value: write_bytes(path, trtllm_load_balancer.pack(value)),
         by_number=True,
     ),
     PlacementFormat(
         "vllm",
         "Equipoise, with the maps of vLLM's EPLB state",
-        eplb_maps.FORWARD,
-        (*TREES, *TORCH),
+        eplb_maps.PHYSICAL_TO_LOGICAL,
+        (*FIELD_SUFFIXES, *TORCH_SUFFIXES),
         (".npz", ".safetensors", ".json"),
-        LAID_OUT,
-        _told(eplb_maps.unpack_maps),
-        _fields(eplb_maps.pack_maps),
+        PLACEMENT_CONTENT,
+        _with_rank_count(eplb_maps.unpack_maps),
+        _write_fields(eplb_maps.pack_maps),
     ),
     PlacementFormat(
         "sglang",
         "SGLang's --init-expert-location",
-        eplb_maps.FORWARD,
-        (*TREES, *TORCH),
+        eplb_maps.PHYSICAL_TO_LOGICAL,
+        (*FIELD_SUFFIXES, *TORCH_SUFFIXES),
         (".json",),
-        frozenset({Cargo.LAYERS}),
-        _told(eplb_maps.unpack_maps),
-        _fields(eplb_maps.pack_forward),
+        frozenset({FileContent.LAYERS}),
+        _with_rank_count(eplb_maps.unpack_maps),
+        _write_fields(eplb_maps.pack_physical_to_logical),
         by_number=True,
     ),
     PlacementFormat(
         "vllm-ascend",
         "vllm-ascend, expert_map_path and expert_map_record_path",
-        vllm_ascend_expert_map.LAYERS,
+        vllm_ascend_expert_map.LAYER_LIST,
         (".json",),
         (".json",),
-        LAID_OUT,
+        PLACEMENT_CONTENT,
         vllm_ascend_expert_map.unpack,
         lambda path, value: write_bytes(path, vllm_ascend_expert_map.pack(value)),
     ),
@@ -237,20 +241,20 @@ PLACEMENTS = (
         "eplb-table",
         "Equipoise, with the table of Ascend's npu_moe_update_expert",
         eplb_maps.EPLB_TABLE,
-        (*TREES, *TORCH),
+        (*FIELD_SUFFIXES, *TORCH_SUFFIXES),
         (".npz", ".safetensors", ".json"),
-        LAID_OUT,
-        _told(eplb_maps.unpack_table),
-        _fields(eplb_maps.pack_table),
+        PLACEMENT_CONTENT,
+        _with_rank_count(eplb_maps.unpack_table),
+        _write_fields(eplb_maps.pack_table),
     ),
     PlacementFormat(
         "npy",
         "anyone, by numpy.save",
-        ARRAY,
+        UNNAMED_ARRAY,
         (".npy",),
         (".npy",),
         frozenset(),
-        _told(eplb_maps.unpack_array),
+        _with_rank_count(eplb_maps.unpack_slot_array),
         lambda path, value: write_bytes(path, encode_npy(value.placement)),
     ),
 )

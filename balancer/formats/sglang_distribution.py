@@ -9,20 +9,20 @@ slot, which are not read.
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats.decoded_file import Bundle
+from equipoise.balancer.formats.decoded_file import DecodedFile
 from equipoise.balancer.formats.equipoise_files import counts_of
 from equipoise.balancer.formats.statistics import Statistics
 
-COUNT = "logical_count"
+LOGICAL_COUNT = "logical_count"
 RECORDS = "records"
 
 
-def unpack(bundle: Bundle) -> Statistics:
+def unpack(bundle: DecodedFile) -> Statistics:
     """Raises `FormatError` and `PlacementError`."""
-    return Statistics(counts_of(bundle, COUNT)).with_rows()
+    return Statistics(counts_of(bundle, LOGICAL_COUNT)).with_rows()
 
 
-def refuse_records(bundle: Bundle) -> Statistics:
+def refuse_records(bundle: DecodedFile) -> Statistics:
     """Raises `FormatError` that says which mode to record in."""
     raise bundle.error("holds records by pass of one rank: record in mode stat instead")
 
@@ -32,4 +32,4 @@ def pack(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]]:
     windows, _, experts = statistics.counts.shape
     counts = np.zeros((windows, statistics.layers[-1] + 1, experts), dtype=np.int64)
     counts[:, list(statistics.layers)] = statistics.counts
-    return {COUNT: counts}
+    return {LOGICAL_COUNT: counts}

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.planning.inputs import MOST
+from equipoise.balancer.experts.planning.inputs import MAX_LAYER_ROWS
 from equipoise.balancer.formats.iterations import Iterations
-from equipoise.balancer.formats.numbers import LAYERS_MOST, place
+from equipoise.balancer.formats.numbers import MAX_LAYERS, format_index
 from equipoise.hal.errors import PlacementError
 
 Counts = npt.NDArray[np.int64]
 """(windows, layers, experts): rows, one per (token, k)."""
-AXES = "window", "layer", "expert"
-RANK_AXES = "rank", *AXES
+COUNT_AXES = "window", "layer", "expert"
+RANK_AXES = "rank", *COUNT_AXES
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +41,15 @@ class Statistics:
     origin: str = ""
 
     def __post_init__(self) -> None:
-        if self.counts.ndim != len(AXES) or 0 in self.counts.shape:
+        if self.counts.ndim != len(COUNT_AXES) or 0 in self.counts.shape:
             raise PlacementError(
                 f"counts are (windows, layers, experts), none of them 0, not {self.counts.shape}"
             )
         if not self.layers:
             object.__setattr__(self, "layers", tuple(range(self.counts.shape[1])))
         check_layers(self.layers, self.counts.shape[1])
-        _check_counts(self.counts, AXES, self.layers)
-        if self.iterations is not None and not 0 <= self.iterations <= MOST:
+        _check_counts(self.counts, COUNT_AXES, self.layers)
+        if self.iterations is not None and not 0 <= self.iterations <= MAX_LAYER_ROWS:
             raise PlacementError(f"iterations begin at {self.iterations}")
         if self.top_k is not None and not 1 <= self.top_k <= self.experts:
             raise PlacementError(f"{self.top_k} experts per token, of {self.experts} experts")
@@ -125,7 +125,7 @@ class Statistics:
         if wrong.size:
             where = tuple(wrong[0].tolist())
             raise PlacementError(
-                f"{place(AXES, where, self.layers)}: count {self.counts[where]} is not the sum "
+                f"{format_index(COUNT_AXES, where, self.layers)}: count {self.counts[where]} is not the sum "
                 f"of the ranks' counts, {by_rank.sum(axis=0)[where]}"
             )
 
@@ -135,8 +135,8 @@ def check_layers(layers: tuple[int, ...], expected: int) -> None:
     if len(layers) != expected:
         raise PlacementError(f"{len(layers)} numbers of layers for {expected} layers")
     for before, layer in zip((-1, *layers), layers, strict=False):
-        if not 0 <= layer < LAYERS_MOST:
-            raise PlacementError(f"layer {layer} is outside 0 to {LAYERS_MOST - 1}")
+        if not 0 <= layer < MAX_LAYERS:
+            raise PlacementError(f"layer {layer} is outside 0 to {MAX_LAYERS - 1}")
         if layer <= before:
             raise PlacementError(f"layer {layer} comes after layer {before}: they must ascend")
 
@@ -144,7 +144,12 @@ def check_layers(layers: tuple[int, ...], expected: int) -> None:
 def _check_counts(counts: Counts, axes: tuple[str, ...], layers: tuple[int, ...]) -> None:
     if counts.dtype != np.int64:
         raise PlacementError(f"counts are int64, not {counts.dtype}")
-    for wrong, why in ((counts < 0, "negative"), (counts > MOST, f"more than {MOST}")):
+    for wrong, why in (
+        (counts < 0, "negative"),
+        (counts > MAX_LAYER_ROWS, f"more than {MAX_LAYER_ROWS}"),
+    ):
         if wrong.any():
             where = tuple(np.argwhere(wrong)[0].tolist())
-            raise PlacementError(f"{place(axes, where, layers)}: count {counts[where]} is {why}")
+            raise PlacementError(
+                f"{format_index(axes, where, layers)}: count {counts[where]} is {why}"
+            )

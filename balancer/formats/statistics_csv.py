@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.balancer.formats.files import read_text
-from equipoise.balancer.formats.numbers import LAYERS_MOST, short, whole
+from equipoise.balancer.formats.numbers import MAX_LAYERS, parse_integer, short_repr
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError, PlacementError
 
 COUNT = "count"
 COLUMNS = "window", "layer", "expert", COUNT
-WHOLE = re.compile(r"[+-]?[0-9]+")
-LONGEST = 4096
+INTEGER_PATTERN = re.compile(r"[+-]?[0-9]+")
+MAX_NUMBER_CHARS = 4096
 """Characters of a number at most: a file of digits would be converted for hours."""
 
 
@@ -28,7 +28,9 @@ def decode_csv(path: Path, data: bytes) -> dict[str, object]:
     try:
         header = [name.strip() for name in next(reader, [])]
         if sorted(header) not in (sorted(COLUMNS), sorted(COLUMNS[1:])):
-            raise FormatError(str(path), f"begins with {short(header)}, not layer,expert,count")
+            raise FormatError(
+                str(path), f"begins with {short_repr(header)}, not layer,expert,count"
+            )
         columns: dict[str, list[int]] = {name: [] for name in header}
         for row in filter(None, reader):
             if len(row) != len(header):
@@ -36,9 +38,9 @@ def decode_csv(path: Path, data: bytes) -> dict[str, object]:
                     str(path), f"line {reader.line_num} has {len(row)} columns of {len(header)}"
                 )
             for name, value in zip(header, row, strict=True):
-                number = _number(path, reader.line_num, name, value)
-                if name == "layer" and number >= LAYERS_MOST:  # said here, where the line is known
-                    what = f"line {reader.line_num}: layer {number} is above {LAYERS_MOST - 1}"
+                number = _parse_number(path, reader.line_num, name, value)
+                if name == "layer" and number >= MAX_LAYERS:  # said here, where the line is known
+                    what = f"line {reader.line_num}: layer {number} is above {MAX_LAYERS - 1}"
                     raise FormatError(str(path), what)
                 columns[name].append(number)
     except csv.Error as error:
@@ -60,7 +62,7 @@ def unpack(path: Path, fields: Mapping[str, object]) -> Statistics:
         raise FormatError(str(path), "numbers a window, layer or expert below 0")
     if windows[-1] != windows[0] + len(windows) - 1:
         raise FormatError(str(path), f"has no rows of some window after {windows[0]}")
-    _refuse_holes(path, table, expected)
+    _check_complete(path, table, expected)
     order = np.lexsort([table["expert"], table["layer"], table["window"]])
     counts = np.array(table[COUNT], dtype=np.int64)[order]
     return Statistics(
@@ -82,18 +84,18 @@ def encode_csv(statistics: Statistics) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _number(path: Path, line: int, name: str, value: str) -> int:
+def _parse_number(path: Path, line: int, name: str, value: str) -> int:
     try:
         text = value.strip()
-        if len(text) > LONGEST or "_" in text:  # which Python itself reads over
+        if len(text) > MAX_NUMBER_CHARS or "_" in text:  # which Python itself reads over
             raise ValueError(text)
-        return whole(name, int(text) if WHOLE.fullmatch(text) else float(text))
+        return parse_integer(name, int(text) if INTEGER_PATTERN.fullmatch(text) else float(text))
     except (ValueError, PlacementError):
-        what = f"line {line}: {name} is {short(value)}, not a whole number"
+        what = f"line {line}: {name} is {short_repr(value)}, not a whole number"
         raise FormatError(str(path), what) from None
 
 
-def _refuse_holes(path: Path, table: dict[str, list[int]], expected: int) -> None:
+def _check_complete(path: Path, table: dict[str, list[int]], expected: int) -> None:
     keys = list(zip(table["window"], table["layer"], table["expert"], strict=True))
     found = set(keys)
     if len(found) != len(keys):

@@ -10,9 +10,9 @@
 
 import numpy as np
 
-from equipoise.balancer.formats.decoded_file import Bundle
+from equipoise.balancer.formats.decoded_file import DecodedFile
 from equipoise.balancer.formats.encodings import encode_yaml
-from equipoise.balancer.formats.numbers import LAYERS_MOST, integers, narrow, short
+from equipoise.balancer.formats.numbers import MAX_LAYERS, int32_array, int64_array, short_repr
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.hal.errors import PlacementError
 
@@ -22,14 +22,14 @@ UPDATES = "layer_updates_per_iter"
 RANKS = "ep_size"
 
 
-def unpack(bundle: Bundle, ranks: int) -> Arrangement:
+def unpack(bundle: DecodedFile, ranks: int) -> Arrangement:
     """The assignment of every layer. Raises `FormatError` and `PlacementError`."""
     slots = bundle.whole(SLOTS)
     if (bundle.optional(UPDATES) or 0) < 0:
         raise bundle.error(f"{UPDATES} is {bundle.optional(UPDATES)}, below 0")
     assigned = bundle.fields.get(ASSIGNMENTS)
     if not isinstance(assigned, dict) or not assigned:
-        raise bundle.error(f"{ASSIGNMENTS} is {short(assigned)}, not a mapping of layers")
+        raise bundle.error(f"{ASSIGNMENTS} is {short_repr(assigned)}, not a mapping of layers")
     rows: dict[int, object] = {}
     for name, row in assigned.items():
         layer = _layer(name)
@@ -37,10 +37,10 @@ def unpack(bundle: Bundle, ranks: int) -> Arrangement:
             raise bundle.error(f"layer {layer} is given twice")
         if isinstance(row, list) and len(row) != slots:
             raise bundle.error(f"layer {layer} has {len(row)} slots, {SLOTS} is {slots}")
-        rows[layer] = integers(f"layer {layer}", row, ("slot",))
+        rows[layer] = int64_array(f"layer {layer}", row, ("slot",))
     layers = tuple(sorted(rows))
     placement = np.array([rows[layer] for layer in layers])
-    return Arrangement.even(narrow(ASSIGNMENTS, placement, ("layer", "slot")), ranks, layers)
+    return Arrangement.even(int32_array(ASSIGNMENTS, placement, ("layer", "slot")), ranks, layers)
 
 
 def pack(arrangement: Arrangement, layer_updates_per_iter: int = 0) -> bytes:
@@ -52,6 +52,6 @@ def pack(arrangement: Arrangement, layer_updates_per_iter: int = 0) -> bytes:
 
 
 def _layer(name: str) -> int:
-    if not name.isascii() or not name.isdigit() or len(name) > 5 or int(name) >= LAYERS_MOST:
-        raise PlacementError(f"{ASSIGNMENTS}: {short(name)} is not the number of a layer")
+    if not name.isascii() or not name.isdigit() or len(name) > 5 or int(name) >= MAX_LAYERS:
+        raise PlacementError(f"{ASSIGNMENTS}: {short_repr(name)} is not the number of a layer")
     return int(name)

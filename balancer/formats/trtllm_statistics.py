@@ -12,39 +12,39 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats.decoded_file import Bundle, open_bundle
+from equipoise.balancer.formats.decoded_file import DecodedFile, decode_file
 from equipoise.balancer.formats.encodings import encode_json, encode_safetensors
-from equipoise.balancer.formats.files import names_in, write_folder
-from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.formats.files import list_folder, write_folder
+from equipoise.balancer.formats.numbers import short_repr
 from equipoise.balancer.formats.statistics import Counts, Statistics
 from equipoise.hal.errors import FormatError
 
-META = "meta_info.json"
-EXPERTS = "num_experts"
+META_FILE = "meta_info.json"
+EXPERTS_KEY = "num_experts"
 TOP_K = "num_experts_per_token"
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,5})\.safetensors")
-KEY = re.compile(r"(0|[1-9][0-9]{0,11})_(0|[1-9][0-9]{0,4})")
-Grid = tuple[list[int], list[int]]
+COUNTS_KEY = re.compile(r"(0|[1-9][0-9]{0,11})_(0|[1-9][0-9]{0,4})")
+IterationGrid = tuple[list[int], list[int]]
 """Iterations and layers."""
 
 
-def read(folder: Path) -> Statistics:
+def read_statistics_folder(folder: Path) -> Statistics:
     """Counts by rank and their sum. Raises `FormatError` that names the file in the folder."""
-    if META not in names_in(folder):
+    if META_FILE not in list_folder(folder):
         raise FormatError(
-            str(folder), f"is a folder without {META}: a folder has to be TensorRT-LLM's"
+            str(folder), f"is a folder without {META_FILE}: a folder has to be TensorRT-LLM's"
         )
-    meta = open_bundle(folder / META)
-    experts = meta.whole(EXPERTS)
-    bundles = [open_bundle(folder / name) for name in _rank_files(folder)]
-    first: Grid | None = None
+    meta = decode_file(folder / META_FILE)
+    experts = meta.whole(EXPERTS_KEY)
+    bundles = [decode_file(folder / name) for name in _rank_files(folder)]
+    first: IterationGrid | None = None
     tables = []
     for bundle in bundles:
-        grid = _grid(bundle)
+        grid = _iteration_grid(bundle)
         if first is not None and grid != first:
             raise bundle.error("has other iterations or layers than rank0.safetensors")
         first = grid
-        tables.append(_table(bundle, grid, experts))
+        tables.append(_counts_of_rank(bundle, grid, experts))
     iterations, layers = first or ([], [])
     by_rank = np.stack(tables)
     return Statistics(
@@ -52,10 +52,10 @@ def read(folder: Path) -> Statistics:
     )
 
 
-def write(folder: Path, statistics: Statistics) -> None:
+def write_statistics_folder(folder: Path, statistics: Statistics) -> None:
     """All files or none. Where the ranks are unknown there is one, which has all rows."""
     by_rank = statistics.by_rank if statistics.by_rank is not None else statistics.counts[None]
-    files = {META: encode_meta(statistics.experts, statistics.top_k)}
+    files = {META_FILE: encode_meta(statistics.experts, statistics.top_k)}
     for rank, windows in enumerate(by_rank):
         files[rank_file(rank)] = encode_rank(windows, statistics.layers, statistics.iterations or 0)
     write_folder(folder, files)
@@ -68,7 +68,7 @@ def rank_file(rank: int) -> str:
 
 def encode_meta(experts: int, top_k: int | None) -> bytes:
     """`meta_info.json`."""
-    return encode_json({EXPERTS: experts, TOP_K: top_k})
+    return encode_json({EXPERTS_KEY: experts, TOP_K: top_k})
 
 
 def encode_rank(counts: Counts, layers: tuple[int, ...], first: int) -> bytes:
@@ -85,7 +85,7 @@ def encode_rank(counts: Counts, layers: tuple[int, ...], first: int) -> bytes:
 def _rank_files(folder: Path) -> list[str]:
     """In order of ranks; what else is in the folder (raw ids, say) is not for us."""
     ranks = sorted(
-        int(match[1]) for name in names_in(folder) if (match := RANK_FILE.fullmatch(name))
+        int(match[1]) for name in list_folder(folder) if (match := RANK_FILE.fullmatch(name))
     )
     if not ranks:
         raise FormatError(str(folder), "has no rank0.safetensors")
@@ -95,7 +95,7 @@ def _rank_files(folder: Path) -> list[str]:
     return [rank_file(rank) for rank in ranks]
 
 
-def _grid(bundle: Bundle) -> Grid:
+def _iteration_grid(bundle: DecodedFile) -> IterationGrid:
     """Which iterations and layers a file has: a full grid of them. Raises `FormatError`."""
     keys = {_key(bundle, name) for name in bundle.fields}
     iterations, layers = (sorted({key[axis] for key in keys}) for axis in (0, 1))
@@ -110,14 +110,14 @@ def _grid(bundle: Bundle) -> Grid:
     return iterations, layers
 
 
-def _key(bundle: Bundle, name: str) -> tuple[int, int]:
-    match = KEY.fullmatch(name)
+def _key(bundle: DecodedFile, name: str) -> tuple[int, int]:
+    match = COUNTS_KEY.fullmatch(name)
     if match is None:
-        raise bundle.error(f"field {short(name)} is not ITERATION_LAYER")
+        raise bundle.error(f"field {short_repr(name)} is not ITERATION_LAYER")
     return int(match[1]), int(match[2])
 
 
-def _table(bundle: Bundle, grid: Grid, experts: int) -> Counts:
+def _counts_of_rank(bundle: DecodedFile, grid: IterationGrid, experts: int) -> Counts:
     """(iterations, layers, experts) of a rank."""
     iterations, layers = grid
     rows: list[npt.NDArray[np.int64]] = []
@@ -126,6 +126,6 @@ def _table(bundle: Bundle, grid: Grid, experts: int) -> Counts:
             row = bundle.integers(f"{iteration}_{layer}", ("expert",))
             if row.size != experts:
                 what = f"layer {layer} has {row.size} counts in iteration {iteration}"
-                raise bundle.error(f"{what}, {META} says {experts} experts")
+                raise bundle.error(f"{what}, {META_FILE} says {experts} experts")
             rows.append(row)
     return np.array(rows, dtype=np.int64).reshape(len(iterations), len(layers), experts)

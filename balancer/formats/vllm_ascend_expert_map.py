@@ -10,25 +10,27 @@ Source: vllm_ascend/eplb, `expert_file_to_tensor` and `_export_tensor_to_file`.
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats.decoded_file import Bundle
+from equipoise.balancer.formats.decoded_file import DecodedFile
 from equipoise.balancer.formats.encodings import encode_json
-from equipoise.balancer.formats.numbers import integers, narrow, short, whole
+from equipoise.balancer.formats.numbers import int32_array, int64_array, parse_integer, short_repr
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.hal.errors import PlacementError
 
-COUNT = "moe_layer_count"
-LAYERS = "layer_list"
-GRID = "device", "slot"
+LAYER_COUNT = "moe_layer_count"
+LAYER_LIST = "layer_list"
+DEVICE_AXES = "device", "slot"
 
 
-def unpack(bundle: Bundle, ranks: int | None) -> Arrangement:
+def unpack(bundle: DecodedFile, ranks: int | None) -> Arrangement:
     """The map of every layer; devices are ranks. Raises `FormatError` and `PlacementError`."""
-    entries = _entries(bundle.fields, LAYERS, "the file")
-    if bundle.whole(COUNT) != len(entries):
-        raise bundle.error(f"{COUNT} is {bundle.whole(COUNT)}, and {LAYERS} has {len(entries)}")
+    entries = _entries(bundle.fields, LAYER_LIST, "the file")
+    if bundle.whole(LAYER_COUNT) != len(entries):
+        raise bundle.error(
+            f"{LAYER_COUNT} is {bundle.whole(LAYER_COUNT)}, and {LAYER_LIST} has {len(entries)}"
+        )
     rows: dict[int, npt.NDArray[np.int32]] = {}
     for at, entry in enumerate(entries):
-        layer = _number(entry, "layer_id", f"entry {at} of {LAYERS}")
+        layer = _number(entry, "layer_id", f"entry {at} of {LAYER_LIST}")
         if layer in rows:
             raise bundle.error(f"layer {layer} is given twice")
         rows[layer] = _devices(entry, f"layer {layer}")
@@ -51,8 +53,8 @@ def pack(arrangement: Arrangement) -> bytes:
     shape = len(arrangement.layers), arrangement.ranks, -1
     return encode_json(
         {
-            COUNT: len(arrangement.layers),
-            LAYERS: [
+            LAYER_COUNT: len(arrangement.layers),
+            LAYER_LIST: [
                 {
                     "layer_id": layer,
                     "device_count": len(devices),
@@ -75,7 +77,7 @@ def _devices(entry: dict[str, object], where: str) -> npt.NDArray[np.int32]:
     """(devices, slots) of a layer, by device_id."""
     listed = _entries(entry, "device_list", where)
     if _number(entry, "device_count", where) != len(listed):
-        said = short(entry["device_count"])
+        said = short_repr(entry["device_count"])
         raise PlacementError(f"{where}: device_count is {said}, and there are {len(listed)}")
     experts: dict[int, object] = {}
     for device in listed:
@@ -83,18 +85,18 @@ def _devices(entry: dict[str, object], where: str) -> npt.NDArray[np.int32]:
     if sorted(experts) != list(range(len(listed))):
         raise PlacementError(f"{where}: device_id is not 0 to {len(listed) - 1}, once each")
     table = [experts[device] for device in range(len(listed))]
-    return narrow(where, integers(where, table, GRID), GRID)
+    return int32_array(where, int64_array(where, table, DEVICE_AXES), DEVICE_AXES)
 
 
 def _entries(entry: object, key: str, where: str) -> list[dict[str, object]]:
     found = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(found, list) or not found:
-        raise PlacementError(f"{where}: {key} is {short(found)}, not a list of objects")
+        raise PlacementError(f"{where}: {key} is {short_repr(found)}, not a list of objects")
     for inner in found:
         if not isinstance(inner, dict):
-            raise PlacementError(f"{where}: {key} holds {short(inner)}, not objects")
+            raise PlacementError(f"{where}: {key} holds {short_repr(inner)}, not objects")
     return found
 
 
 def _number(entry: dict[str, object], key: str, where: str) -> int:
-    return whole(f"{where}: {key}", entry.get(key))
+    return parse_integer(f"{where}: {key}", entry.get(key))

@@ -27,9 +27,9 @@ from equipoise.balancer.experts.runtime.events import (
     now,
 )
 
-USUAL = 65
+BASELINE_STEPS = 65
 """Steps outside epochs whose median is the usual length of a step."""
-FEWEST = 5
+MIN_BASELINE_STEPS = 5
 """Of them, before anything is called a stall."""
 
 
@@ -37,7 +37,7 @@ class StallMeter:
     """By how much steps within epochs are longer than those outside, lately."""
 
     def __init__(self) -> None:
-        self._usual: deque[float] = deque(maxlen=USUAL)
+        self._usual: deque[float] = deque(maxlen=BASELINE_STEPS)
         self._quiet = True
         self._known: float | None = None
 
@@ -47,7 +47,7 @@ class StallMeter:
         if entry.epoch is None:
             return
         if self._known is None:
-            self._known = 0.0 if len(self._usual) >= FEWEST else None
+            self._known = 0.0 if len(self._usual) >= MIN_BASELINE_STEPS else None
 
     def stepped(self, step: StepDone) -> float:
         """Seconds of stall in this step."""
@@ -55,7 +55,7 @@ class StallMeter:
         if self._quiet:
             self._usual.append(seconds)
             return 0.0
-        if len(self._usual) < FEWEST:
+        if len(self._usual) < MIN_BASELINE_STEPS:
             return 0.0
         stall = max(0.0, seconds - median(self._usual))
         self._known = (self._known or 0.0) + stall
@@ -67,7 +67,7 @@ class StallMeter:
         return known
 
 
-class Digest:
+class EventAggregator:
     """Reads entries in order, and says what they come to.
 
     An epoch's record is settled by the first sub-window that began when the epoch was over; without
@@ -99,13 +99,13 @@ class Digest:
         return (StepStalled(entry.step, stall),) if stall else ()
 
     def _summed(self, entry: LoadReduced) -> tuple[Event, ...]:
-        balance = balance_of(entry)
+        balance = measure_balance(entry)
         began = entry.closed - entry.steps
         over = [record for record in self._waiting if record.ended <= began]
         return balance, *self._settle(over, balance.imbalance)
 
     def _ended(self, entry: RebalanceEnded) -> tuple[Event, ...]:
-        copies = arrivals(*entry.placements, entry.place, entry.shape)
+        copies = slots_received(*entry.placements, entry.place, entry.shape)
         record = replace(entry.record, here=copies * entry.slot_bytes, stall=self._stalls.take())
         left = self._settle(self._waiting, None) if record.copies else ()
         if record.outcome not in COMPLETED:
@@ -125,7 +125,7 @@ def rank_loads(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np
     return np.asarray(parts / SHARE_ONE, dtype=np.float64)
 
 
-def balance_of(entry: LoadReduced) -> BalanceMeasured:
+def measure_balance(entry: LoadReduced) -> BalanceMeasured:
     """How even the sub-window was; nan where no layer had rows."""
     shares = entry.shares(entry.load, entry.layout, entry.shape)
     loads = rank_loads(entry.load, replace(entry.layout, shares=shares), entry.shape)
@@ -142,7 +142,7 @@ def balance_of(entry: LoadReduced) -> BalanceMeasured:
     )
 
 
-def arrivals(before: Placement, after: Placement, place: int, shape: ExpertShape) -> int:
+def slots_received(before: Placement, after: Placement, place: int, shape: ExpertShape) -> int:
     """Copies that the rank at `place` holds in `after` and did not hold in `before`.
 
     Over all ranks they add up to what an epoch says was copied.

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from equipoise.balancer.experts.runtime.events import Event, EventsDropped, EventSink
-from equipoise.balancer.observe.aggregator import Digest
+from equipoise.balancer.observe.aggregator import EventAggregator
 
-CAPACITY = 65_536
+QUEUE_CAPACITY = 65_536
 """Entries that wait at most: minutes of serving."""
 LOG = logging.getLogger(__name__)
 
 
-class _End:
+class _EndOfQueue:
     """The last thing in the queue."""
 
 
-class Courier:
+class AsyncEventSink:
     """A journal that hands entries on to others, on a thread of its own.
 
     Args:
@@ -33,13 +33,13 @@ class Courier:
         capacity: entries that wait at most.
     """
 
-    def __init__(self, journals: Sequence[EventSink], capacity: int = CAPACITY) -> None:
+    def __init__(self, journals: Sequence[EventSink], capacity: int = QUEUE_CAPACITY) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be positive, got {capacity}")
         self._journals = tuple(journals)
         self._capacity = capacity
-        self._digest = Digest()
-        self._queue: SimpleQueue[Event | _End] = SimpleQueue()
+        self._digest = EventAggregator()
+        self._queue: SimpleQueue[Event | _EndOfQueue] = SimpleQueue()
         self._reported: set[int] = set()
         self._told = 0
         self._open = True
@@ -62,13 +62,13 @@ class Courier:
         """Hand on what waits, then close the journals; at most `timeout` seconds."""
         if self._open:
             self._open = False
-            self._queue.put(_End())
+            self._queue.put(_EndOfQueue())
         self._thread.join(timeout)
         if self._thread.is_alive():
             LOG.warning("journals did not keep up: %d entries are left", self._queue.qsize())
 
     def _carry(self) -> None:
-        while not isinstance(entry := self._queue.get(), _End):
+        while not isinstance(entry := self._queue.get(), _EndOfQueue):
             self._tell_of_losses()
             self._hand(entry)
             self._hand_on(entry)
@@ -96,7 +96,7 @@ class Courier:
             except Exception as error:
                 self._fail(journal, error)
 
-    def _fail(self, part: EventSink | Digest, error: Exception) -> None:
+    def _fail(self, part: EventSink | EventAggregator, error: Exception) -> None:
         self.failures += 1
         if id(part) not in self._reported:
             self._reported.add(id(part))

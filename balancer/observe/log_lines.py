@@ -14,13 +14,13 @@ from equipoise.balancer.experts.runtime.events import (
     RebalanceRecord,
 )
 
-EPOCHS = logging.getLogger("equipoise.epochs")
+REBALANCE_LOG = logging.getLogger("equipoise.epochs")
 """INFO for an epoch that was committed or changed nothing, WARNING for an aborted one."""
-BALANCEDNESS = logging.getLogger("equipoise.balancedness")
+BALANCEDNESS_LOG = logging.getLogger("equipoise.balancedness")
 """INFO."""
 
 
-class EpochLines:
+class RebalanceLogSink:
     """One line an epoch, when all is known of it.
 
     Args:
@@ -31,17 +31,17 @@ class EpochLines:
         self._label = label
 
     def emit(self, entry: Event) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
         if isinstance(entry, RebalanceMeasured):
             level = logging.INFO if entry.record.outcome in COMPLETED else logging.WARNING
-            fields = {"engine": self._label, **fields_of(entry.record)}
-            EPOCHS.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
+            fields = {"engine": self._label, **rebalance_fields(entry.record)}
+            REBALANCE_LOG.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
 
     def close(self) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
 
 
-class BalancednessLines:
+class BalancednessLogSink:
     """A line every `interval` steps, or with the first sum behind them.
 
     The word, its meaning and the interval are vLLM's; sums are those that the engine takes anyway,
@@ -60,7 +60,7 @@ class BalancednessLines:
         self._due = 0
 
     def emit(self, entry: Event) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
         if isinstance(entry, BalanceMeasured) and entry.step >= self._due:
             self._due = (entry.step // self._interval + 1) * self._interval
             fields = {
@@ -71,26 +71,26 @@ class BalancednessLines:
                 "balancedness": entry.balancedness,
                 "imbalance": entry.imbalance,
             }
-            BALANCEDNESS.info("%s", logfmt(fields), extra={"equipoise": fields})
+            BALANCEDNESS_LOG.info("%s", logfmt(fields), extra={"equipoise": fields})
 
     def close(self) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
 
 
-def lines_for(config: BalancerConfig, rank: int) -> tuple[EventSink, ...]:
+def log_sinks(config: BalancerConfig, rank: int) -> tuple[EventSink, ...]:
     """The lines that a configuration asks for, of the rank that writes them: the first.
 
     All ranks know the same, and seventy copies of a line help nobody.
     """
     if rank:
         return ()
-    epochs = EpochLines(config.name)
+    epochs = RebalanceLogSink(config.name)
     if not config.log_balancedness:
         return (epochs,)
-    return epochs, BalancednessLines(config.name, config.log_balancedness_interval)
+    return epochs, BalancednessLogSink(config.name, config.log_balancedness_interval)
 
 
-def fields_of(record: RebalanceRecord) -> dict[str, object]:
+def rebalance_fields(record: RebalanceRecord) -> dict[str, object]:
     """What a line, or a point of a chart, says of an epoch; None is left out."""
     aborted = record.outcome not in COMPLETED
     fields: dict[str, object | None] = {
@@ -115,10 +115,10 @@ def fields_of(record: RebalanceRecord) -> dict[str, object]:
 
 def logfmt(fields: dict[str, object]) -> str:
     """`key=value`, blanks between; a value with a blank, a quote or an equals sign is quoted."""
-    return " ".join(f"{key}={_word(value)}" for key, value in fields.items())
+    return " ".join(f"{key}={_format_value(value)}" for key, value in fields.items())
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return "nan" if math.isnan(value) else f"{value:.6g}"
     text = str(value)

@@ -34,8 +34,8 @@ from equipoise.balancer.experts.runtime.events import (
 )
 from equipoise.hal.errors import EquipoiseError, UsageError
 
-OTHER = "other"
-REASONS = {
+OTHER_LABEL = "other"
+LABEL_BY_REASON = {
     "plans differ": "plans_differ",
     "tables differ": "tables_differ",
     "staged bytes differ": "staged_bytes_differ",
@@ -48,13 +48,13 @@ REASONS = {
     "a rank is still in the epoch before": "still_in_epoch",
 }
 """How a reason begins, and its label."""
-LABELS = (*REASONS.values(), OTHER)
+ABORT_LABELS = (*LABEL_BY_REASON.values(), OTHER_LABEL)
 
 
-def label_of(reason: str) -> str:
-    """One of `LABELS`."""
-    found = (label for start, label in REASONS.items() if reason.startswith(start))
-    return next(found, OTHER)
+def abort_label(reason: str) -> str:
+    """One of `ABORT_LABELS`."""
+    found = (label for start, label in LABEL_BY_REASON.items() if reason.startswith(start))
+    return next(found, OTHER_LABEL)
 
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 PHASES = ("planning", "proposed", "transferring", "staged", "updating", "failed")
 """States of the engine in which an epoch spends its time."""
-PHASE_SECONDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
-BOUNDARY_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)
-ENGINE = ("engine",)
+PHASE_BUCKETS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+BOUNDARY_BUCKETS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)
+ENGINE_LABELS = ("engine",)
 """The label that every metric has."""
 LOOPBACK = "127.0.0.1"
-MISSING = f"prometheus_client is missing: {install_command('serve')}"
+MISSING_MESSAGE = f"prometheus_client is missing: {install_command('serve')}"
 
 
 class MetricsMissing(UsageError):
@@ -78,16 +78,16 @@ class PortTaken(EquipoiseError):
     """Metrics cannot be served there."""
 
 
-def require() -> None:
+def require_prometheus() -> None:
     """Raises `MetricsMissing` where there is nothing to export with."""
     try:
         import prometheus_client
     except ImportError as error:
-        raise MetricsMissing(MISSING) from error
+        raise MetricsMissing(MISSING_MESSAGE) from error
     del prometheus_client
 
 
-class Metrics:
+class PrometheusSink:
     """A journal that keeps what Prometheus asks for, of one engine.
 
     A gauge is nan until its figure is known, and again once the engine is closed: an alert compares
@@ -103,19 +103,19 @@ class Metrics:
     """
 
     def __init__(self, registry: "CollectorRegistry", engine: str) -> None:
-        require()
+        require_prometheus()
         found = _instruments(registry)
         self._gauges = {name: one.labels(engine=engine) for name, one in found.gauges.items()}
         self._counters = {name: one.labels(engine=engine) for name, one in found.counters.items()}
         self._aborted = {
-            reason: found.aborted.labels(engine=engine, reason=reason) for reason in LABELS
+            reason: found.aborted.labels(engine=engine, reason=reason) for reason in ABORT_LABELS
         }
         self._phases = {phase: found.phases.labels(engine=engine, phase=phase) for phase in PHASES}
         self._boundaries = found.boundaries.labels(engine=engine)
         self._forget()
 
     def emit(self, entry: Event) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
         match entry:
             case BoundaryDone(_, begin, end):
                 self._boundaries.observe(end - begin)
@@ -145,7 +145,7 @@ class Metrics:
         for phase, seconds in record.seconds.items():
             self._phases[phase].observe(seconds)
         if record.outcome not in COMPLETED:
-            self._aborted[label_of(record.outcome)].inc()
+            self._aborted[abort_label(record.outcome)].inc()
             return
         if record.outcome == UNCHANGED:
             self._counters["epochs_unchanged"].inc()
@@ -189,7 +189,7 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
         "layers_short_of_staging": "layers that more staging would have brought lower in it",
     }
     return {
-        name: Gauge(f"equipoise_{name}", text, ENGINE, registry=registry)
+        name: Gauge(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)
         for name, text in what.items()
     }
 
@@ -206,7 +206,7 @@ def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
         "journal_lost": "entries of the journal that were dropped",
     }
     return {
-        name: Counter(f"equipoise_{name}", text, ENGINE, registry=registry)
+        name: Counter(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)
         for name, text in what.items()
     }
 
@@ -217,27 +217,27 @@ def _by_label(registry: "CollectorRegistry") -> tuple[Any, Any, Any]:
     aborted = Counter(
         "equipoise_epochs_aborted",
         "epochs that were left",
-        [*ENGINE, "reason"],
+        [*ENGINE_LABELS, "reason"],
         registry=registry,
     )
     phases = Histogram(
         "equipoise_epoch_seconds",
         "seconds of an epoch by phase",
-        [*ENGINE, "phase"],
-        buckets=PHASE_SECONDS,
+        [*ENGINE_LABELS, "phase"],
+        buckets=PHASE_BUCKETS,
         registry=registry,
     )
     boundaries = Histogram(
         "equipoise_boundary_seconds",
         "host seconds of a boundary that had something to do",
-        ENGINE,
-        buckets=BOUNDARY_SECONDS,
+        ENGINE_LABELS,
+        buckets=BOUNDARY_BUCKETS,
         registry=registry,
     )
     return aborted, phases, boundaries
 
 
-def check_free(port: int, address: str = LOOPBACK) -> None:
+def check_port_free(port: int, address: str = LOOPBACK) -> None:
     """See whether metrics could be served there, by taking the port for a moment.
 
     Raises:
@@ -252,16 +252,16 @@ def check_free(port: int, address: str = LOOPBACK) -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(where)
     except (OSError, UnicodeError) as error:  # a label of more than 63 letters is no name
-        raise _taken(port, address, error) from error
+        raise _port_taken(port, address, error) from error
 
 
-def _taken(port: int, address: str, error: OSError | UnicodeError) -> PortTaken:
+def _port_taken(port: int, address: str, error: OSError | UnicodeError) -> PortTaken:
     why = getattr(error, "strerror", None) or error
     return PortTaken(f"metrics cannot be served on {address}:{port}: {why}")
 
 
 @dataclass(frozen=True)
-class Exporter:
+class MetricsServer:
     """Serves a registry over HTTP, until it is closed.
 
     Attributes:
@@ -278,23 +278,25 @@ class Exporter:
         self._thread.join(timeout)
 
 
-def export(registry: "CollectorRegistry", port: int, address: str = LOOPBACK) -> Exporter:
+def serve_metrics(
+    registry: "CollectorRegistry", port: int, address: str = LOOPBACK
+) -> MetricsServer:
     """Serve `registry` on `address`:`port`; 0 picks a free port.
 
     Raises:
         MetricsMissing: prometheus_client is not installed.
         PortTaken: somebody else is there, or the address is not of this machine.
     """
-    require()
+    require_prometheus()
     from prometheus_client import start_http_server
 
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        raise _taken(port, address, error) from error
+        raise _port_taken(port, address, error) from error
 
     def stop() -> None:
         server.shutdown()
         server.server_close()
 
-    return Exporter(server.server_port, stop, thread)
+    return MetricsServer(server.server_port, stop, thread)

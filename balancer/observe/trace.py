@@ -15,12 +15,12 @@ from equipoise.balancer.experts.runtime.events import (
     Track,
 )
 
-MOST = 20_000
+MAX_SPANS = 20_000
 """Spans that are kept of a rank, the last ones."""
 
 
 @dataclass(frozen=True)
-class Traced:
+class RecordedSpan:
     """A span of a rank.
 
     Attributes:
@@ -38,7 +38,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Level:
+class ImbalanceSample:
     """The imbalance that was seen at a time."""
 
     rank: int
@@ -46,7 +46,7 @@ class Level:
     imbalance: float
 
 
-def wall_clock_lead() -> float:
+def wall_clock_offset() -> float:
     """Seconds that the wall clock is ahead of the journal's clock, read once for a whole trace.
 
     Of several readings the one with the least time between: within a machine all ranks then agree
@@ -59,7 +59,7 @@ def wall_clock_lead() -> float:
     return min(readings)[1]
 
 
-class SpanBook:
+class TraceBuffer:
     """A journal that keeps spans.
 
     Args:
@@ -67,34 +67,36 @@ class SpanBook:
         most: spans that are kept; older ones are forgotten, and counted.
     """
 
-    def __init__(self, rank: int, most: int = MOST) -> None:
+    def __init__(self, rank: int, most: int = MAX_SPANS) -> None:
         self._rank = rank
-        self._lead = wall_clock_lead()
-        self._spans: deque[Traced] = deque(maxlen=most)
-        self._levels: deque[Level] = deque(maxlen=most)
+        self._lead = wall_clock_offset()
+        self._spans: deque[RecordedSpan] = deque(maxlen=most)
+        self._levels: deque[ImbalanceSample] = deque(maxlen=most)
         self.forgotten = 0
         self.epochs: deque[RebalanceRecord] = deque(maxlen=most)
         """What is known of each epoch, in order."""
 
     @property
-    def spans(self) -> tuple[Traced, ...]:
+    def spans(self) -> tuple[RecordedSpan, ...]:
         """In the order in which they ended."""
         return tuple(self._spans)
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[ImbalanceSample, ...]:
         """In order."""
         return tuple(self._levels)
 
     def emit(self, entry: Event) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
         match entry:
             case TraceSpan(name, track, begin, end, details):
                 self._keep(track, name, begin, end, dict(details))
             case BoundaryDone(step, begin, end):
                 self._keep(Track.BOUNDARY, "boundary", begin, end, {"step": step})
             case BalanceMeasured():
-                self._levels.append(Level(self._rank, entry.at + self._lead, entry.imbalance))
+                self._levels.append(
+                    ImbalanceSample(self._rank, entry.at + self._lead, entry.imbalance)
+                )
 
             case RebalanceMeasured(record):
                 self.epochs.append(record)
@@ -108,4 +110,4 @@ class SpanBook:
         if len(self._spans) == self._spans.maxlen:
             self.forgotten += 1
         begin, end = begin + self._lead, end + self._lead
-        self._spans.append(Traced(self._rank, str(track), name, begin, end, details))
+        self._spans.append(RecordedSpan(self._rank, str(track), name, begin, end, details))

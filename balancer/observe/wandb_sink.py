@@ -7,7 +7,7 @@ from typing import Any
 
 from equipoise import install_command
 from equipoise.balancer.experts.runtime.events import BalanceMeasured, Event, RebalanceMeasured
-from equipoise.balancer.observe.log_lines import fields_of
+from equipoise.balancer.observe.log_lines import rebalance_fields
 from equipoise.hal.errors import UsageError
 
 MODULE = "wandb"
@@ -17,7 +17,7 @@ class WandbMissing(UsageError):
     """wandb, which is optional, is not installed."""
 
 
-class WandbJournal:
+class WandbSink:
     """Logs every epoch, and how even every sub-window was.
 
     The run is opened by the first thing to log, on the courier's thread: to sign on takes seconds,
@@ -32,16 +32,16 @@ class WandbJournal:
     """
 
     def __init__(self, project: str, settings: Mapping[str, object]) -> None:
-        require()
+        require_wandb()
         self._project = project
         self._settings = dict(settings)
         self._run: Any = None
 
     def emit(self, entry: Event) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
         match entry:
             case RebalanceMeasured(record):
-                self._log("epoch", fields_of(record))
+                self._log("epoch", rebalance_fields(record))
             case BalanceMeasured():
                 even = {"balancedness": entry.balancedness, "imbalance": entry.imbalance}
                 self._log("load", {"step": entry.step, **even})
@@ -58,7 +58,7 @@ class WandbJournal:
         self._run.log({f"{group}/{name}": value for name, value in fields.items()})
 
 
-def require() -> None:
+def require_wandb() -> None:
     """Raises `WandbMissing`; imports nothing."""
     if find_spec(MODULE) is None:
         raise WandbMissing(f"wandb is missing: {install_command('wandb')}")

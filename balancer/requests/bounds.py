@@ -9,11 +9,11 @@ from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import UsageError
 
-REQUESTS_MOST = 8
+MAX_REQUESTS = 8
 """Of which the best assignment is looked for: there are (workers * starts) ** requests."""
 
 
-def work_bound(workload: Workload, cluster: Cluster) -> float:
+def makespan_bound(workload: Workload, cluster: Cluster) -> float:
     """Seconds that serving all of `workload` takes at least, whoever decides.
 
     T >= fixed * K + (per_token + per_mean) * A / G, where K = max(max n, ceil(sum n / (G B))) steps
@@ -33,11 +33,11 @@ def work_bound(workload: Workload, cluster: Cluster) -> float:
     drafts = 0 if cluster.drafting is None else cluster.drafting.tokens
     steps = -(-workload.outputs // (1 + drafts))
     needed = max(int(steps.max()), -(-int(steps.sum()) // (cluster.workers * cluster.slots)))
-    read = _read(workload.prompts, steps, cluster) / cluster.workers
+    read = _tokens_read(workload.prompts, steps, cluster) / cluster.workers
     return step.fixed * needed + (step.per_token + step.per_mean) * read
 
 
-def _read(prompts: np.ndarray, steps: np.ndarray, cluster: Cluster) -> int:
+def _tokens_read(prompts: np.ndarray, steps: np.ndarray, cluster: Cluster) -> int:
     if cluster.prefill is None:
         return int((prompts * steps + steps * (steps - 1) // 2).sum())
     if cluster.kv_tokens is not None:
@@ -46,7 +46,7 @@ def _read(prompts: np.ndarray, steps: np.ndarray, cluster: Cluster) -> int:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class BestAssignment:
     """Where and when requests are served.
 
     Attributes:
@@ -62,7 +62,7 @@ class Assignment:
 
 def best_assignment(
     workload: Workload, workers: int, slots: int, latest: int | None = None
-) -> Assignment:
+) -> BestAssignment:
     """The assignment with the least imbalance over all steps, by trying every one.
 
     All requests are there from the beginning; each has one of `slots` of its worker from its start
@@ -73,9 +73,9 @@ def best_assignment(
     Branches are left when the envelope so far is no better: it never shrinks as requests join, and
     what is read in all is the same for every assignment.
 
-    Raises: UsageError for more than `REQUESTS_MOST` requests, and where nothing fits.
+    Raises: UsageError for more than `MAX_REQUESTS` requests, and where nothing fits.
     """
-    if workload.count > REQUESTS_MOST:
+    if workload.count > MAX_REQUESTS:
         raise UsageError(f"the best of {workload.count} requests is not looked for: too many")
     outputs = [int(output) for output in workload.outputs]
     if latest is None:
@@ -104,13 +104,13 @@ class _Search:
         self._least: int | None = None
         self._best: dict[int, tuple[int, int]] = {}
 
-    def best(self) -> Assignment | None:
+    def best(self) -> BestAssignment | None:
         self._descend(0)
         if self._least is None:
             return None
         places = [self._best[i] for i in range(len(self._prompts))]
         workers, starts = zip(*places, strict=True)
-        return Assignment(workers, starts, self._workers * self._least - self._read)
+        return BestAssignment(workers, starts, self._workers * self._least - self._read)
 
     def _descend(self, depth: int) -> None:
         envelope = int(self._loads.max(axis=0).sum())

@@ -126,11 +126,11 @@ def with_fixed_share(cluster: Cluster, workload: Workload, share: float) -> Clus
     return replace(cluster, step=replace(cluster.step, fixed=reading * share / (1 - share)))
 
 
-DYNTRALB_FIXED, DYNTRALB_BLOCK, BLOCK_TOKENS = 20_000, 19.2, 128
+DYNTRALB_FIXED, DYNTRALB_BLOCK, DYNTRALB_BLOCK_TOKENS = 20_000, 19.2, 128
 BLOG_MEAN = 0.5
 
 
-def published(name: str, slots: int, per_token: float = PER_TOKEN) -> StepTime:
+def published_step_time(name: str, slots: int, per_token: float = PER_TOKEN) -> StepTime:
     """The step time called `name`, one of `STEP_MODELS` but `share`.
 
     `bfio` is that of the simulator of BF-IO (arXiv 2601.17855), in seconds: it has a rate of its
@@ -146,6 +146,6 @@ def published(name: str, slots: int, per_token: float = PER_TOKEN) -> StepTime:
     if name == "blog":
         return StepTime(per_token=per_token, per_mean=BLOG_MEAN * per_token)
     if name == "dyntralb":
-        tokens = DYNTRALB_FIXED / (DYNTRALB_BLOCK / BLOCK_TOKENS)
+        tokens = DYNTRALB_FIXED / (DYNTRALB_BLOCK / DYNTRALB_BLOCK_TOKENS)
         return StepTime(fixed=tokens * per_token, per_token=per_token)
     raise UsageError(f"no published step time is called {name!r}")

@@ -104,7 +104,7 @@ class Decision:
     lost: tuple[RequestId, ...] = ()
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Decides which worker serves a request, and when; not to be called by two threads at once.
 
     Every method returns what follows at once. A request that is in no assignment waits in the

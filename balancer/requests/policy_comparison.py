@@ -8,23 +8,23 @@ from typing import TypeAlias
 import numpy as np
 
 from equipoise.balancer.requests.cluster import Cluster, with_fixed_share
-from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor
-from equipoise.balancer.requests.simulation import Scenario, Timed, simulate
-from equipoise.balancer.requests.simulation_run import Figures, Outcome
+from equipoise.balancer.requests.policy_settings import Predictor, RoutingPolicySettings
+from equipoise.balancer.requests.simulation import Scenario, TimedArrivals, simulate
+from equipoise.balancer.requests.simulation_run import SimulationMetrics, SimulationRun
 from equipoise.balancer.requests.workload import Workload
 
-Draw: TypeAlias = Callable[[int], Workload]
+WorkloadFactory: TypeAlias = Callable[[int], Workload]
 """The workload of a seed."""
-Told: TypeAlias = Callable[[str, int, int], None]
+ComparisonProgress: TypeAlias = Callable[[str, int, int], None]
 """Label of the policy, seed, and how many requests of this run have ended."""
 
 
 @dataclass(frozen=True)
-class Contender:
+class NamedPolicy:
     """A policy under the name that tables give it."""
 
     label: str
-    policy: PolicySettings
+    policy: RoutingPolicySettings
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,24 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Result:
+class PolicyResult:
     """What one contender did, a run for each seed."""
 
-    contender: Contender
-    figures: tuple[Figures, ...]
+    contender: NamedPolicy
+    figures: tuple[SimulationMetrics, ...]
 
     def interval(self, figure: str) -> Interval:
         """Of a figure, by name."""
         return interval([getattr(run, figure) for run in self.figures])
 
-    def beside(self, other: "Result", figure: str) -> Interval:
+    def beside(self, other: "PolicyResult", figure: str) -> Interval:
         """Of the relative difference to `other`, seed by seed: 0.1 is ten per cent above."""
         pairs = zip(self.figures, other.figures, strict=True)
         return interval([_relative(getattr(a, figure), getattr(b, figure)) for a, b in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ComparisonSetup:
     """What contenders are compared on.
 
     Attributes:
@@ -76,7 +76,7 @@ class Trial:
         own_times: the workload's times, stretched to the load, in place of Poisson's.
     """
 
-    draw: Draw
+    draw: WorkloadFactory
     seeds: Sequence[int]
     scenario: Scenario
     fixed_share: float | None = 0.5
@@ -94,37 +94,37 @@ class Trial:
             return workload, scenario
         rate = self.load * cluster.capacity(workload)
         timed = workload.scaled_to(rate) if self.own_times else workload.with_poisson(rate, seed)
-        return timed, replace(scenario, arrivals=Timed())
+        return timed, replace(scenario, arrivals=TimedArrivals())
 
 
-Kept: TypeAlias = Callable[[Contender, int, Outcome], None]
+ResultCallback: TypeAlias = Callable[[NamedPolicy, int, SimulationRun], None]
 """Is given every outcome, before the next run begins."""
 
 
-def contenders(names: Iterable[str]) -> tuple[Contender, ...]:
+def named_policies(names: Iterable[str]) -> tuple[NamedPolicy, ...]:
     """Of names of policies; `brh` is there with both predictors, and `brh_oracle` with that one."""
     made = []
     for name in names:
         if name == "brh_oracle":
-            policy = PolicySettings(name="brh", predictor=Predictor.ORACLE)
+            policy = RoutingPolicySettings(name="brh", predictor=Predictor.ORACLE)
         else:
-            policy = PolicySettings(name=name)
-        made.append(Contender(name, policy))
+            policy = RoutingPolicySettings(name=name)
+        made.append(NamedPolicy(name, policy))
     return tuple(made)
 
 
-def compare(
-    trial: Trial,
-    entered: Sequence[Contender],
-    told: Told | None = None,
-    kept: Kept | None = None,
-) -> tuple[Result, ...]:
+def compare_policies(
+    trial: ComparisonSetup,
+    entered: Sequence[NamedPolicy],
+    told: ComparisonProgress | None = None,
+    kept: ResultCallback | None = None,
+) -> tuple[PolicyResult, ...]:
     """Run every contender on every seed; results in the order of `entered`.
 
     Contenders meet the same requests at the same times on the same cluster, so differences are to
     be taken seed by seed. Raises what `simulate` raises.
     """
-    found: Mapping[str, list[Figures]] = {contender.label: [] for contender in entered}
+    found: Mapping[str, list[SimulationMetrics]] = {contender.label: [] for contender in entered}
     for seed in trial.seeds:
         workload, scenario = trial.staged(seed)
         for contender in entered:
@@ -136,7 +136,7 @@ def compare(
             found[contender.label].append(outcome.figures())
             if kept is not None:
                 kept(contender, seed, outcome)
-    return tuple(Result(contender, tuple(found[contender.label])) for contender in entered)
+    return tuple(PolicyResult(contender, tuple(found[contender.label])) for contender in entered)
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -145,10 +145,10 @@ def interval(values: Sequence[float]) -> Interval:
     if array.size < 2:
         return Interval(float(array.mean()), float("nan"))
     deviation = float(array.std(ddof=1)) / float(np.sqrt(array.size))
-    return Interval(float(array.mean()), student(array.size - 1) * deviation)
+    return Interval(float(array.mean()), student_t_975(array.size - 1) * deviation)
 
 
-def student(freedom: int) -> float:
+def student_t_975(freedom: int) -> float:
     """The 97.5 % point of Student's t: exact to four digits up to 10 degrees of freedom, beyond by
     the expansion of Hill (CACM 396, 1970) in the normal's."""
     table = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
@@ -160,7 +160,7 @@ def student(freedom: int) -> float:
     return z + first / freedom + second / freedom**2
 
 
-def _progress(told: Told, label: str, seed: int) -> Callable[[int], None]:
+def _progress(told: ComparisonProgress, label: str, seed: int) -> Callable[[int], None]:
     return lambda done: told(label, seed, done)
 
 

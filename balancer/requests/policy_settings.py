@@ -20,7 +20,7 @@ class Binding(Enum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyInfo:
     """A policy.
 
     Attributes:
@@ -36,24 +36,26 @@ class Rule:
 
 
 _PUSH, _POOL = Binding.PUSH, Binding.POOL
-RULES: Mapping[str, Rule] = MappingProxyType(
+POLICIES: Mapping[str, PolicyInfo] = MappingProxyType(
     {
-        "random": Rule(_PUSH, "any worker"),
-        "round_robin": Rule(_PUSH, "the next worker"),
-        "power_of_two": Rule(_PUSH, "of two drawn, the worker with fewer requests"),
-        "jsq": Rule(_PUSH, "fewest requests"),
-        "vllm_legacy": Rule(_PUSH, "least 4 * waiting + running, as reported", 0.1),
-        "vllm": Rule(_PUSH, "fewest requests, dearer where they wait and KV is full", 0.1),
-        "sglang_tokens": Rule(_PUSH, "fewest tokens, as reported", 0.02),
-        "sglang_cache": Rule(_PUSH, "most of the prompt cached, unless counts are far apart"),
-        "dynamo": Rule(_PUSH, "fewest prompt tokens to compute and KV tokens together"),
-        "llm_d": Rule(_PUSH, "most of the prompt cached, most KV free, shortest queue", 0.05),
-        "tpu_inference": Rule(_PUSH, "fewest prompt tokens to compute"),
-        "jsq_load": Rule(_PUSH, "fewest KV tokens"),
-        "br0": Rule(_POOL, "largest drop of the imbalance now"),
-        "brh": Rule(_POOL, "largest drop of the imbalance over the next steps, by prediction"),
-        "fast_phi": Rule(_PUSH, "least expected overflow over the envelope"),
-        "fit": Rule(_POOL, "nearest to the level that all workers will have (default)"),
+        "random": PolicyInfo(_PUSH, "any worker"),
+        "round_robin": PolicyInfo(_PUSH, "the next worker"),
+        "power_of_two": PolicyInfo(_PUSH, "of two drawn, the worker with fewer requests"),
+        "jsq": PolicyInfo(_PUSH, "fewest requests"),
+        "vllm_legacy": PolicyInfo(_PUSH, "least 4 * waiting + running, as reported", 0.1),
+        "vllm": PolicyInfo(_PUSH, "fewest requests, dearer where they wait and KV is full", 0.1),
+        "sglang_tokens": PolicyInfo(_PUSH, "fewest tokens, as reported", 0.02),
+        "sglang_cache": PolicyInfo(_PUSH, "most of the prompt cached, unless counts are far apart"),
+        "dynamo": PolicyInfo(_PUSH, "fewest prompt tokens to compute and KV tokens together"),
+        "llm_d": PolicyInfo(_PUSH, "most of the prompt cached, most KV free, shortest queue", 0.05),
+        "tpu_inference": PolicyInfo(_PUSH, "fewest prompt tokens to compute"),
+        "jsq_load": PolicyInfo(_PUSH, "fewest KV tokens"),
+        "br0": PolicyInfo(_POOL, "largest drop of the imbalance now"),
+        "brh": PolicyInfo(
+            _POOL, "largest drop of the imbalance over the next steps, by prediction"
+        ),
+        "fast_phi": PolicyInfo(_PUSH, "least expected overflow over the envelope"),
+        "fit": PolicyInfo(_POOL, "nearest to the level that all workers will have (default)"),
     }
 )
 """In the order of tables."""
@@ -80,11 +82,11 @@ class Predictor(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings:
+class RoutingPolicySettings:
     """Which policy, and how it is set.
 
     Attributes:
-        name: of `RULES`.
+        name: of `POLICIES`.
         when_full: of policies that push.
         predictor: of `brh`.
         front_ends: how many processes route to these workers; each sees its own requests, and
@@ -132,11 +134,11 @@ class PolicySettings:
     gather: float = 1.0
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> PolicyInfo:
         """What the policy is. Raises PolicyError for an unknown name."""
-        if self.name not in RULES:
-            raise PolicyError(f"no policy is called {self.name!r}: there are {', '.join(RULES)}")
-        return RULES[self.name]
+        if self.name not in POLICIES:
+            raise PolicyError(f"no policy is called {self.name!r}: there are {', '.join(POLICIES)}")
+        return POLICIES[self.name]
 
     def native(self) -> _native.PolicySettings:
         """The same, for the native core. Raises PolicyError for what it cannot hold."""

@@ -15,14 +15,14 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 UNLIMITED = 1 << 59
 """A capacity that nothing reaches."""
 
 
-class Router:
+class RequestRouter:
     """One front end: its workers, its requests, and the policy that decides; keeps `Policy`.
 
     Args:
@@ -32,17 +32,17 @@ class Router:
     Raises PolicyError for settings of which there is no policy.
     """
 
-    def __init__(self, settings: PolicySettings, workers: Sequence[Capacity]) -> None:
+    def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
         self._settings = settings
-        self._native = _made(settings, len(workers))
+        self._native = _native_router(settings, len(workers))
         self._states = [WorkerState.SERVING] * len(workers)
         self._handles: dict[RequestId, int] = {}
         self._names: dict[int, RequestId] = {}
         for worker, capacity in enumerate(workers):
-            self._native.set_capacity(worker, *_amounts(capacity))
+            self._native.set_capacity(worker, *_native_capacity(capacity))
 
     @property
-    def settings(self) -> PolicySettings:
+    def settings(self) -> RoutingPolicySettings:
         """Of the policy."""
         return self._settings
 
@@ -75,7 +75,7 @@ class Router:
             raise WorkerError(f"there is no worker {worker}: there are {len(self._states)}")
         expected = -1 if request.expected is None else request.expected
         hits = [] if request.hits is None else list(request.hits)
-        with _refused():
+        with _native_errors():
             handle = self._native.arrive(request.size, worker, hits, expected)
         self._handles[request.id] = handle
         self._names[handle] = request.id
@@ -88,7 +88,7 @@ class Router:
         ended = list(dict.fromkeys(finished))
         handles = [self._handle(name) for name in counts]
         gone = [self._handle(name) for name in ended]
-        with _refused():
+        with _native_errors():
             self._native.advance(handles, list(counts.values()), gone)
         for name in ended:
             self._forget(name)
@@ -106,9 +106,9 @@ class Router:
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         """See `Policy`."""
-        amounts = None if change.capacity is None else _amounts(change.capacity)
+        amounts = None if change.capacity is None else _native_capacity(change.capacity)
         if change.report is not None:
-            _check(change.report)
+            _check_report(change.report)
         self._know(change)
         lost: tuple[RequestId, ...] = ()
         if amounts is not None:
@@ -163,7 +163,7 @@ class Router:
 _NOTHING = Decision()
 
 
-def _made(settings: PolicySettings, workers: int) -> _native.Router:
+def _native_router(settings: RoutingPolicySettings, workers: int) -> _native.Router:
     native = settings.native()
     try:
         return _native.Router(native, workers, UNLIMITED, UNLIMITED)
@@ -171,7 +171,7 @@ def _made(settings: PolicySettings, workers: int) -> _native.Router:
         raise PolicyError(str(error)) from error
 
 
-def _amounts(capacity: Capacity) -> tuple[int, int]:
+def _native_capacity(capacity: Capacity) -> tuple[int, int]:
     slots = UNLIMITED if capacity.slots is None else capacity.slots
     room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
     if slots < 0 or room < 0:
@@ -179,14 +179,14 @@ def _amounts(capacity: Capacity) -> tuple[int, int]:
     return min(slots, UNLIMITED), min(room, UNLIMITED)
 
 
-def _check(report: WorkerReport) -> None:
+def _check_report(report: WorkerReport) -> None:
     counts = (report.waiting, report.running, report.tokens)
     if any(not 0 <= count <= UNLIMITED for count in counts) or not 0 <= report.kv_usage < inf:
         raise WorkerError(f"a report counts from 0 on, got {report}")
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _native_errors() -> Iterator[None]:
     try:
         yield
     except _native.WorkerRefused as error:

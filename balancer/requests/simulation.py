@@ -9,21 +9,21 @@ import numpy as np
 
 from equipoise import _native
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.request_router import UNLIMITED
-from equipoise.balancer.requests.simulation_run import Outcome
+from equipoise.balancer.requests.simulation_run import SimulationRun
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import PolicyError, UsageError
 
-Progress: TypeAlias = Callable[[int], None]
+ProgressCallback: TypeAlias = Callable[[int], None]
 """Is told now and then how many requests have ended."""
-BACKLOG = 4
+BACKLOG_PER_WORKER = 4
 """Requests for each worker that always wait in a saturated run."""
-STEPS_AT_ONCE = 4096
+STEPS_PER_CALL = 4096
 
 
 @dataclass(frozen=True)
-class Saturated:
+class SaturatedArrivals:
     """Closed loop: as soon as one is served, another comes; the times of the workload are not used.
 
     `backlog` requests always wait, in the pool and in the queues of workers together; None: four
@@ -38,11 +38,11 @@ class Saturated:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedArrivals:
     """Requests come at the times of the workload."""
 
 
-Arrivals: TypeAlias = Saturated | Timed
+Arrivals: TypeAlias = SaturatedArrivals | TimedArrivals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class Scenario:
     """
 
     cluster: Cluster = field(default_factory=Cluster)
-    policy: PolicySettings = field(default_factory=PolicySettings)
-    arrivals: Arrivals = field(default_factory=Saturated)
+    policy: RoutingPolicySettings = field(default_factory=RoutingPolicySettings)
+    arrivals: Arrivals = field(default_factory=SaturatedArrivals)
     front_ends: int = 1
     report_every: float | None = None
     tell_every: float = 0.0
@@ -82,17 +82,19 @@ class Scenario:
                 raise UsageError(f"{name} is in seconds, 0 or more, not {seconds}")
 
 
-def simulate(workload: Workload, scenario: Scenario, progress: Progress | None = None) -> Outcome:
+def simulate(
+    workload: Workload, scenario: Scenario, progress: ProgressCallback | None = None
+) -> SimulationRun:
     """Run until every request has ended or failed.
 
     Raises: PolicyError for settings of which there is no policy; UsageError for arrivals at times
         that the workload does not have.
     """
     settings = _native_settings(scenario)
-    if isinstance(scenario.arrivals, Timed) and workload.arrivals is None:
+    if isinstance(scenario.arrivals, TimedArrivals) and workload.arrivals is None:
         raise UsageError(f"{workload.name} has no times of arrival: give a load, or saturate")
     arrivals = workload.arrivals
-    if arrivals is None or isinstance(scenario.arrivals, Saturated):
+    if arrivals is None or isinstance(scenario.arrivals, SaturatedArrivals):
         arrivals = np.zeros(workload.count)
     nothing = np.zeros(0, dtype=np.int64)
     hashes, offsets = workload.hashes or (nothing, nothing)
@@ -103,10 +105,10 @@ def simulate(workload: Workload, scenario: Scenario, progress: Progress | None =
         )
     except ValueError as error:
         raise PolicyError(str(error)) from error
-    while run.run(STEPS_AT_ONCE):
+    while run.run(STEPS_PER_CALL):
         if progress is not None:
             progress(run.done())
-    return Outcome.of(workload, scenario.cluster, run.jobs(), run.steps())
+    return SimulationRun.of(workload, scenario.cluster, run.jobs(), run.steps())
 
 
 def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
@@ -116,8 +118,8 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
     step = cluster.step
     made.fixed, made.per_token, made.per_mean = step.fixed, step.per_token, step.per_mean
     made.prompt_weight, made.noise = step.prompt_weight, step.noise
-    if isinstance(scenario.arrivals, Saturated):
-        made.backlog = scenario.arrivals.backlog or BACKLOG * cluster.workers
+    if isinstance(scenario.arrivals, SaturatedArrivals):
+        made.backlog = scenario.arrivals.backlog or BACKLOG_PER_WORKER * cluster.workers
     published = scenario.policy.rule.report_every
     made.report_every = published if scenario.report_every is None else scenario.report_every
     made.tell_every = scenario.tell_every

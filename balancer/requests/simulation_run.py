@@ -11,14 +11,14 @@ import numpy.typing as npt
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.workload import Workload
 
-Reals: TypeAlias = npt.NDArray[np.float64]
-Wholes: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 WARM_UP = 0.15
 """The part of the steps before the last admission that no figure is taken of."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class SimulationMetrics:
     """Of one run; docs/metrics.md has the formulas.
 
     Attributes:
@@ -67,21 +67,21 @@ class Figures:
 
 
 @dataclass(frozen=True, eq=False)
-class Jobs:
+class RequestTimes:
     """By request, all [n]; times in seconds, -1 where that never came."""
 
-    arrival: Reals
-    admitted: Reals
-    first: Reals
-    end: Reals
-    worker: Wholes
-    admitted_step: Wholes
-    preemptions: Wholes
-    failed: Wholes
+    arrival: FloatArray
+    admitted: FloatArray
+    first: FloatArray
+    end: FloatArray
+    worker: IntArray
+    admitted_step: IntArray
+    preemptions: IntArray
+    failed: IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class StepSeries:
     """By step, all [k].
 
     Attributes:
@@ -96,25 +96,25 @@ class Steps:
         loads: of the first steps, KV tokens by worker, [steps kept, workers].
     """
 
-    clock: Reals
-    seconds: Reals
-    ideal_seconds: Reals
-    largest: Reals
-    sum: Reals
-    tokens: Wholes
-    active: Wholes
-    waiting: Wholes
-    loads: Wholes
+    clock: FloatArray
+    seconds: FloatArray
+    ideal_seconds: FloatArray
+    largest: FloatArray
+    sum: FloatArray
+    tokens: IntArray
+    active: IntArray
+    waiting: IntArray
+    loads: IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class SimulationRun:
     """A run of the simulator."""
 
     workload: Workload
     cluster: Cluster
-    jobs: Jobs
-    steps: Steps
+    jobs: RequestTimes
+    steps: StepSeries
 
     @classmethod
     def of(
@@ -123,10 +123,10 @@ class Outcome:
         cluster: Cluster,
         jobs: Mapping[str, Any],
         steps: Mapping[str, Any],
-    ) -> "Outcome":
+    ) -> "SimulationRun":
         """From what the native simulator returns."""
         shaped = dict(steps) | {"loads": steps["loads"].reshape(-1, cluster.workers)}
-        return cls(workload, cluster, Jobs(**jobs), Steps(**shaped))
+        return cls(workload, cluster, RequestTimes(**jobs), StepSeries(**shaped))
 
     @cached_property
     def window(self) -> slice:
@@ -142,29 +142,29 @@ class Outcome:
         return kept
 
     @property
-    def waits(self) -> Reals:
+    def waits(self) -> FloatArray:
         """Seconds from arrival to a slot, of the measured requests."""
         return (self.jobs.admitted - self.jobs.arrival)[self.measured]
 
     @property
-    def first_tokens(self) -> Reals:
+    def first_tokens(self) -> FloatArray:
         """Seconds from arrival to the first token, of the measured requests."""
         return (self.jobs.first - self.jobs.arrival)[self.measured]
 
     @property
-    def token_times(self) -> Reals:
+    def token_times(self) -> FloatArray:
         """Seconds a token, of the measured requests."""
         spent = (self.jobs.end - self.jobs.admitted)[self.measured]
         return np.asarray(spent / self.workload.outputs[self.measured], dtype=np.float64)
 
     @cached_property
-    def balance(self) -> Reals:
+    def balance(self) -> FloatArray:
         """Mean over largest work, by step of the window: 1 is perfect."""
         largest = self.steps.largest[self.window]
         mean = self.steps.sum[self.window] / self.cluster.workers
         return np.asarray(mean / np.maximum(largest, 1e-300), dtype=np.float64)
 
-    def figures(self) -> Figures:
+    def figures(self) -> SimulationMetrics:
         """Of the window."""
         steps, window, workers = self.steps, self.window, self.cluster.workers
         largest, total = steps.largest[window], steps.sum[window]
@@ -173,7 +173,7 @@ class Outcome:
         throughput = _ratio(tokens, float(steps.seconds[window].sum()))
         bound = _ratio(tokens, float(steps.ideal_seconds[window].sum()))
         taken = _mean(steps.active[window].astype(np.float64))
-        return Figures(
+        return SimulationMetrics(
             imbalance=_mean(idle),
             idle=_ratio(float(idle.sum()), workers * float(largest.sum())),
             throughput=throughput,
@@ -200,7 +200,7 @@ class Outcome:
         }
 
 
-def fairness(sizes: Wholes, waits: Reals, classes: int = 10) -> float:
+def fairness(sizes: IntArray, waits: FloatArray, classes: int = 10) -> float:
     """Jain's index of the mean waits of `classes` classes of requests by size (Jain, Chiu and
     Hawe, 1984): (sum of x)^2 / (n * sum of x^2). NaN without waits; 1 where nobody waits."""
     if not waits.size:
@@ -216,9 +216,9 @@ def _ratio(value: float, by: float) -> float:
     return value / by if by > 0 else float("nan")
 
 
-def _mean(values: Reals) -> float:
+def _mean(values: FloatArray) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def _percentile(values: Reals, percent: float) -> float:
+def _percentile(values: FloatArray, percent: float) -> float:
     return float(np.percentile(values, percent)) if values.size else float("nan")

@@ -22,7 +22,7 @@ from equipoise.hal.errors import UsageError
 
 
 @unique
-class Purpose(IntEnum):
+class RandomStream(IntEnum):
     """What is drawn. Sizes and times of one seed must not come of the same bits: they would be
     correlated."""
 
@@ -32,24 +32,24 @@ class Purpose(IntEnum):
     ARRIVALS = 3
 
 
-def drawing(seed: int, purpose: Purpose) -> np.random.Generator:
+def random_generator(seed: int, purpose: RandomStream) -> np.random.Generator:
     """PCG64 of the seed; for all but `SIZES`, of a child of the seed.
 
     Raises: UsageError for a seed that is negative or no integer.
     """
     if type(seed) is not int or seed < 0:
         raise UsageError(f"a seed is a whole number from 0 on, not {seed!r}")
-    key = () if purpose is Purpose.SIZES else (int(purpose),)
+    key = () if purpose is RandomStream.SIZES else (int(purpose),)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
 Counts: TypeAlias = npt.NDArray[np.int64]
-Hashes: TypeAlias = tuple[Counts, Counts]
+BlockHashes: TypeAlias = tuple[Counts, Counts]
 """int64 [h] ids, none negative, and int64 [n + 1] offsets: of request i are ids[offsets[i] :
 offsets[i + 1]]."""
 
 
-def check_hashes(hashes: Hashes, prompts: Counts, block: int) -> None:
+def check_block_hashes(hashes: BlockHashes, prompts: Counts, block: int) -> None:
     """Raise `UsageError` unless these are hashes of such prompts, of `block` tokens each."""
     ids, offsets = hashes
     if any(array.ndim != 1 or array.dtype != np.int64 for array in hashes):
@@ -69,7 +69,7 @@ def check_hashes(hashes: Hashes, prompts: Counts, block: int) -> None:
         )
 
 
-def chosen(hashes: Hashes, rows: Counts) -> Hashes:
+def select_hashes(hashes: BlockHashes, rows: Counts) -> BlockHashes:
     """Those of requests `rows` (int64 [m]), in that order."""
     ids, offsets = hashes
     lengths = np.diff(offsets)[rows]
@@ -80,7 +80,7 @@ def chosen(hashes: Hashes, rows: Counts) -> Hashes:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class TokenLengths:
     """Tokens of prompts, or of outputs; p50 and p95 are interpolated.
 
     Attributes:
@@ -96,14 +96,14 @@ class Lengths:
     most: int
 
     @staticmethod
-    def of(counts: Counts) -> "Lengths":
+    def of(counts: Counts) -> "TokenLengths":
         """Of int64 [n], n >= 1."""
         half, high = np.percentile(counts, [50, 95])
-        return Lengths(float(counts.mean()), float(half), float(high), int(counts.max()))
+        return TokenLengths(float(counts.mean()), float(half), float(high), int(counts.max()))
 
 
 @dataclass(frozen=True)
-class Summary:
+class WorkloadSummary:
     """Figures of a workload; None where there is nothing to compute them of.
 
     Attributes:
@@ -122,8 +122,8 @@ class Summary:
     span: float | None
     rate: float | None
     variation: float | None
-    prompts: Lengths
-    outputs: Lengths
+    prompts: TokenLengths
+    outputs: TokenLengths
     correlation: float | None
     reuse: float | None
 
@@ -135,7 +135,7 @@ def correlation(prompts: Counts, outputs: Counts) -> float | None:
     return float(np.corrcoef(prompts, outputs)[0, 1])
 
 
-def reuse(hashes: Hashes | None) -> float | None:
+def prefix_reuse(hashes: BlockHashes | None) -> float | None:
     """The part of the ids that another one of the same value comes before."""
     if hashes is None or not hashes[0].size:
         return None
@@ -144,9 +144,9 @@ def reuse(hashes: Hashes | None) -> float | None:
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 Kind = TypeVar("Kind", bound=np.generic)
-TOKENS_MOST = (1 << 31) - 1
+MAX_TOKENS = (1 << 31) - 1
 """Tokens of a prompt or of an output at most: sums over 2^32 requests stay within 64 bits."""
-BLOCK = 512
+BLOCK_TOKENS = 512
 """Tokens of a block with a hash, in Mooncake's traces."""
 
 
@@ -158,9 +158,9 @@ class Workload:
         name: for people.
         arrivals: float64 [n], seconds from the first, which is 0.0, never falling; None where
             the source has no times.
-        prompts: int64 [n], tokens, 1 to `TOKENS_MOST`.
-        outputs: int64 [n], tokens, 1 to `TOKENS_MOST`.
-        hashes: of the blocks of the prompts, see `Hashes`: at most as many as blocks, the last of
+        prompts: int64 [n], tokens, 1 to `MAX_TOKENS`.
+        outputs: int64 [n], tokens, 1 to `MAX_TOKENS`.
+        hashes: of the blocks of the prompts, see `BlockHashes`: at most as many as blocks, the last of
             which may not be full. None where the source has none.
         block: tokens of a block.
         notes: what was dropped, sorted or estimated on the way, for people.
@@ -170,8 +170,8 @@ class Workload:
     arrivals: Seconds | None
     prompts: Counts
     outputs: Counts
-    hashes: Hashes | None = None
-    block: int = BLOCK
+    hashes: BlockHashes | None = None
+    block: int = BLOCK_TOKENS
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -180,13 +180,13 @@ class Workload:
         if self.prompts.size != self.outputs.size:
             raise UsageError(f"{self.prompts.size} prompts and {self.outputs.size} outputs")
         if self.arrivals is not None:
-            object.__setattr__(self, "arrivals", _times(self.arrivals, self.count))
+            object.__setattr__(self, "arrivals", _check_arrivals(self.arrivals, self.count))
         if self.block < 1:
             raise UsageError(f"a block has {self.block} tokens")
         if self.hashes is not None:
-            check_hashes(self.hashes, self.prompts, self.block)
+            check_block_hashes(self.hashes, self.prompts, self.block)
             ids, offsets = self.hashes
-            object.__setattr__(self, "hashes", (_still(ids), _still(offsets)))
+            object.__setattr__(self, "hashes", (_read_only(ids), _read_only(offsets)))
 
     @property
     def count(self) -> int:
@@ -220,7 +220,7 @@ class Workload:
         Kept: every request with its prompt, output and hashes; when one arrives. Lost: which one
         arrives then, and with it the nearness of requests that share a prefix.
         """
-        order = drawing(seed, Purpose.ORDER).permutation(self.count)
+        order = random_generator(seed, RandomStream.ORDER).permutation(self.count)
         return self._rows(order, self.arrivals)
 
     def resampled(self, seed: int) -> "Workload":
@@ -230,7 +230,7 @@ class Workload:
         order; and the hashes, since a request that is drawn twice would find all of its prompt in
         the cache.
         """
-        rows = drawing(seed, Purpose.SAMPLE).integers(0, self.count, self.count)
+        rows = random_generator(seed, RandomStream.SAMPLE).integers(0, self.count, self.count)
         drawn = replace(self, hashes=None)._rows(rows, self.arrivals)
         return drawn if self.hashes is None else drawn._noted("hashes are dropped: resampled")
 
@@ -239,8 +239,8 @@ class Workload:
 
         Raises: UsageError for a rate that is not above 0.
         """
-        gaps = drawing(seed, Purpose.ARRIVALS).standard_exponential(self.count - 1)
-        arrivals = np.concatenate([[0.0], np.cumsum(gaps / _rate(rate))])
+        gaps = random_generator(seed, RandomStream.ARRIVALS).standard_exponential(self.count - 1)
+        arrivals = np.concatenate([[0.0], np.cumsum(gaps / _check_rate(rate))])
         return replace(self, arrivals=arrivals)
 
     def scaled_to(self, rate: float) -> "Workload":
@@ -248,7 +248,7 @@ class Workload:
 
         Raises: UsageError for a rate that is not above 0, and where there are no times to scale.
         """
-        wanted = (self.count - 1) / _rate(rate)
+        wanted = (self.count - 1) / _check_rate(rate)
         if self.arrivals is None or not self.arrivals[-1] > 0:
             raise UsageError(f"{self.name} has no times that could be scaled to a rate")
         return replace(self, arrivals=self.arrivals * (wanted / float(self.arrivals[-1])))
@@ -267,18 +267,18 @@ class Workload:
         dropped = f"{self.count - rows.size} of {self.count} requests"
         return self._rows(rows, arrivals)._noted(f"{dropped} had prompts over {limit}: dropped")
 
-    def summary(self) -> Summary:
+    def summary(self) -> WorkloadSummary:
         """What it looks like, in figures."""
         span = None if self.arrivals is None else float(self.arrivals[-1])
-        return Summary(
+        return WorkloadSummary(
             self.count,
             span,
             (self.count - 1) / span if span else None,
             self._variation() if span else None,
-            Lengths.of(self.prompts),
-            Lengths.of(self.outputs),
+            TokenLengths.of(self.prompts),
+            TokenLengths.of(self.outputs),
             correlation(self.prompts, self.outputs),
-            reuse(self.hashes),
+            prefix_reuse(self.hashes),
         )
 
     def _variation(self) -> float:
@@ -295,7 +295,7 @@ class Workload:
             arrivals=None if arrivals is None else arrivals[: rows.size],
             prompts=self.prompts[rows],
             outputs=self.outputs[rows],
-            hashes=None if self.hashes is None else chosen(self.hashes, rows),
+            hashes=None if self.hashes is None else select_hashes(self.hashes, rows),
         )
 
     def _noted(self, note: str) -> "Workload":
@@ -305,14 +305,14 @@ class Workload:
 def _tokens(what: str, counts: Counts) -> Counts:
     if counts.ndim != 1 or counts.dtype.kind not in "iu" or not counts.size:
         raise UsageError(f"{what} are integers [n], n >= 1, not {counts.dtype} {counts.shape}")
-    wrong = np.flatnonzero((counts < 1) | (counts > TOKENS_MOST))
+    wrong = np.flatnonzero((counts < 1) | (counts > MAX_TOKENS))
     if wrong.size:
         row = int(wrong[0])
-        raise UsageError(f"request {row}: {what} are 1 to {TOKENS_MOST} tokens, not {counts[row]}")
-    return _still(counts.astype(np.int64, copy=False))
+        raise UsageError(f"request {row}: {what} are 1 to {MAX_TOKENS} tokens, not {counts[row]}")
+    return _read_only(counts.astype(np.int64, copy=False))
 
 
-def _times(arrivals: Seconds, count: int) -> Seconds:
+def _check_arrivals(arrivals: Seconds, count: int) -> Seconds:
     if arrivals.shape != (count,) or arrivals.dtype != np.float64:
         shape = f"{arrivals.dtype} {arrivals.shape}"
         raise UsageError(f"arrivals are float64 ({count},), one for each request, not {shape}")
@@ -322,16 +322,16 @@ def _times(arrivals: Seconds, count: int) -> Seconds:
     if wrong.size:
         row = int(wrong[0]) + 1
         raise UsageError(f"request {row} arrives at {arrivals[row]}, before the one before it")
-    return _still(arrivals)
+    return _read_only(arrivals)
 
 
-def _rate(rate: float) -> float:
+def _check_rate(rate: float) -> float:
     if not (isfinite(rate) and rate > 0):
         raise UsageError(f"a rate is above 0 requests per second, not {rate}")
     return rate
 
 
-def _still(array: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
+def _read_only(array: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
     still = array.view()
     still.setflags(write=False)
     return still

@@ -15,10 +15,16 @@ from typing import TypeAlias
 import numpy as np
 
 from equipoise.balancer.requests.catalogue import WORKLOADS
-from equipoise.balancer.requests.workload import Counts, Purpose, Seconds, Workload, drawing
+from equipoise.balancer.requests.workload import (
+    Counts,
+    RandomStream,
+    Seconds,
+    Workload,
+    random_generator,
+)
 from equipoise.hal.errors import UsageError
 
-Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[Counts, Counts]]
+LengthSampler: TypeAlias = Callable[[np.random.Generator, int], tuple[Counts, Counts]]
 """From a generator and n: prompts and outputs, int64 [n] each."""
 
 
@@ -27,11 +33,11 @@ def generate(name: str, count: int, seed: int) -> Workload:
 
     Raises: UsageError for an unknown name, for less than one request, for a bad seed.
     """
-    if name not in DRAWS:
+    if name not in LENGTH_SAMPLERS:
         raise UsageError(f"no workload is called {name!r}: there are {', '.join(WORKLOADS)}")
     if count < 1:
         raise UsageError(f"a workload has at least one request, not {count}")
-    prompts, outputs = DRAWS[name](drawing(seed, Purpose.SIZES), count)
+    prompts, outputs = LENGTH_SAMPLERS[name](random_generator(seed, RandomStream.SIZES), count)
     return Workload(name, None, prompts, outputs)
 
 
@@ -86,7 +92,7 @@ def sharegpt(generator: np.random.Generator, count: int) -> tuple[Counts, Counts
     return _tokens(prompts, 4, 1024), _tokens(outputs, 4, 1024)
 
 
-DRAWS: Mapping[str, Draw] = MappingProxyType(
+LENGTH_SAMPLERS: Mapping[str, LengthSampler] = MappingProxyType(
     {"prop": prop, "az24": az24, "reason": reason, "sharegpt": sharegpt}
 )
 

@@ -2,7 +2,7 @@
 
 Experts are in bfloat16, or in float8 with scales; dense work fills the step up. Weights are drawn
 on the device from a seed. `rows` of each slot are multiplied: the capacity of an expert in a step,
-so that every shape is known when a graph is captured. `Library` holds what slots are written from
+so that every shape is known when a graph is captured. `Ccl` holds what slots are written from
 under locks.
 """
 

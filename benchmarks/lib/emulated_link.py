@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, Fabric, PeerBuffer
 from equipoise.hal.errors import ResultPending
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
@@ -58,7 +58,7 @@ class Link:
         received = self._in.take(begins, self._seconds(round.receives))
         return max(sent, received) + self._point.latency
 
-    def _seconds(self, parcels: tuple[Parcel, ...]) -> float:
+    def _seconds(self, parcels: tuple[PeerBuffer, ...]) -> float:
         slots = sum(parcel.blob.numel() for parcel in parcels) / self._slot
         return slots * SLOT_BYTES / self._point.link
 

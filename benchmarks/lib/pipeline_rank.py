@@ -24,10 +24,16 @@ from torch import Tensor, distributed
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.stream import Role
-from equipoise.pipeline.channel.edge import Place
-from equipoise.pipeline.channel.schema import RowField, Template
+from equipoise.pipeline.channel.edge import EdgeContext
+from equipoise.pipeline.channel.schema import RowField, SchemaTemplate
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
-from equipoise.pipeline.stage import TOKENS, Pipeline, StageLoop, Turn, open_ends
+from equipoise.pipeline.stage import (
+    SAMPLED_TOKENS,
+    MicroBatch,
+    PipelineSpec,
+    StageLoop,
+    open_stage_channels,
+)
 from lib.emulated_device import Clock, now, prompt_timers
 from lib.handovers import (
     DTYPE,
@@ -263,13 +269,13 @@ class LoopedStage(Compute):
         rank, last = station.rank, station.ranks - 1
         self._stream = station.accelerator.stream(Role.COMPUTE)
         self._from_last = last
-        place = Place(
+        place = EdgeContext(
             fabric=station.fabric,
             accelerator=station.accelerator,
             stream=self._stream,
             deadline=station.deadline,
         )
-        self._ends = open_ends(self._pipeline(), place)
+        self._ends = open_stage_channels(self._pipeline(), place)
         self._sampled = torch.empty(station.most, dtype=torch.int64)
         self._batches: list[Batch] = []
         self._rank = rank
@@ -291,16 +297,18 @@ class LoopedStage(Compute):
         self.cpu = time.process_time() - spent
         self._ends.close()
 
-    def begin(self, number: int) -> Turn:
+    def begin(self, number: int) -> MicroBatch:
         """The schedule has told how many rows it has."""
         rows = self._batches[number].rows
-        return Turn(number, rows, rows)
+        return MicroBatch(number, rows, rows)
 
     def around(self, number: int) -> AbstractContextManager[object]:
         """Nothing."""
         return nullcontext()
 
-    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+    def forward(
+        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+    ) -> Mapping[str, Tensor]:
         """A step's compute, around the wait for what it computes on."""
         batch = self._batches[turn.number]
         self.began.append(now())
@@ -312,25 +320,25 @@ class LoopedStage(Compute):
         if self._station.is_last:
             tokens = self._sampled[: batch.rows]
             self._beside(lambda: stamp(tokens, batch.step, self._rank, SAMPLED))
-            return {TOKENS: tokens}
+            return {SAMPLED_TOKENS: tokens}
         assert self._ends.after is not None
         lent = self._ends.after.outgoing(batch.rows)  # computed where it is sent from
         output = Activations(*(lent[name] for name in FIELDS))
         self._beside(lambda: self._stamp(output, batch))
         return dict(zip(FIELDS, output, strict=True))
 
-    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         """The first stage has the tokens of the step."""
         if tokens is not None and self._station.is_first:
             self.wrong += wrong(tokens, turn.number, self._from_last, SAMPLED)
 
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> PipelineSpec:
         station = self._station
         fields = tuple(RowField(name, (station.hidden,), DTYPE) for name in FIELDS)
-        return Pipeline(
+        return PipelineSpec(
             name=station.label,
             ranks=tuple(range(station.ranks)),
-            handed=Template(fields, station.most),
+            handed=SchemaTemplate(fields, station.most),
             sequences=station.most,
             in_flight=station.in_flight,
             depth=station.in_flight + 1,

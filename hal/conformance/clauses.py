@@ -20,7 +20,7 @@ FAMILIES = (
     "overlap",
 )
 """What properties are grouped by."""
-ORDER = "OVAKPESDGXLCBRT"
+CLAUSE_LETTERS = "OVAKPESDGXLCBRT"
 """The letters of the contract, in its order."""
 
 TITLES: Mapping[str, str] = {
@@ -135,6 +135,6 @@ TITLES: Mapping[str, str] = {
 """Identifier by identifier, in the order of the contract."""
 
 
-def place(clause: str) -> tuple[int, int]:
+def clause_sort_key(clause: str) -> tuple[int, int]:
     """What sorts clauses in the order of the contract."""
-    return ORDER.index(clause[0]), int(clause[1:])
+    return CLAUSE_LETTERS.index(clause[0]), int(clause[1:])

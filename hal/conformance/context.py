@@ -22,9 +22,9 @@ from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 
-GUARD = 64
+GUARD_BYTES = 64
 """Bytes of a guard band on either side."""
-GUARD_BYTE = 0x5A
+GUARD_FILL = 0x5A
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Until:
 
 NEXT = Until(lambda: True, "its next step")
 """Anybody may overtake here, nothing is waited for."""
-GONE = Until(lambda: False, "nothing: its rank has ended")
+RANK_ENDED = Until(lambda: False, "nothing: its rank has ended")
 """What a host yields last when its rank has ended; it is never resumed."""
-OVERTAKEN = 16
+PAUSE_YIELDS = 16
 """How often a host that pauses lets others overtake, where there is no clock."""
-PAUSE = 0.25
+PAUSE_FRACTION = 0.25
 """The part of the deadline that a rank pauses for."""
 Play = Generator[Until, None, Any]
 """A host that plays its part: yields what it waits for, returns what it observed (JSON)."""
 
 
-class End(StrEnum):
+class Termination(StrEnum):
     """How a rank ends."""
 
     KILL = "kill"
@@ -61,7 +61,7 @@ class End(StrEnum):
     """Nothing of it moves any more, as by SIGSTOP; nobody is told."""
 
 
-class Surroundings(Protocol):
+class Environment(Protocol):
     """What only the executor can do for a bench."""
 
     def empty(self, nbytes: int) -> Tensor:
@@ -102,11 +102,11 @@ class Surroundings(Protocol):
         """What is not given back yet, by name; only equal names can be compared (R1)."""
         ...
 
-    def end(self, how: End) -> None:
+    def end(self, how: Termination) -> None:
         """End this rank, for good. Only where `Traits.expendable`."""
         ...
 
-    def lose_store(self, how: End) -> None:
+    def lose_store(self, how: Termination) -> None:
         """End the store of the control plane, or what is left of it; it does not answer any more.
 
         Only where `Traits.expendable`, for a property that `takes_store`.
@@ -119,7 +119,7 @@ class Surroundings(Protocol):
 
 
 @dataclass
-class Bench:
+class RankContext:
     """One host's place: its rank, its device, its fabric.
 
     Attributes:
@@ -143,7 +143,7 @@ class Bench:
     fabric: Fabric | None
     deadline: float
     patience: float
-    surroundings: Surroundings
+    surroundings: Environment
     shared: dict[str, Any] = field(default_factory=dict)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -156,16 +156,16 @@ class Bench:
 
     def of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
-        return settled(self.empty(tuple(values.shape), values.dtype).copy_(values))
+        return sync_current_stream(self.empty(tuple(values.shape), values.dtype).copy_(values))
 
     def filled(self, shape: Sequence[int], value: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Device memory filled with `value`."""
-        return settled(self.empty(shape, dtype).fill_(value))
+        return sync_current_stream(self.empty(shape, dtype).fill_(value))
 
-    def guarded(self, nbytes: int, offset: int = 0) -> "Guarded":
+    def guarded(self, nbytes: int, offset: int = 0) -> "GuardedBuffer":
         """Bytes between guard bands; `offset` moves them off the alignment."""
-        whole = self.filled((GUARD + offset + nbytes + GUARD,), GUARD_BYTE)
-        return Guarded(whole, GUARD + offset, nbytes)
+        whole = self.filled((GUARD_BYTES + offset + nbytes + GUARD_BYTES,), GUARD_FILL)
+        return GuardedBuffer(whole, GUARD_BYTES + offset, nbytes)
 
     def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """Device memory in a private format, contents undefined."""
@@ -194,15 +194,15 @@ class Bench:
         yield NEXT
         return self.surroundings.open(purpose, ranks)
 
-    def end(self, how: End) -> Play:
+    def end(self, how: Termination) -> Play:
         """End this rank; to be used with `yield from`, which never returns."""
         self.surroundings.end(how)
-        yield GONE
+        yield RANK_ENDED
 
     def pause(self) -> Play:
         """Let the others go ahead for less than the deadline; to be used with `yield from`."""
-        self.surroundings.pause(PAUSE * self.deadline)
-        for _ in range(OVERTAKEN):
+        self.surroundings.pause(PAUSE_FRACTION * self.deadline)
+        for _ in range(PAUSE_YIELDS):
             yield NEXT
 
     def drain(self, *streams: Stream) -> None:
@@ -214,7 +214,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardedBuffer:
     """A buffer inside a larger one, whose other bytes nobody may touch."""
 
     whole: Tensor
@@ -228,12 +228,12 @@ class Guarded:
 
     def intact(self) -> bool:
         """Whether the guard bands still hold what was put there."""
-        whole = told(self.whole)
+        whole = to_host(self.whole)
         before, after = whole[: self.start], whole[self.start + self.nbytes :]
-        return bool((before == GUARD_BYTE).all()) and bool((after == GUARD_BYTE).all())
+        return bool((before == GUARD_FILL).all()) and bool((after == GUARD_FILL).all())
 
 
-def settled(made: Tensor) -> Tensor:
+def sync_current_stream(made: Tensor) -> Tensor:
     """The tensor once it holds what it was filled with, whatever stream uses it next.
 
     Waits for the stream that filled it, the calling thread's current one, and for no other:
@@ -249,7 +249,7 @@ def native_stream(device: torch.device) -> Any:
     return torch.get_device_module(device).current_stream(device)
 
 
-def told(held: Tensor) -> Tensor:
+def to_host(held: Tensor) -> Tensor:
     """What a tensor holds, on the host, read at once: comparing costs a launch on a device.
 
     Only for what has ended: a drained stream, a work whose result has returned.
@@ -260,13 +260,13 @@ def told(held: Tensor) -> Tensor:
     return flat.view(held.dtype).view(held.shape)
 
 
-def finish(bench: Bench, work: Work, what: str = "an operation") -> Play:
+def wait_for_success(bench: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that must end well; to be used with `yield from`."""
     yield Until(work.done, what)
     work.result(bench.patience)
 
 
-def outcome(bench: Bench, work: Work, what: str = "an operation") -> Play:
+def wait_for_outcome(bench: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that may fail; returns the error, or None when it ended well."""
     yield Until(work.done, what)
     try:
@@ -276,7 +276,7 @@ def outcome(bench: Bench, work: Work, what: str = "an operation") -> Play:
     return None
 
 
-def attempt(call: Callable[[], object], *allowed: type[Exception]) -> Exception | None:
+def catch(call: Callable[[], object], *allowed: type[Exception]) -> Exception | None:
     """The error of one of the `allowed` kinds that `call` raised, or None."""
     try:
         call()
@@ -285,16 +285,16 @@ def attempt(call: Callable[[], object], *allowed: type[Exception]) -> Exception 
     return None
 
 
-def demand(clause: str, truth: object, what: str) -> None:
+def require(clause: str, truth: object, what: str) -> None:
     """Raise `Violation` of `clause` unless `truth`."""
     if not truth:
         raise Violation(clause, what)
 
 
-def equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None:
+def require_equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None:
     """Raise `Violation` unless both hold the same bytes; says where they differ first."""
     left, right = (
-        told(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (found, wanted)
+        to_host(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (found, wanted)
     )
     if left.shape != right.shape:
         raise Violation(clause, f"{what}: {left.numel()} bytes instead of {right.numel()}")
@@ -306,16 +306,16 @@ def equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None:
         raise Violation(clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {due:#04x}")
 
 
-def plane(bench: Bench) -> ControlPlane:
+def control_plane(bench: RankContext) -> ControlPlane:
     """The rank's control plane. Raises `Unsupported` where there is no fabric."""
     if bench.fabric is None:
         raise Unsupported("a device by itself has no control plane")
     return bench.fabric.control
 
 
-def gather(bench: Bench, question: str, ranks: Sequence[int] | None = None) -> Play:
+def gather_ballots(bench: RankContext, question: str, ranks: Sequence[int] | None = None) -> Play:
     """Wait for all ballots, and return them; to be used with `yield from`."""
-    control = plane(bench)
+    control = control_plane(bench)
 
     def complete() -> bool:
         try:
@@ -328,23 +328,23 @@ def gather(bench: Bench, question: str, ranks: Sequence[int] | None = None) -> P
     return control.collect(question, bench.patience, ranks)
 
 
-def meet(bench: Bench, point: str) -> Play:
+def control_barrier(bench: RankContext, point: str) -> Play:
     """Wait until every rank has come to this point; to be used with `yield from`."""
-    plane(bench).cast(point, b"here")
-    yield from gather(bench, point)
+    control_plane(bench).cast(point, b"here")
+    yield from gather_ballots(bench, point)
 
 
-JUNK = 0x3C
+JUNK_BYTE = 0x3C
 
 
-def junk_for(bench: Bench, *dropped: int) -> list[Tensor]:
+def occupy_freed_memory(bench: RankContext, *dropped: int) -> list[Tensor]:
     """Buffers of these sizes (bytes): they take the memory of what was dropped, if it is free."""
     bench.churn()
-    return [bench.filled((nbytes,), JUNK) for nbytes in dropped]
+    return [bench.filled((nbytes,), JUNK_BYTE) for nbytes in dropped]
 
 
-def untouched(clause: str, junk: list[Tensor]) -> None:
+def require_junk_untouched(clause: str, junk: list[Tensor]) -> None:
     """Demand that nobody has written to memory that was not his any more."""
     for buffer in junk:
-        late = int((told(buffer) != JUNK).sum())
-        demand(clause, late == 0, f"{late} bytes written to memory that was freed in flight")
+        late = int((to_host(buffer) != JUNK_BYTE).sum())
+        require(clause, late == 0, f"{late} bytes written to memory that was freed in flight")

@@ -24,14 +24,14 @@ CASES: Mapping[Profile, Mapping[Executor, int]] = {
     Profile.DEEP: {Executor.VIRTUAL: 4000, Executor.DEVICE: 600, Executor.RANKS: 240},
 }
 """How many cases of each property."""
-FAULTS: Mapping[Profile, Mapping[Executor, int]] = {
+FAULT_CASES: Mapping[Profile, Mapping[Executor, int]] = {
     Profile.CI: {Executor.VIRTUAL: 100, Executor.RANKS: 20},
     Profile.DEEP: {Executor.VIRTUAL: 1000, Executor.RANKS: 200},
 }
 """How many faults are injected."""
-BRISK_SHARE = 4
+SHORT_DEADLINE_SHARE = 4
 """A property that waits until deadlines strike gets so many times fewer cases on real ranks."""
-SHRINKING: Mapping[Executor, int] = {
+MAX_SHRINKS: Mapping[Executor, int] = {
     Executor.VIRTUAL: 2000,
     Executor.DEVICE: 500,
     Executor.RANKS: 100,

@@ -80,7 +80,7 @@ def program(
     return Program(tuple(steps), size, tuple(sorted((settings or {}).items())))
 
 
-def to_json(case: Case) -> dict[str, Any]:
+def case_to_json(case: Case) -> dict[str, Any]:
     """What a rank in another process is sent."""
     found = case.program
     return {
@@ -91,7 +91,7 @@ def to_json(case: Case) -> dict[str, Any]:
     }
 
 
-def from_json(data: Mapping[str, Any]) -> Case:
+def case_from_json(data: Mapping[str, Any]) -> Case:
     """The case that `to_json` was given. Raises `KeyError` or `ValueError` on anything else."""
     steps = [Step(op, tuple(args), rank, host) for op, args, rank, host in data["steps"]]
     found = program(steps, data["size"], data["settings"])

@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 from hypothesis.strategies import SearchStrategy
 
 from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
-from equipoise.hal.conformance.context import Bench, Play
+from equipoise.hal.conformance.context import Play, RankContext
 from equipoise.hal.conformance.program import Case, Program
 from equipoise.hal.stream import Role
 
 
-class Ranks(StrEnum):
+class PropertyScope(StrEnum):
     """How many ranks play a property."""
 
     ONE = "one"
@@ -26,7 +26,7 @@ class Ranks(StrEnum):
     """As many as the program says, with a fabric."""
 
 
-class Pace(StrEnum):
+class DeadlineLength(StrEnum):
     """What deadline the fabric has."""
 
     CALM = "calm"
@@ -62,12 +62,12 @@ class Traits:
         return self.communicator or CommunicatorCapabilities()
 
 
-Drawn = Callable[[Traits], SearchStrategy[Program]]
+ProgramStrategy = Callable[[Traits], SearchStrategy[Program]]
 """A strategy of valid programs."""
 
 
 @dataclass(frozen=True)
-class Composed:
+class StatefulPrograms:
     """Programs composed by a rule-based machine, which knows at each rule what can follow.
 
     Attributes:
@@ -77,30 +77,30 @@ class Composed:
     machine: Callable[[Traits, Callable[[Case], None]], RuleBasedStateMachine]
 
 
-Needs = Callable[[Traits], str | None]
+Requirement = Callable[[Traits], str | None]
 """The name of the capability that is missing, or None."""
-Loses = Callable[[Program], frozenset[int]]
+LostRanks = Callable[[Program], frozenset[int]]
 """Which ranks a program of the property ends for good."""
 Judge = Callable[[Program, Sequence[Any]], str | None]
 """Compares what the ranks observed (by rank; by host within a rank). Raises `Violation`.
 
 Returns a figure in words where one is measured and reported, else None.
 """
-Where = Callable[[Traits], bool]
+AppliesTo = Callable[[Traits], bool]
 """Whether the executor can play the property at all; where not, nothing is said of it."""
 
 
-def nothing(_: Traits) -> str | None:
+def no_requirement(_: Traits) -> str | None:
     """No capability is needed."""
     return None
 
 
-def anywhere(_: Traits) -> bool:
+def every_executor(_: Traits) -> bool:
     """Every executor can play it."""
     return True
 
 
-def content(_program: Program, _answers: Sequence[Any]) -> None:
+def no_comparison(_program: Program, _answers: Sequence[Any]) -> None:
     """Everything was judged by the ranks themselves."""
 
 
@@ -132,52 +132,52 @@ class Property:
     family: str
     clauses: tuple[str, ...]
     claim: str
-    programs: Drawn | Composed
-    play: Callable[[Bench, Program], Play]
-    judge: Judge = content
-    needs: Needs = nothing
-    where: Where = anywhere
-    ranks: Ranks = Ranks.ONE
+    programs: ProgramStrategy | StatefulPrograms
+    play: Callable[[RankContext, Program], Play]
+    judge: Judge = no_comparison
+    needs: Requirement = no_requirement
+    where: AppliesTo = every_executor
+    ranks: PropertyScope = PropertyScope.ONE
     hosts: int = 1
-    pace: Pace = Pace.CALM
-    loses: Loses | None = None
+    pace: DeadlineLength = DeadlineLength.CALM
+    loses: LostRanks | None = None
     takes_store: bool = False
     large: bool = False
 
 
-def side_by_side(traits: Traits) -> tuple[str, ...]:
+def concurrent_roles(traits: Traits) -> tuple[str, ...]:
     """The roles whose streams run side by side: the first ones, as many as are declared (B8)."""
     return tuple(role.value for role in Role)[: traits.accelerator.streams]
 
 
-def several_streams(traits: Traits) -> str | None:
+def concurrent_streams(traits: Traits) -> str | None:
     """Two streams that run side by side."""
-    return None if len(side_by_side(traits)) > 1 else "streams"
+    return None if len(concurrent_roles(traits)) > 1 else "streams"
 
 
-def a_lock(traits: Traits) -> str | None:
+def lock_support(traits: Traits) -> str | None:
     """A stream lock."""
     return None if traits.accelerator.stream_lock else "stream_lock"
 
 
-def a_held_stream(traits: Traits) -> str | None:
+def holdable_stream(traits: Traits) -> str | None:
     """A stream that can be held while another one runs."""
-    if not traits.controlled and a_lock(traits):
+    if not traits.controlled and lock_support(traits):
         return "stream_lock"
-    return several_streams(traits)
+    return concurrent_streams(traits)
 
 
-def a_graph(traits: Traits) -> str | None:
+def graph_support(traits: Traits) -> str | None:
     """Capturing."""
     return None if traits.accelerator.graph_capture else "graph_capture"
 
 
-def all_of(*needs: Needs) -> Needs:
+def all_of(*needs: Requirement) -> Requirement:
     """The first that is missing."""
     return lambda traits: next(filter(None, (need(traits) for need in needs)), None)
 
 
-def copies_beside_launches(traits: Traits) -> str | None:
+def independent_copies(traits: Traits) -> str | None:
     """Copies from the host that end while a launched stream waits."""
     declared = traits.accelerator.copy_independent_of_launch
     return None if declared else "copy_independent_of_launch"

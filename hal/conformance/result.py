@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from equipoise.hal.conformance.clauses import place
-from equipoise.hal.conformance.search import Held, Reported, Undeclared, Verdict, Violated
+from equipoise.hal.conformance.clauses import clause_sort_key
+from equipoise.hal.conformance.search import (
+    PropertyHeld,
+    PropertyReported,
+    PropertyUnsupported,
+    PropertyViolated,
+    Verdict,
+)
 
 
 class Status(StrEnum):
@@ -19,11 +25,11 @@ class Status(StrEnum):
     REPORTED = "reported"
 
 
-STATUSES: Mapping[type, Status] = {
-    Held: Status.HELD,
-    Reported: Status.REPORTED,
-    Violated: Status.VIOLATED,
-    Undeclared: Status.UNSUPPORTED,
+STATUS_OF_VERDICT: Mapping[type, Status] = {
+    PropertyHeld: Status.HELD,
+    PropertyReported: Status.REPORTED,
+    PropertyViolated: Status.VIOLATED,
+    PropertyUnsupported: Status.UNSUPPORTED,
 }
 """What a verdict is called."""
 
@@ -51,11 +57,11 @@ class Finding:
     @property
     def status(self) -> Status:
         """The verdict in a word."""
-        return STATUSES[type(self.verdict)]
+        return STATUS_OF_VERDICT[type(self.verdict)]
 
     def of(self, clause: str) -> Status | None:
         """What the finding says of a clause; None when it says nothing."""
-        if isinstance(self.verdict, Violated):
+        if isinstance(self.verdict, PropertyViolated):
             if self.verdict.clause == clause:
                 return Status.VIOLATED
             return Status.NOT_JUDGED if clause in self.clauses else None
@@ -86,23 +92,27 @@ class ClauseFinding:
     def cases(self) -> int:
         """How many cases were played for it without a violation."""
         verdicts = [finding.verdict for finding in self.findings]
-        return sum(verdict.cases for verdict in verdicts if isinstance(verdict, Held))
+        return sum(verdict.cases for verdict in verdicts if isinstance(verdict, PropertyHeld))
 
     @property
     def figures(self) -> str:
         """What was measured, in words, or nothing."""
         verdicts = [finding.verdict for finding in self.findings]
-        return "; ".join(verdict.figure for verdict in verdicts if isinstance(verdict, Reported))
+        return "; ".join(
+            verdict.figure for verdict in verdicts if isinstance(verdict, PropertyReported)
+        )
 
     @property
     def lacking(self) -> str:
         """The capability for want of which it was not judged, or nothing."""
         verdicts = [finding.verdict for finding in self.findings]
-        names = {verdict.capability for verdict in verdicts if isinstance(verdict, Undeclared)}
+        names = {
+            verdict.capability for verdict in verdicts if isinstance(verdict, PropertyUnsupported)
+        }
         return ", ".join(sorted(names))
 
 
-RANKING = (
+STATUS_PRECEDENCE = (
     Status.VIOLATED,
     Status.NOT_JUDGED,
     Status.HELD,
@@ -113,7 +123,7 @@ RANKING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class SuiteResult:
     """One run of the suite.
 
     Attributes:
@@ -137,9 +147,12 @@ class Result:
     def clauses(self) -> tuple[ClauseFinding, ...]:
         """Clause by clause, in the order of the contract."""
         named = {clause for finding in self.findings for clause in finding.clauses}
-        broken = {v.clause for v in (f.verdict for f in self.findings) if isinstance(v, Violated)}
+        broken = {
+            v.clause for v in (f.verdict for f in self.findings) if isinstance(v, PropertyViolated)
+        }
         return tuple(
-            clause_finding(clause, self.findings) for clause in sorted(named | broken, key=place)
+            combine_findings(clause, self.findings)
+            for clause in sorted(named | broken, key=clause_sort_key)
         )
 
     def count(self, status: Status) -> int:
@@ -174,20 +187,20 @@ class Result:
         }
 
 
-def clause_finding(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
+def combine_findings(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
     """What `findings` together say of `clause`."""
     told = [(finding, finding.of(clause)) for finding in findings]
     kept = tuple(finding for finding, status in told if status is not None)
     seen = {status for _, status in told if status is not None}
-    return ClauseFinding(clause, next(s for s in RANKING if s in seen), kept)
+    return ClauseFinding(clause, next(s for s in STATUS_PRECEDENCE if s in seen), kept)
 
 
 def _detail(verdict: Verdict) -> dict[str, Any]:
-    if isinstance(verdict, Undeclared):
+    if isinstance(verdict, PropertyUnsupported):
         return {"capability": verdict.capability}
-    if isinstance(verdict, Held):
+    if isinstance(verdict, PropertyHeld):
         return {"cases": verdict.cases}
-    if isinstance(verdict, Reported):
+    if isinstance(verdict, PropertyReported):
         return {"figure": verdict.figure}
     return {
         "cases": verdict.cases,

@@ -16,24 +16,24 @@ from equipoise.hal.conformance.executors import launched
 from equipoise.hal.conformance.executors.controlled import ControlledBackend, ControlledSubject
 from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.executors.processes import ProcessSubject
-from equipoise.hal.conformance.executors.steering import steering
+from equipoise.hal.conformance.executors.steering import load_steer
 from equipoise.hal.conformance.profile import (
-    BRISK_SHARE,
     CASES,
-    FAULTS,
-    SHRINKING,
+    FAULT_CASES,
+    MAX_SHRINKS,
+    SHORT_DEADLINE_SHARE,
     Executor,
     Profile,
 )
-from equipoise.hal.conformance.property import Pace, Property, Ranks
-from equipoise.hal.conformance.result import Finding, Result
-from equipoise.hal.conformance.search import Effort, search
+from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope
+from equipoise.hal.conformance.result import Finding, SuiteResult
+from equipoise.hal.conformance.search import SearchSettings, search
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Bout:
+class PropertyRun:
     """A property on a subject."""
 
     claim: Property
@@ -41,14 +41,14 @@ class Bout:
     executor: Executor
 
 
-class Watcher(Protocol):
+class ProgressListener(Protocol):
     """Who is told how far the run is."""
 
     def begin(self, total: int) -> None:
         """So many bouts are to come."""
         ...
 
-    def next(self, bout: Bout) -> None:
+    def next(self, bout: PropertyRun) -> None:
         """This one starts."""
         ...
 
@@ -57,10 +57,12 @@ class Watcher(Protocol):
         ...
 
 
-def bouts(claims: Sequence[Property], subjects: Mapping[Executor, Subject]) -> tuple[Bout, ...]:
+def plan_runs(
+    claims: Sequence[Property], subjects: Mapping[Executor, Subject]
+) -> tuple[PropertyRun, ...]:
     """Which property plays where: groups need ranks, devices by themselves need none."""
     return tuple(
-        Bout(claim, subject, executor)
+        PropertyRun(claim, subject, executor)
         for claim in claims
         for executor, subject in subjects.items()
         if _fits(claim, executor) and claim.where(subject.traits)
@@ -68,7 +70,7 @@ def bouts(claims: Sequence[Property], subjects: Mapping[Executor, Subject]) -> t
 
 
 @dataclass(frozen=True)
-class How:
+class RunOptions:
     """How hard to look, and from where.
 
     Attributes:
@@ -82,38 +84,40 @@ class How:
     cases: int | None = None
 
 
-def conduct(plan: Sequence[Bout], how: How, watcher: Watcher) -> Iterator[Finding]:
+def run_properties(
+    plan: Sequence[PropertyRun], how: RunOptions, watcher: ProgressListener
+) -> Iterator[Finding]:
     """Play them all; a finding for each as soon as it is known."""
     watcher.begin(len(plan))
     for bout in plan:
         watcher.next(bout)
-        finding = _play(bout, effort(bout, how))
+        finding = _play(bout, search_settings(bout, how))
         watcher.found(finding)
         yield finding
 
 
-def effort(bout: Bout, how: How) -> Effort:
+def search_settings(bout: PropertyRun, how: RunOptions) -> SearchSettings:
     """How hard to look at one property."""
     cases = how.cases or _cases(bout, how.profile)
-    return Effort(cases=cases, seed=how.seed, shrinking=SHRINKING[bout.executor])
+    return SearchSettings(cases=cases, seed=how.seed, shrinking=MAX_SHRINKS[bout.executor])
 
 
-def _cases(bout: Bout, profile: Profile) -> int:
+def _cases(bout: PropertyRun, profile: Profile) -> int:
     if bout.claim.loses is not None:
-        return FAULTS[profile][bout.executor]
+        return FAULT_CASES[profile][bout.executor]
     cases = CASES[profile][bout.executor]
-    if bout.executor is Executor.RANKS and bout.claim.pace is Pace.BRISK:
-        return max(1, cases // BRISK_SHARE)
+    if bout.executor is Executor.RANKS and bout.claim.pace is DeadlineLength.BRISK:
+        return max(1, cases // SHORT_DEADLINE_SHARE)
     return cases
 
 
 def _fits(claim: Property, executor: Executor) -> bool:
     if executor is Executor.VIRTUAL:
         return True
-    return (claim.ranks is Ranks.GROUP) == (executor is Executor.RANKS)
+    return (claim.ranks is PropertyScope.GROUP) == (executor is Executor.RANKS)
 
 
-def _play(bout: Bout, how: Effort) -> Finding:
+def _play(bout: PropertyRun, how: SearchSettings) -> Finding:
     began = time.monotonic()
     verdict = search(bout.claim, bout.subject, how)
     return Finding(
@@ -127,7 +131,7 @@ def _play(bout: Bout, how: Effort) -> Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Campaign:
+class ConformanceRun:
     """What is to be run.
 
     Attributes:
@@ -151,7 +155,7 @@ class Campaign:
     cases: int | None = None
     steer: str | None = None
 
-    def run(self, watcher: Watcher) -> Result | None:
+    def run(self, watcher: ProgressListener) -> SuiteResult | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
 
         Raises:
@@ -162,15 +166,15 @@ class Campaign:
         if seat is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if seat is not None and seat.rank > 0:
-            launched.serve(self.backend, self.communicator, seat)
+            launched.serve_rank(self.backend, self.communicator, seat)
             return None
         began = time.monotonic()
         with self.subjects(seat) as subjects:
-            plan = bouts(self.claims(), subjects)
-            how = How(self.profile, self.seed, self.cases)
-            findings = tuple(conduct(plan, how, watcher))
+            plan = plan_runs(self.claims(), subjects)
+            how = RunOptions(self.profile, self.seed, self.cases)
+            findings = tuple(run_properties(plan, how, watcher))
             most = max(size for subject in subjects.values() for size in subject.traits.sizes)
-        return Result(
+        return SuiteResult(
             backend=self.backend,
             communicator=self.communicator,
             ranks=most,
@@ -198,7 +202,7 @@ class Campaign:
         if isinstance(backend, ControlledBackend):
             return {Executor.VIRTUAL: ControlledSubject(backend)}
         if self.steer is not None:
-            return {Executor.DEVICE: DeviceSubject(backend, steering(self.steer))}
+            return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
         ranks: Subject
         if seat is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)

@@ -8,36 +8,36 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from equipoise.hal.conformance.fixtures.strategies import STEERED, schedules
+from equipoise.hal.conformance.fixtures.strategies import MAX_STEERED_CHOICES, schedules
 from equipoise.hal.conformance.program import Case
-from equipoise.hal.conformance.property import Composed, Drawn, Property
-from equipoise.hal.conformance.subject import Subject, missing
+from equipoise.hal.conformance.property import ProgramStrategy, Property, StatefulPrograms
+from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.errors import Violation
 
 RULES = 20
 """Rules that a machine applies to compose one program."""
-LARGE_SHARE = 60
+LARGE_CASES_DIVISOR = 60
 """A property with the sizes of a real model is played on so many times fewer cases."""
-FEWEST = 2
+MIN_LARGE_CASES = 2
 """Cases of such a property, unless fewer are asked for."""
 
 
 @dataclass(frozen=True)
-class Held:
+class PropertyHeld:
     """No case broke it."""
 
     cases: int
 
 
 @dataclass(frozen=True)
-class Reported:
+class PropertyReported:
     """It is measured, and nobody is judged by it."""
 
     figure: str
 
 
 @dataclass(frozen=True)
-class Violated:
+class PropertyViolated:
     """The smallest case found that breaks it."""
 
     clause: str
@@ -47,17 +47,17 @@ class Violated:
 
 
 @dataclass(frozen=True)
-class Undeclared:
+class PropertyUnsupported:
     """It was not tried: the subject does not declare what it needs."""
 
     capability: str
 
 
-Verdict = Held | Reported | Violated | Undeclared
+Verdict = PropertyHeld | PropertyReported | PropertyViolated | PropertyUnsupported
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class SearchSettings:
     """How hard to look.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Trial:
 
     claim: Property
     subject: Subject
-    effort: Effort
+    effort: SearchSettings
     played: int = 0
     broken: dict[Case, Violation] = field(default_factory=dict)
     found_at: int | None = None
@@ -98,29 +98,29 @@ class _Trial:
             raise
 
 
-def search(claim: Property, subject: Subject, effort: Effort) -> Verdict:
+def search(claim: Property, subject: Subject, effort: SearchSettings) -> Verdict:
     """Try `effort.cases` cases; the smallest one that breaks the property, if any does."""
-    lacking = missing(claim, subject.traits)
+    lacking = missing_capability(claim, subject.traits)
     if lacking is not None:
-        return Undeclared(lacking)
+        return PropertyUnsupported(lacking)
     trial = _Trial(claim, subject, _fewer(effort) if claim.large else effort)
     test = _test(trial, claim.programs)
     try:
         test()
     except Violation as violation:
         case = next(case for case, known in trial.broken.items() if known is violation)
-        return Violated(violation.clause, str(violation), case, trial.played)
-    return Held(trial.played) if trial.figure is None else Reported(trial.figure)
+        return PropertyViolated(violation.clause, str(violation), case, trial.played)
+    return PropertyHeld(trial.played) if trial.figure is None else PropertyReported(trial.figure)
 
 
-def _fewer(effort: Effort) -> Effort:
-    least = min(effort.cases, FEWEST)
-    return replace(effort, cases=max(least, effort.cases // LARGE_SHARE))
+def _fewer(effort: SearchSettings) -> SearchSettings:
+    least = min(effort.cases, MIN_LARGE_CASES)
+    return replace(effort, cases=max(least, effort.cases // LARGE_CASES_DIVISOR))
 
 
-def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:
+def _test(trial: _Trial, programs: ProgramStrategy | StatefulPrograms) -> Callable[[], None]:
     chosen, traits = _settings(trial.effort), trial.subject.traits
-    if isinstance(programs, Composed):
+    if isinstance(programs, StatefulPrograms):
         composed = programs.machine
 
         def machine() -> RuleBasedStateMachine:
@@ -129,7 +129,7 @@ def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:
         seeded = cast(type[RuleBasedStateMachine], seed(trial.effort.seed)(machine))
         return lambda: run_state_machine_as_test(seeded, settings=chosen)
 
-    choices = schedules(STEERED) if traits.steered else schedules()
+    choices = schedules(MAX_STEERED_CHOICES) if traits.steered else schedules()
 
     @seed(trial.effort.seed)
     @chosen
@@ -140,7 +140,7 @@ def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:
     return test
 
 
-def _settings(effort: Effort) -> settings:
+def _settings(effort: SearchSettings) -> settings:
     shrink = {Phase.shrink} if effort.shrinking else set()
     return settings(
         max_examples=effort.cases,

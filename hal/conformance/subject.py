@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from equipoise.hal.conformance.program import Case
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Violation
 
 
@@ -30,19 +30,19 @@ class Subject(Protocol):
         ...
 
 
-def judge(claim: Property, case: Case, answers: Sequence[Any]) -> str | None:
+def compare_answers(claim: Property, case: Case, answers: Sequence[Any]) -> str | None:
     """Let the property compare what all hosts observed; what it reports."""
     return claim.judge(case.program, answers)
 
 
-def blame(claim: Property, error: BaseException) -> Violation:
+def to_violation(claim: Property, error: BaseException) -> Violation:
     """The violation that an error means: a `Violation` is one already, any other was not due."""
     if isinstance(error, Violation):
         return error
-    return Violation(claim.clauses[0], words(error))
+    return Violation(claim.clauses[0], describe_error(error))
 
 
-def words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What was raised, and because of what."""
     what = f"{type(error).__name__}: {error}"
     cause = error.__cause__
@@ -50,8 +50,8 @@ def words(error: BaseException) -> str:
     return f"raised {what}{because}"
 
 
-def missing(claim: Property, traits: Traits) -> str | None:
+def missing_capability(claim: Property, traits: Traits) -> str | None:
     """What the subject does not declare and the property needs, or None."""
-    if claim.ranks is Ranks.GROUP and traits.communicator is None:
+    if claim.ranks is PropertyScope.GROUP and traits.communicator is None:
         return "communicator"
     return claim.needs(traits)

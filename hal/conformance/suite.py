@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from equipoise.hal.conformance.clauses import FAMILIES, place
+from equipoise.hal.conformance.clauses import FAMILIES, clause_sort_key
 from equipoise.hal.conformance.property import Property
 
 
@@ -32,4 +32,4 @@ def find(name: str) -> Property:
 def clauses() -> tuple[str, ...]:
     """Every clause that some property judges, in the order of the contract."""
     named = {clause for claim in properties() for clause in claim.clauses}
-    return tuple(sorted(named, key=place))
+    return tuple(sorted(named, key=clause_sort_key))

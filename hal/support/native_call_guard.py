@@ -13,11 +13,11 @@ import os
 import threading
 from contextlib import ContextDecorator
 
-PATIENCE = 1.0
+EXIT_TIMEOUT = 1.0
 """Seconds that the end of the interpreter waits for those who are abroad."""
 
 
-class Abroad(ContextDecorator):
+class NativeCallGuard(ContextDecorator):
     """A context that daemon threads hold around calls that let go of the interpreter's lock.
 
     Also a decorator, of what a thread runs for one call's sake.
@@ -52,8 +52,8 @@ class Abroad(ContextDecorator):
         self._over = False
 
 
-ABROAD = Abroad()
+NATIVE_CALL_GUARD = NativeCallGuard()
 """Of this process."""
 
-atexit.register(ABROAD.close, PATIENCE)
-os.register_at_fork(after_in_child=ABROAD._reset)
+atexit.register(NATIVE_CALL_GUARD.close, EXIT_TIMEOUT)
+os.register_at_fork(after_in_child=NATIVE_CALL_GUARD._reset)

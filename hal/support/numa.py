@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
-UNKNOWN = -1
+UNKNOWN_NODE = -1
 """What `Topology.numa` says where nobody knows, or where it is more than one."""
 
 
@@ -40,7 +40,7 @@ def numa_node(root: Path = NODES) -> int:
         node = int(folder.name.removeprefix("node"))
         if os.sched_getaffinity(0) <= _cpus(node, root):
             return node
-    return UNKNOWN
+    return UNKNOWN_NODE
 
 
 def _cpus(node: int, root: Path) -> frozenset[int]:

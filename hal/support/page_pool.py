@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.hal.errors import PoolExhausted, SlotError, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event
 
-SLICE = 0.01
+POLL_INTERVAL = 0.01
 """Seconds between two looks at the other pages while waiting for the oldest."""
 
 
@@ -79,7 +79,7 @@ class PagePool:
             oldest = self._returned[0][1]
         if oldest is not None:
             with suppress(StreamTimeout, StreamFailed):
-                oldest.synchronize(min(left, SLICE))
+                oldest.synchronize(min(left, POLL_INTERVAL))
 
 
 class PoolPage:

@@ -16,14 +16,14 @@ from equipoise.hal.stream import Event, Stream
 
 
 @dataclass(slots=True)
-class _Trace:
+class _BufferAccess:
     """Who last wrote a buffer, and who has read it since: one event a stream."""
 
     writer: tuple[Stream, Event] | None = None
     readers: dict[Stream, Event] = field(default_factory=dict)
 
 
-class Hazards:
+class HazardTracker:
     """Makes streams wait for each other wherever two verbs touch one buffer and one writes (V5).
 
     Memory is bounded by buffers x streams. A verb that is issued from inside a program counts as a
@@ -36,7 +36,7 @@ class Hazards:
 
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
-        self._traces: dict[Hashable, _Trace] = {}
+        self._traces: dict[Hashable, _BufferAccess] = {}
         self._lock = threading.RLock()
 
     @contextmanager
@@ -102,19 +102,19 @@ class Hazards:
         for buffer in reads:
             trace = self._traces.get(buffer)
             if trace is None:
-                trace = self._traces[buffer] = _Trace()
+                trace = self._traces[buffer] = _BufferAccess()
             trace.readers[stream] = done
         by = stream, done
         for buffer in writes:
             trace = self._traces.get(buffer)
             if trace is None:
-                self._traces[buffer] = _Trace(by)
+                self._traces[buffer] = _BufferAccess(by)
                 continue
             trace.writer = by
             trace.readers.clear()
 
 
-class Readers:
+class ReaderRegistry:
     """The attached streams of one slot store.
 
     A commit holds them: it comes behind what they have launched, and what they launch later comes
@@ -182,7 +182,7 @@ class Readers:
 class AttachedReader:
     """A stream as long as it is attached."""
 
-    def __init__(self, readers: Readers, stream: Stream) -> None:
+    def __init__(self, readers: ReaderRegistry, stream: Stream) -> None:
         self._readers = readers
         self.stream = stream
 
@@ -191,7 +191,7 @@ class AttachedReader:
         self._readers.leave(self)
 
 
-class Leases:
+class LeaseTable:
     """How often each slot of one store is leased; for any thread (clause A11)."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Leases:
 class SlotLease:
     """Slots held until `release`."""
 
-    def __init__(self, leases: Leases, slots: tuple[int, ...]) -> None:
+    def __init__(self, leases: LeaseTable, slots: tuple[int, ...]) -> None:
         self._leases = leases
         self._slots = slots
         self.ended = False

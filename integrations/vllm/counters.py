@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from threading import Lock
 
-NAMES = (
+COUNTER_NAMES = (
     "policy_calls",
     "policy_moves",
     "policy_failures",
@@ -34,7 +34,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._counts: Counter[str] = Counter(dict.fromkeys(NAMES, 0))
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTER_NAMES, 0))
 
     def add(self, name: str, count: int = 1) -> None:
         """Raises `KeyError` for a name that is not one of `NAMES`."""

@@ -7,13 +7,13 @@ from importlib.metadata import entry_points
 
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm import compatibility
-from equipoise.integrations.vllm.compatibility import Release, Symbol, problems
+from equipoise.integrations.vllm.compatibility import Release, Symbol, symbol_problems
 from equipoise.integrations.vllm.entry import PLUGIN
 
-GROUP = "vllm.general_plugins"
-CHOICE = "VLLM_PLUGINS"
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGINS_VARIABLE = "VLLM_PLUGINS"
 """In the environment: the plugins that vLLM loads; all of them where it is unset."""
-NAME = "equipoise"
+PLUGIN_NAME = "equipoise"
 Finding = tuple[str, bool | None, str]
 """What was looked at, whether it is so, and what was seen or would help; None where this engine has
 no place for it, whatever is done."""
@@ -27,14 +27,14 @@ def examine() -> Iterator[Finding]:
     except EngineUnsupported as error:
         yield "vLLM", False, str(error)
         return
-    yield of_version(compatibility.RELEASE, found)
-    yield of_plugin()
-    yield of_symbols("hooks", compatibility.ENTRY)
-    for part, symbols in compatibility.PARTS.items():
-        yield of_symbols(part, symbols)
+    yield version_finding(compatibility.RELEASE, found)
+    yield plugin_finding()
+    yield symbols_finding("hooks", compatibility.HOOK_SYMBOLS)
+    for part, symbols in compatibility.FEATURE_SYMBOLS.items():
+        yield symbols_finding(part, symbols)
 
 
-def of_version(release: Release, found: str) -> Finding:
+def version_finding(release: Release, found: str) -> Finding:
     """Whether a version was tested, or is taken all the same."""
     if found in release.tested:
         return release.engine, True, f"{found}, which was tested"
@@ -43,14 +43,14 @@ def of_version(release: Release, found: str) -> Finding:
     return release.engine, False, f"{found} was not tested; tested: {', '.join(release.tested)}"
 
 
-def of_plugin() -> Finding:
+def plugin_finding() -> Finding:
     """Whether vLLM will find the plugin."""
-    points = entry_points(group=GROUP, name=NAME)
+    points = entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)
     if not points:
         return "plugin", False, "vLLM does not see it: install equipoise beside vLLM"
-    chosen = os.environ.get(CHOICE)
-    if chosen is not None and NAME not in chosen.split(","):
-        return "plugin", False, f"{CHOICE}={chosen} leaves it out"
+    chosen = os.environ.get(PLUGINS_VARIABLE)
+    if chosen is not None and PLUGIN_NAME not in chosen.split(","):
+        return "plugin", False, f"{PLUGINS_VARIABLE}={chosen} leaves it out"
     try:
         for point in points:
             point.load()
@@ -60,9 +60,9 @@ def of_plugin() -> Finding:
     return "plugin", True, "found by vLLM"
 
 
-def of_symbols(what: str, symbols: tuple[Symbol, ...]) -> Finding:
+def symbols_finding(what: str, symbols: tuple[Symbol, ...]) -> Finding:
     """Whether everything that a part touches is as it must be."""
-    wrong = problems(symbols)
+    wrong = symbol_problems(symbols)
     if wrong:
         return what, False, "; ".join(wrong)
     return what, True, f"all {len(symbols)} symbols are there, with their signatures"

@@ -13,8 +13,8 @@ from importlib import import_module
 LOG = logging.getLogger("vllm.equipoise")
 """Below vLLM's own logger, whose format and level it takes."""
 PLUGIN = "equipoise.integrations.vllm.plugin"
-NAMED = "equipoise"
-VARIABLE = "EQUIPOISE_VLLM"
+OWN_NAME = "equipoise"
+SETTINGS_VARIABLE = "EQUIPOISE_VLLM"
 
 
 def register() -> None:
@@ -25,13 +25,13 @@ def register() -> None:
     try:
         plugin = import_module(PLUGIN)
     except Exception as error:
-        if asked_for():
+        if is_requested():
             raise
         LOG.warning("equipoise cannot be imported, and stays switched off: %r", error)
         return
     plugin.register()
 
 
-def asked_for() -> bool:
+def is_requested() -> bool:
     """Whether the environment or the command line name us, as far as can be told without hooks."""
-    return VARIABLE in os.environ or any(NAMED in argument for argument in sys.argv[1:])
+    return SETTINGS_VARIABLE in os.environ or any(OWN_NAME in argument for argument in sys.argv[1:])

@@ -12,7 +12,7 @@ from typing import Any
 
 from equipoise.hal.errors import IntegrationError
 
-MARK = "__equipoise_replaces__"
+ORIGINAL_ATTRIBUTE = "__equipoise_replaces__"
 """Attribute of what was put in: what it replaced."""
 
 
@@ -46,7 +46,7 @@ class Patch:
         return f"{self.module}:{self.name}"
 
 
-def apply(patches: Iterable[Patch]) -> tuple[str, ...]:
+def apply_patches(patches: Iterable[Patch]) -> tuple[str, ...]:
     """Replace all of them; what is replaced already stays as it is.
 
     Returns:
@@ -61,26 +61,26 @@ def apply(patches: Iterable[Patch]) -> tuple[str, ...]:
             if _put(patch):
                 done.append(patch)
         except Exception as error:
-            undo(reversed(done))
+            undo_patches(reversed(done))
             raise IntegrationError(f"{patch} cannot be replaced: {error}") from error
     return tuple(map(str, done))
 
 
-def undo(patches: Iterable[Patch]) -> None:
+def undo_patches(patches: Iterable[Patch]) -> None:
     """Put back what was replaced."""
     for patch in patches:
         made = inspect.getattr_static(patch.owner, patch.attribute)
-        if hasattr(made, MARK):
-            setattr(patch.owner, patch.attribute, getattr(made, MARK))
+        if hasattr(made, ORIGINAL_ATTRIBUTE):
+            setattr(patch.owner, patch.attribute, getattr(made, ORIGINAL_ATTRIBUTE))
 
 
 def _put(patch: Patch) -> bool:
     """Replace one; whether it was not replaced before."""
     before = inspect.getattr_static(patch.owner, patch.attribute)
-    if hasattr(before, MARK):
+    if hasattr(before, ORIGINAL_ATTRIBUTE):
         return False
     made = _made(patch, before)
-    setattr(made, MARK, before)
+    setattr(made, ORIGINAL_ATTRIBUTE, before)
     setattr(patch.owner, patch.attribute, made)
     return True
 

@@ -13,27 +13,27 @@ from typing import Any, TypeVar
 
 from equipoise.hal.errors import ConfigError
 
-KEY = "equipoise"
+SETTINGS_KEY = "equipoise"
 """In `additional_config`."""
-VARIABLE = "EQUIPOISE_VLLM"
+SETTINGS_VARIABLE = "EQUIPOISE_VLLM"
 """In the environment: the same object as JSON, where the command line cannot be changed."""
 
-LAST_PORT = 65535
+MAX_PORT = 65535
 
 T = TypeVar("T")
 
 COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gloo")}
 """By type of the engine's device, the default first. On a device gloo goes through the host."""
 
-MOST_IMBALANCE = 1000
-MOST_MIB = 1 << 20
-LEAST_DEADLINE, MOST_DEADLINE = 0.1, 86_400.0
-LONGEST_HOLD = 1e9
+MAX_IMBALANCE = 1000
+MAX_MIB = 1 << 20
+MIN_DEADLINE, MAX_DEADLINE = 0.1, 86_400.0
+MAX_HOLD_SECONDS = 1e9
 """Seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings:
+class EplbPolicySettings:
     """Our placement policy, in the engine's own balancer.
 
     Attributes:
@@ -47,11 +47,11 @@ class PolicySettings:
     most: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE, most=1)
+        _check_numbers(self, target=MAX_IMBALANCE, gain=MAX_IMBALANCE, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings:
+class EplbSettings:
     """Our engine as the engine's balancer.
 
     Attributes:
@@ -78,9 +78,9 @@ class EngineSettings:
     communicator: str | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE)
+        _check_numbers(self, target=MAX_IMBALANCE, gain=MAX_IMBALANCE)
         if self.staging_mb is not None:
-            _check_numbers(self, staging_mb=MOST_MIB)
+            _check_numbers(self, staging_mb=MAX_MIB)
         _check_deadline(self.deadline)
         if self.shares not in ("static", "lagged", "exact"):
             raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
@@ -89,8 +89,8 @@ class EngineSettings:
         ):
             raise ConfigError(f"sub_window must be a whole number from 1, got {self.sub_window!r}")
         port = self.metrics_port
-        if port is not None and (type(port) is not int or not 1 <= port <= LAST_PORT):
-            raise ConfigError(f"metrics_port must be 1 to {LAST_PORT}, got {port!r}")
+        if port is not None and (type(port) is not int or not 1 <= port <= MAX_PORT):
+            raise ConfigError(f"metrics_port must be 1 to {MAX_PORT}, got {port!r}")
         known = list(dict.fromkeys(name for names in COMMUNICATORS.values() for name in names))
         if self.communicator is not None and self.communicator not in known:
             raise ConfigError(
@@ -99,7 +99,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandoverSettings:
+class PpTransportSettings:
     """Our channel between pipeline stages.
 
     Attributes:
@@ -113,7 +113,7 @@ class HandoverSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutingSettings:
+class DpLoadBalancerSettings:
     """Our routing of requests to data-parallel ranks.
 
     Attributes:
@@ -136,7 +136,7 @@ class RoutingSettings:
             raise ConfigError(f"policy is a name, got {self.policy!r}")
         if self.options is not None and not isinstance(self.options, Mapping):
             raise ConfigError(f"options is an object, got {self.options!r}")
-        _check_numbers(self, hold_seconds=LONGEST_HOLD)
+        _check_numbers(self, hold_seconds=MAX_HOLD_SECONDS)
         for name in ("slots", "room"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -147,10 +147,10 @@ class RoutingSettings:
 class Settings:
     """The parts that are on; None is off."""
 
-    policy: PolicySettings | None = None
-    engine: EngineSettings | None = None
-    handover: HandoverSettings | None = None
-    routing: RoutingSettings | None = None
+    policy: EplbPolicySettings | None = None
+    engine: EplbSettings | None = None
+    handover: PpTransportSettings | None = None
+    routing: DpLoadBalancerSettings | None = None
 
     def __post_init__(self) -> None:
         if self.policy is not None and self.engine is not None:
@@ -162,7 +162,7 @@ class Settings:
         return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
 
 
-def settings_of(additional: object, environment: Mapping[str, str]) -> Settings | None:
+def parse_settings(additional: object, environment: Mapping[str, str]) -> Settings | None:
     """What is asked for; None if nothing is.
 
     Args:
@@ -171,36 +171,38 @@ def settings_of(additional: object, environment: Mapping[str, str]) -> Settings 
 
     Raises `ConfigError` for what is not understood, naming the key.
     """
-    given = additional.get(KEY) if isinstance(additional, Mapping) else None
-    if given is None and VARIABLE in environment:
-        given = _from_variable(environment[VARIABLE])
+    given = additional.get(SETTINGS_KEY) if isinstance(additional, Mapping) else None
+    if given is None and SETTINGS_VARIABLE in environment:
+        given = _parse_variable(environment[SETTINGS_VARIABLE])
     if given is None or given is False:
         return None
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{KEY} must be an object of parts, got {given!r}")
+        raise ConfigError(f"{SETTINGS_KEY} must be an object of parts, got {given!r}")
     settings = _settings(given)
     return settings if settings.parts else None
 
 
-def _from_variable(text: str) -> object:
+def _parse_variable(text: str) -> object:
     if not text.strip():
         return None
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{VARIABLE} is no JSON: {error}") from None
+        raise ConfigError(f"{SETTINGS_VARIABLE} is no JSON: {error}") from None
 
 
 def _settings(given: Mapping[str, object]) -> Settings:
     kinds: dict[str, Callable[[object], object]] = {
-        "policy": lambda value: _part("policy", PolicySettings, value),
-        "engine": lambda value: _part("engine", EngineSettings, value),
-        "handover": lambda value: _part("handover", HandoverSettings, value),
-        "routing": lambda value: _part("routing", RoutingSettings, _named(value)),
+        "policy": lambda value: _part("policy", EplbPolicySettings, value),
+        "engine": lambda value: _part("engine", EplbSettings, value),
+        "handover": lambda value: _part("handover", PpTransportSettings, value),
+        "routing": lambda value: _part("routing", DpLoadBalancerSettings, _named(value)),
     }
     unknown = sorted(set(map(str, given)) - set(kinds))
     if unknown:
-        raise ConfigError(f"{KEY}: unknown {', '.join(unknown)}; parts are {', '.join(kinds)}")
+        raise ConfigError(
+            f"{SETTINGS_KEY}: unknown {', '.join(unknown)}; parts are {', '.join(kinds)}"
+        )
     parts: dict[str, Any] = {name: kinds[name](value) for name, value in given.items()}
     return Settings(**parts)
 
@@ -216,23 +218,23 @@ def _part(name: str, kind: type[T], value: object) -> T | None:
     if value is True:
         return kind()
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{KEY}.{name} must be true, false or an object, got {value!r}")
+        raise ConfigError(f"{SETTINGS_KEY}.{name} must be true, false or an object, got {value!r}")
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     unknown = sorted(set(map(str, value)) - set(known))
     if unknown:
         raise ConfigError(
-            f"{KEY}.{name}: unknown {', '.join(unknown)}; options are {', '.join(known)}"
+            f"{SETTINGS_KEY}.{name}: unknown {', '.join(unknown)}; options are {', '.join(known)}"
         )
     try:
         return kind(**value)
     except ConfigError as error:
-        raise ConfigError(f"{KEY}.{name}: {error}") from None
+        raise ConfigError(f"{SETTINGS_KEY}.{name}: {error}") from None
 
 
 def _check_deadline(value: object) -> None:
-    if not _is_number(value, LEAST_DEADLINE, MOST_DEADLINE):
+    if not _is_number(value, MIN_DEADLINE, MAX_DEADLINE):
         raise ConfigError(
-            f"deadline must be {LEAST_DEADLINE:g} to {MOST_DEADLINE:g} seconds, got {value!r}"
+            f"deadline must be {MIN_DEADLINE:g} to {MAX_DEADLINE:g} seconds, got {value!r}"
         )
 
 

@@ -35,7 +35,7 @@ class EngineStreams(Protocol):
         ...
 
 
-class HostStreams:
+class HostEngineStreams:
     """The host has no stream that the engine could be on: programs run on a thread of ours, and are
     waited for.
 
@@ -60,7 +60,7 @@ class HostStreams:
         self.home.synchronize(self._deadline)
 
 
-class DeviceStreams:
+class DeviceEngineStreams:
     """The engine is on a stream of the device, and nobody waits on the host.
 
     Args:

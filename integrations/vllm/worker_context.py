@@ -24,19 +24,19 @@ from equipoise.hal.errors import IntegrationError
 from equipoise.hal.stream import Role
 from equipoise.integrations.vllm.settings import COMMUNICATORS
 from equipoise.integrations.vllm.streams import (
-    DeviceStreams,
+    DeviceEngineStreams,
     EngineAccelerator,
     EngineStreams,
-    HostStreams,
+    HostEngineStreams,
 )
 
-LONGEST_ADDRESS = 256
+MAX_ADDRESS_BYTES = 256
 """Bytes."""
-ACCELERATORS = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
+BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
 """By type of the engine's device."""
 
 
-class Group(Protocol):
+class EngineGroup(Protocol):
     """A process group of the engine, as far as it is needed here."""
 
     ranks: list[int]
@@ -46,7 +46,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True)
-class Site:
+class WorkerContext:
     """One worker's place in one group.
 
     Attributes:
@@ -73,9 +73,9 @@ class Site:
             self.held.close()
 
 
-def open_site(
-    group: Group, device: torch.device, deadline: float, communicator: str | None = None
-) -> Site:
+def open_worker_context(
+    group: EngineGroup, device: torch.device, deadline: float, communicator: str | None = None
+) -> WorkerContext:
     """Meet the ranks of `group`; collective.
 
     Args:
@@ -89,15 +89,15 @@ def open_site(
         BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
     """
     kind = device.type
-    if kind not in ACCELERATORS:
-        known = ", ".join(ACCELERATORS)
+    if kind not in BACKEND_OF_DEVICE:
+        known = ", ".join(BACKEND_OF_DEVICE)
         raise IntegrationError(f"no backend for a device of type {kind!r}: {known}")
-    named = _communicator(kind, communicator)
+    named = _choose_communicator(kind, communicator)
     with ExitStack() as opened:
-        accelerator, streams = _opened(ACCELERATORS[kind], device, deadline)
+        accelerator, streams = _opened(BACKEND_OF_DEVICE[kind], device, deadline)
         opened.callback(accelerator.close)
-        nodes = _nodes_of_ranks(group)
-        interface = _interface(nodes)
+        nodes = _find_node_of_rank(group)
+        interface = _store_interface(nodes)
         held = StoreHost(interface) if group.rank_in_group == 0 else None
         if held is not None:
             opened.callback(held.close)
@@ -111,7 +111,7 @@ def open_site(
         )
         fabric = connect_fabric(named, where, accelerator)
         opened.pop_all()
-    return Site(accelerator, streams, fabric, nodes, held, deadline)
+    return WorkerContext(accelerator, streams, fabric, nodes, held, deadline)
 
 
 def connect_fabric(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
@@ -122,12 +122,12 @@ def connect_fabric(communicator: str, where: Rendezvous, accelerator: Accelerato
     return fabric
 
 
-def places(world: Group, group: Group) -> list[int]:
+def ranks_within(world: EngineGroup, group: EngineGroup) -> list[int]:
     """The ranks of `group`, numbered as on a fabric among the ranks of `world`."""
     return [world.ranks.index(rank) for rank in group.ranks]
 
 
-def _communicator(kind: str, wanted: str | None) -> str:
+def _choose_communicator(kind: str, wanted: str | None) -> str:
     """Raises `IntegrationError` where what is wanted is not for a device of that type."""
     known = COMMUNICATORS[kind]
     if wanted is not None and wanted not in known:
@@ -140,13 +140,13 @@ def _communicator(kind: str, wanted: str | None) -> str:
 def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
     inner = registry.accelerator(name).open(device.index or 0)
     if device.type == "cpu":
-        return inner, HostStreams(inner.stream(Role.COMPUTE), deadline)
+        return inner, HostEngineStreams(inner.stream(Role.COMPUTE), deadline)
     vendor = getattr(torch, device.type)
-    streams = DeviceStreams(inner, lambda: vendor.current_stream(device))
+    streams = DeviceEngineStreams(inner, lambda: vendor.current_stream(device))
     return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
 
 
-def _nodes_of_ranks(group: Group) -> tuple[int, ...]:
+def _find_node_of_rank(group: EngineGroup) -> tuple[int, ...]:
     """The node of each rank, numbered as they first come; collective."""
     from vllm.distributed.parallel_state import in_the_same_node_as
 
@@ -161,18 +161,18 @@ def _nodes_of_ranks(group: Group) -> tuple[int, ...]:
     return tuple(found[rank] for rank in range(group.world_size))
 
 
-def _interface(nodes_of_ranks: Sequence[int]) -> str:
+def _store_interface(nodes_of_ranks: Sequence[int]) -> str:
     """Where the store is held: on loopback, if all ranks are on one node."""
     from vllm.utils.network_utils import get_ip
 
     return str(get_ip()) if max(nodes_of_ranks) else LOOPBACK
 
 
-def _told(group: Group, held: StoreHost | None) -> tuple[str, int]:
+def _told(group: EngineGroup, held: StoreHost | None) -> tuple[str, int]:
     """Where the first rank holds the store, as every rank learns it."""
-    line = torch.zeros(LONGEST_ADDRESS, dtype=torch.uint8)
+    line = torch.zeros(MAX_ADDRESS_BYTES, dtype=torch.uint8)
     if held is not None:
-        text = json.dumps(held.address).encode().ljust(LONGEST_ADDRESS)
+        text = json.dumps(held.address).encode().ljust(MAX_ADDRESS_BYTES)
         line.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     dist.broadcast(line, src=group.ranks[0], group=group.cpu_group)
     host, port = json.loads(bytes(line.tolist()))

@@ -15,11 +15,11 @@ from typing import Any
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.eplb import install
 from equipoise.integrations.vllm.pp import transport
-from equipoise.integrations.vllm.settings import Settings, settings_of
+from equipoise.integrations.vllm.settings import Settings, parse_settings
 
 
 @dataclass(frozen=True)
-class Parts:
+class WorkerFeatures:
     """What is switched on in one worker.
 
     Attributes:
@@ -34,35 +34,35 @@ class Parts:
 
     def placement(self) -> list[list[int]] | None:
         """By layer, the expert in every slot; None where our engine is off."""
-        return None if self.settings.engine is None else install.placement(self.worker)
+        return None if self.settings.engine is None else install.current_placement(self.worker)
 
     def close(self) -> None:
         """Give back what was opened, the last first."""
         self.opened.close()
 
 
-def enter(worker: Any, settings: Settings) -> Parts:
+def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
     """Switch on what belongs to a worker; the routing of requests is the front end's.
 
     Raises what a part raises; then none is on.
     """
     with ExitStack() as opened:
-        leave(worker)
+        disable_features(worker)
         if settings.policy is not None:
             opened.enter_context(install.install_policy(settings.policy))
         if settings.engine is not None:
             opened.enter_context(install.install_eplb_state(worker, settings.engine))
         if settings.handover is not None:
-            opened.enter_context(transport.installed(settings.handover, worker.device))
-        return Parts(worker, settings, opened.pop_all())
+            opened.enter_context(transport.install_transport(settings.handover, worker.device))
+        return WorkerFeatures(worker, settings, opened.pop_all())
 
 
-def leave(worker: Any) -> None:
+def disable_features(worker: Any) -> None:
     """Nothing is asked for: an engine before this one in the process may have asked."""
-    install.restore()
+    install.restore_policy()
 
 
-def hear_equipoise() -> None:
+def forward_logs_to_engine() -> None:
     """Have our log lines come where the engine's come: one an epoch, and warnings."""
     ours, theirs = logging.getLogger("equipoise"), logging.getLogger("vllm")
     for handler in theirs.handlers:
@@ -87,15 +87,15 @@ def _close_at_shutdown(worker: Any) -> None:
 class WorkerExtension:
     """Named by `--worker-extension-cls`; the plugin does that."""
 
-    equipoise_parts: Parts | None = None
+    equipoise_parts: WorkerFeatures | None = None
     """What is switched on in this worker."""
 
     def init_worker_extension(self: Any) -> None:
         """The device is there, and no model yet: switch on what is asked for. Once."""
         if self.equipoise_parts is None:
-            asked = settings_of(self.vllm_config.additional_config, os.environ)
-            hear_equipoise()
-            self.equipoise_parts = enter(self, asked or Settings())
+            asked = parse_settings(self.vllm_config.additional_config, os.environ)
+            forward_logs_to_engine()
+            self.equipoise_parts = enable_features(self, asked or Settings())
             _close_at_shutdown(self)
 
     def destroy_worker_extension(self: Any) -> None:

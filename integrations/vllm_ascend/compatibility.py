@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from equipoise.integrations.vllm import compatibility as vllm
-from equipoise.integrations.vllm.compatibility import Release, Symbol, problems
+from equipoise.integrations.vllm.compatibility import Release, Symbol, symbol_problems
 
 RELEASE = Release(
     "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested="EQUIPOISE_VLLM_ASCEND_UNTESTED"
 )
-BESIDE = Release("vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested=vllm.UNTESTED)
+VLLM_RELEASE = Release("vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested=vllm.UNTESTED_VARIABLE)
 """The vLLM that the release is made for."""
 
 WORKER = "vllm_ascend.worker.worker"
@@ -17,7 +17,7 @@ GROUPS = "vllm_ascend.patch.worker.patch_distributed"
 POLICIES = "vllm_ascend.eplb.core.policy"
 PLANNER = "vllm_ascend.eplb.core.eplb_worker"
 
-ENTRY = (
+WORKER_SYMBOLS = (
     Symbol(
         WORKER,
         "NPUWorker.__init__",
@@ -28,7 +28,7 @@ ENTRY = (
 )
 """What the worker's class needs."""
 STAGES = "all_gather_group=, all_gather_tensors="
-PARTS = {
+FEATURE_SYMBOLS = {
     "policy": (
         Symbol(f"{POLICIES}.policy_factory", "PolicyFactory.generate_policy", "policy_type"),
         Symbol(
@@ -38,7 +38,7 @@ PARTS = {
         ),
         Symbol(PLANNER, "EplbWorker.calculate_rebalance_experts", "self, load_info, old_placement"),
         Symbol(PLANNER, "EplbWorker.check_expert_placement", "self, old_placement, new_placement"),
-        *vllm.PARTS["policy"],
+        *vllm.FEATURE_SYMBOLS["policy"],
     ),
     "handover": (
         Symbol(WORKER, "NPUWorker.execute_model", "self, scheduler_output"),
@@ -49,13 +49,18 @@ PARTS = {
         ),
         Symbol(GROUPS, "GroupCoordinatorPatch.irecv_tensor_dict", f"self, src=, {STAGES}"),
         Symbol(vllm.GROUPS, "get_world_group", ""),
-        *vllm.PARTS["handover"],
+        *vllm.FEATURE_SYMBOLS["handover"],
     ),
 }
 """What each part touches in a worker."""
-FRONT = {"routing": (Symbol(vllm.CLIENT, vllm.MADE, vllm.MADE_FROM), *vllm.ROUTED)}
+FRONT_END_SYMBOLS = {
+    "routing": (
+        Symbol(vllm.CLIENT, vllm.CLIENT_INIT, vllm.CLIENT_INIT_PARAMETERS),
+        *vllm.CLIENT_SYMBOLS,
+    )
+}
 """What a part touches in the front end, which is vLLM's."""
-REFUSED = {
+UNSUPPORTED_FEATURES = {
     "engine": (
         "vllm-ascend moves experts by itself, not by vLLM's EPLB classes, in whose place our "
         "engine stands; `policy` plans for it"
@@ -64,13 +69,13 @@ REFUSED = {
 """Parts that no release that was tested has a place for."""
 
 
-def check_front(parts: Iterable[str], environment: Mapping[str, str]) -> None:
+def check_front_end(parts: Iterable[str], environment: Mapping[str, str]) -> None:
     """See, in a process that has no device, that `parts` can be switched on.
 
     Nothing of vllm-ascend is imported.
 
     Args:
-        parts: keys of `PARTS`, `FRONT` or `REFUSED`.
+        parts: keys of `PARTS`, `FRONT_END_SYMBOLS` or `REFUSED`.
         environment: may name versions to take although they were not tested.
 
     Raises:
@@ -78,27 +83,32 @@ def check_front(parts: Iterable[str], environment: Mapping[str, str]) -> None:
             versions tested.
     """
     wanted = tuple(parts)
-    symbols = [symbol for part in wanted for symbol in FRONT.get(part, ())]
-    wrong = [*_of_versions(environment), *_refused(wanted), *problems(symbols)]
+    symbols = [symbol for part in wanted for symbol in FRONT_END_SYMBOLS.get(part, ())]
+    wrong = [*_of_versions(environment), *_refused(wanted), *symbol_problems(symbols)]
     RELEASE.refuse(RELEASE.installed(), wrong)
 
 
-def check(parts: Iterable[str], environment: Mapping[str, str]) -> None:
+def check_worker(parts: Iterable[str], environment: Mapping[str, str]) -> None:
     """The same in a worker's process, of what is touched there."""
     wanted = tuple(parts)
-    symbols = [*ENTRY, *(symbol for part in wanted for symbol in PARTS.get(part, ()))]
-    wrong = [*_of_versions(environment), *_refused(wanted), *_of_build(), *problems(symbols)]
+    symbols = [
+        *WORKER_SYMBOLS,
+        *(symbol for part in wanted for symbol in FEATURE_SYMBOLS.get(part, ())),
+    ]
+    wrong = [*_of_versions(environment), *_refused(wanted), *_of_build(), *symbol_problems(symbols)]
     RELEASE.refuse(RELEASE.installed(), wrong)
 
 
 def _of_versions(environment: Mapping[str, str]) -> list[str]:
-    ours, beside = (each.problem(each.installed(), environment) for each in (RELEASE, BESIDE))
+    ours, beside = (each.problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE))
     wrong = [] if ours is None else [ours]
     return wrong if beside is None else [*wrong, f"its vLLM: {beside}"]
 
 
 def _refused(parts: Iterable[str]) -> list[str]:
-    return [f"{part}: {REFUSED[part]}" for part in parts if part in REFUSED]
+    return [
+        f"{part}: {UNSUPPORTED_FEATURES[part]}" for part in parts if part in UNSUPPORTED_FEATURES
+    ]
 
 
 def _of_build() -> list[str]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.integrations.vllm.plugin import placeless, refuse
+from equipoise.integrations.vllm.plugin import non_eplb_config_errors, raise_config_errors
 from equipoise.integrations.vllm.settings import Settings
 from equipoise.integrations.vllm_ascend import compatibility
 
@@ -16,13 +16,13 @@ def prepare(config: Any, settings: Settings) -> None:
         EngineUnsupported: these releases are not what was tested, or lack a place for a part.
         IntegrationError: a part makes no sense with this configuration.
     """
-    compatibility.check_front(settings.parts, os.environ)
-    refuse(contradictions(config, settings))
+    compatibility.check_front_end(settings.parts, os.environ)
+    raise_config_errors(config_errors(config, settings))
 
 
-def contradictions(config: Any, settings: Settings) -> list[str]:
+def config_errors(config: Any, settings: Settings) -> list[str]:
     """What of the engine's configuration leaves a part nothing to do, or is beyond it."""
-    wrong = placeless(config, settings)
+    wrong = non_eplb_config_errors(config, settings)
     if settings.policy is not None and not _balances(config):
         wrong.append(
             'policy needs "eplb_config": {"dynamic_eplb": true} in --additional-config, and '

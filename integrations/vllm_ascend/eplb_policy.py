@@ -19,26 +19,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.compat.input_arrays import Given
-from equipoise.balancer.compat.vllm_ascend import Standing, standing
+from equipoise.balancer.compat.input_arrays import ArrayInput
+from equipoise.balancer.compat.vllm_ascend import InstalledLoad, parse_installed_load
 from equipoise.hal.errors import PlacementError
 from equipoise.integrations.vllm.eplb import install
-from equipoise.integrations.vllm.eplb.policy_plan import Proposal, propose
-from equipoise.integrations.vllm.patching import Patch, apply, undo
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement
+from equipoise.integrations.vllm.patching import Patch, apply_patches, undo_patches
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
-NAMES = "policy_calls", "policy_moves", "policy_failures"
+POLICY_COUNTERS = "policy_calls", "policy_moves", "policy_failures"
 """As in `equipoise.integrations.vllm.counters`."""
 
 
-class Tally:
+class SharedCounters:
     """Integers that only grow, in memory that a forked process shares.
 
     One process adds, any may read. Without locks: a planner that is killed would keep one.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, Any] = {name: RawValue("q", 0) for name in NAMES}
+        self._counts: dict[str, Any] = {name: RawValue("q", 0) for name in POLICY_COUNTERS}
 
     def add(self, name: str, count: int = 1) -> None:
         """Raises `KeyError` for a name that is not one of `NAMES`."""
@@ -50,11 +50,11 @@ class Tally:
 
 
 LOG = logging.getLogger("vllm.equipoise")
-Answer = tuple[int, npt.NDArray[np.int64], Any]
+RebalanceResult = tuple[int, npt.NDArray[np.int64], Any]
 """Whether the table changed; the layers, those first that are relieved most; the new table."""
 
 
-class TablePolicy:
+class AscendEplbPolicy:
     """What vllm-ascend's factory of policies hands out.
 
     An exception in our planner is logged, counted (`policy_failures`) and answered with the table
@@ -67,12 +67,16 @@ class TablePolicy:
         level: of the line that each plan writes.
     """
 
-    def __init__(self, settings: PolicySettings, tally: Tally, level: int = logging.INFO) -> None:
+    def __init__(
+        self, settings: EplbPolicySettings, tally: SharedCounters, level: int = logging.INFO
+    ) -> None:
         self._settings = settings
         self._tally = tally
         self._level = level
 
-    def rebalance_experts(self, current_expert_table: Given, expert_workload: Given) -> Answer:
+    def rebalance_experts(
+        self, current_expert_table: ArrayInput, expert_workload: ArrayInput
+    ) -> RebalanceResult:
         """Where the replicas of experts go.
 
         Args:
@@ -86,7 +90,7 @@ class TablePolicy:
         """
         self._tally.add("policy_calls")
         try:
-            return self._planned(standing(current_expert_table, expert_workload))
+            return self._planned(parse_installed_load(current_expert_table, expert_workload))
         except Exception:
             # Whatever it is: see above.
             self._tally.add("policy_failures")
@@ -97,13 +101,13 @@ class TablePolicy:
         """Refuse with `PlacementError`: it is called before the group grows or shrinks."""
         raise PlacementError(f"a group that changes to {new_ep_size} ranks is not planned here")
 
-    def _planned(self, given: Standing) -> Answer:
-        found = propose(given.load, given.shape, given.installed, self._settings)
+    def _planned(self, given: InstalledLoad) -> RebalanceResult:
+        found = plan_placement(given.load, given.shape, given.installed, self._settings)
         self._tell(found, given)
         relieved = given.relieved_by(found.placement.astype(np.int32))
         return int(found.moves > 0), relieved, given.tables(found.placement)
 
-    def _tell(self, found: Proposal, given: Standing) -> None:
+    def _tell(self, found: PolicyPlan, given: InstalledLoad) -> None:
         self._tally.add("policy_moves", found.moves)
         LOG.log(
             self._level,
@@ -118,33 +122,33 @@ class TablePolicy:
         )
 
 
-FACTORY = "vllm_ascend.eplb.core.policy.policy_factory"
+POLICY_FACTORY = "vllm_ascend.eplb.core.policy.policy_factory"
 
 
 @contextmanager
-def installed(settings: PolicySettings, tally: Tally) -> Iterator[None]:
+def install_policy(settings: EplbPolicySettings, tally: SharedCounters) -> Iterator[None]:
     """Have runners that are made within the context planned for by us.
 
     A runner asks the factory once, and forks the process that plans; so this comes before the
     runner, and before any thread of ours.
     """
-    patches = (Patch(FACTORY, "PolicyFactory.generate_policy", _ours(settings, tally)),)
+    patches = (Patch(POLICY_FACTORY, "PolicyFactory.generate_policy", _ours(settings, tally)),)
     with install.install_policy(settings):
-        undo(patches)  # a worker before this one in the process may not have been shut down
-        apply(patches)
+        undo_patches(patches)  # a worker before this one in the process may not have been shut down
+        apply_patches(patches)
         try:
             yield
         finally:
-            undo(patches)
+            undo_patches(patches)
 
 
-def _ours(settings: PolicySettings, tally: Tally) -> Callable[[Any], Any]:
-    def make(stock: Callable[[int], Any]) -> Callable[[int], TablePolicy]:
+def _ours(settings: EplbPolicySettings, tally: SharedCounters) -> Callable[[Any], Any]:
+    def make(stock: Callable[[int], Any]) -> Callable[[int], AscendEplbPolicy]:
         @wraps(stock)
-        def generate_policy(policy_type: int) -> TablePolicy:
+        def generate_policy(policy_type: int) -> AscendEplbPolicy:
             level = _level()
             LOG.log(level, "equipoise policy plans in place of eplb_policy_type %s", policy_type)
-            return TablePolicy(settings, tally, level)
+            return AscendEplbPolicy(settings, tally, level)
 
         return generate_policy
 

@@ -7,19 +7,23 @@ from typing import Any
 
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.plugin import refuse
+from equipoise.integrations.vllm.plugin import raise_config_errors
 from equipoise.integrations.vllm.pp import transport
-from equipoise.integrations.vllm.settings import Settings, settings_of
-from equipoise.integrations.vllm.worker_extension import Parts, WorkerExtension, hear_equipoise
+from equipoise.integrations.vllm.settings import Settings, parse_settings
+from equipoise.integrations.vllm.worker_extension import (
+    WorkerExtension,
+    WorkerFeatures,
+    forward_logs_to_engine,
+)
 from equipoise.integrations.vllm_ascend import compatibility, eplb_policy
-from equipoise.integrations.vllm_ascend.config_check import contradictions
-from equipoise.integrations.vllm_ascend.eplb_policy import Tally
+from equipoise.integrations.vllm_ascend.config_check import config_errors
+from equipoise.integrations.vllm_ascend.eplb_policy import SharedCounters
 
-Base: Any = object
+WorkerBase: Any = object
 """What comes behind it is vllm-ascend's worker."""
 
 
-class AscendExtension(WorkerExtension, Base):  # type: ignore[misc]
+class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
     """Stands before vllm-ascend's worker, and leaves its methods of every step alone.
 
     So an idle data-parallel rank enters the collectives that it enters without us. Nothing here
@@ -33,27 +37,27 @@ class AscendExtension(WorkerExtension, Base):  # type: ignore[misc]
             EngineUnsupported: one error that names everything that is not as it was tested.
             ConfigError, IntegrationError: what is asked for cannot be had.
         """
-        asked = settings_of(vllm_config.additional_config, os.environ)
+        asked = parse_settings(vllm_config.additional_config, os.environ)
         if asked is not None:
-            compatibility.check(asked.parts, os.environ)
-            refuse(contradictions(vllm_config, asked))
+            compatibility.check_worker(asked.parts, os.environ)
+            raise_config_errors(config_errors(vllm_config, asked))
         self.equipoise_settings = asked or Settings()
-        self.equipoise_tally = Tally()
+        self.equipoise_tally = SharedCounters()
         behind: Any = super()
         behind.__init__(vllm_config, *args, **kwargs)
 
     def init_device(self) -> None:
         """Before the worker makes its runner the policy, behind it what needs a device."""
         settings = self.equipoise_settings
-        hear_equipoise()
+        forward_logs_to_engine()
         with ExitStack() as opened:
             if settings.policy is not None:
-                planned = eplb_policy.installed(settings.policy, self.equipoise_tally)
+                planned = eplb_policy.install_policy(settings.policy, self.equipoise_tally)
                 opened.enter_context(planned)
             super().init_device()
             if settings.handover is not None:
-                opened.enter_context(transport.installed(settings.handover, self.device))
-            self.equipoise_parts = Parts(self, settings, opened.pop_all())
+                opened.enter_context(transport.install_transport(settings.handover, self.device))
+            self.equipoise_parts = WorkerFeatures(self, settings, opened.pop_all())
 
     def init_worker_extension(self) -> None:
         """Nothing: whoever calls this comes when the device is there, and so are the parts."""
@@ -82,6 +86,6 @@ def worker_class() -> type:
         raise EngineUnsupported(f"vllm-ascend's worker cannot be imported: {error}") from error
     return type(
         "Worker",
-        (AscendExtension, NPUWorker),
-        {"__module__": __package__, "__doc__": "See `AscendExtension`."},
+        (AscendWorkerExtension, NPUWorker),
+        {"__module__": __package__, "__doc__": "See `AscendWorkerExtension`."},
     )

@@ -16,13 +16,13 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import ExchangeError
 from equipoise.hal.stream import Stream
-from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, ExchangeFormat, check_rows
-from equipoise.pipeline.all_to_all.status import Fitted, Overflowed
-from equipoise.pipeline.all_to_all.variable_size import ExpertExchange, Route
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedCapacityExchange
+from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat, ReceivedRows, check_rows
+from equipoise.pipeline.all_to_all.status import StepFitted, StepOverflowed
+from equipoise.pipeline.all_to_all.variable_size import DispatchRoute, VariableSizeExchange
 
 
-class Combining(Protocol):
+class CombineHandle(Protocol):
     """A batch whose results were sent."""
 
     def wait(self, stream: Stream) -> Tensor:
@@ -34,14 +34,14 @@ class Combining(Protocol):
         ...
 
 
-class Dispatching(Protocol):
+class DispatchHandle(Protocol):
     """A batch whose rows were sent."""
 
-    def wait(self, stream: Stream) -> Arrivals:
+    def wait(self, stream: Stream) -> ReceivedRows:
         """Order `stream` behind the rows."""
         ...
 
-    def combine(self, rows: Tensor, stream: Stream) -> Combining:
+    def combine(self, rows: Tensor, stream: Stream) -> CombineHandle:
         """Send results back, [entries, ...]."""
         ...
 
@@ -49,7 +49,7 @@ class Dispatching(Protocol):
 class TokenExchange(Protocol):
     """Rows to the ranks that hold their experts, and back."""
 
-    def dispatch(self, batch: Batch, stream: Stream) -> Dispatching:
+    def dispatch(self, batch: Batch, stream: Stream) -> DispatchHandle:
         """Send a batch."""
         ...
 
@@ -57,7 +57,7 @@ class TokenExchange(Protocol):
 T = TypeVar("T")
 
 
-class PortableExchange:
+class FallbackExchange:
     """Any number of rows: the host reads the counts, and waits for the stream at each verb.
 
     Args:
@@ -90,20 +90,20 @@ class PortableExchange:
         self._active = torch.tensor(active).to(accelerator.device)
         self._renumbered = _renumbered(form, active).to(accelerator.device)
 
-    def dispatch(self, batch: Batch, stream: Stream) -> "PortableDispatched":
+    def dispatch(self, batch: Batch, stream: Stream) -> "FallbackDispatchHandle":
         """Send a batch; returns when its rows are on their way.
 
         Raises:
             ExchangeError: it does not fit the format.
-            GenerationMismatch: as `ExpertExchange.prepare`, as the cause of a `StreamFailed`
+            GenerationMismatch: as `VariableSizeExchange.prepare`, as the cause of a `StreamFailed`
                 unless the call comes from a program of `stream`.
         """
         batch.check(self._form)
-        exchange = ExpertExchange(
+        exchange = VariableSizeExchange(
             self._communicator, self._form.slots_per_rank, stream, self._deadline
         )
         route, arrivals = self.run(stream, lambda: self._dispatch(exchange, batch))
-        return PortableDispatched(self, exchange, route, arrivals)
+        return FallbackDispatchHandle(self, exchange, route, arrivals)
 
     def run(self, stream: Stream, program: Callable[[], T]) -> T:
         """What a program of `stream` returns. The host waits for it: shapes depend on counts."""
@@ -122,14 +122,16 @@ class PortableExchange:
         """Order `stream` behind the latest verb."""
         stream.wait(self._event)
 
-    def _dispatch(self, exchange: ExpertExchange, batch: Batch) -> tuple[Route, Arrivals]:
+    def _dispatch(
+        self, exchange: VariableSizeExchange, batch: Batch
+    ) -> tuple[DispatchRoute, ReceivedRows]:
         last = self._form.slots
         slots = batch.slots.long()
         inside = (slots >= 0) & (slots < last)
         numbers = self._renumbered[torch.where(inside, slots, last)]
         route = exchange.prepare(numbers, int(batch.generation.item()))
         rows = exchange.dispatch(route, batch.payloads)
-        return route, Arrivals(
+        return route, ReceivedRows(
             payloads=tuple(payload[None] for payload in rows),
             rows=torch.arange(sum(route.receives), device=slots.device),
             slots=route.local_slots.int(),
@@ -150,23 +152,27 @@ class PortableExchange:
         return out
 
 
-class PortableDispatched:
+class FallbackDispatchHandle:
     """A batch whose rows were sent."""
 
     def __init__(
-        self, owner: PortableExchange, exchange: ExpertExchange, route: Route, arrivals: Arrivals
+        self,
+        owner: FallbackExchange,
+        exchange: VariableSizeExchange,
+        route: DispatchRoute,
+        arrivals: ReceivedRows,
     ) -> None:
         self._owner = owner
         self._exchange = exchange
         self._route = route
         self._arrivals = arrivals
 
-    def wait(self, stream: Stream) -> Arrivals:
+    def wait(self, stream: Stream) -> ReceivedRows:
         """Order `stream` behind the rows; nothing but `combine` ends them."""
         self._owner.wait(stream)
         return self._arrivals
 
-    def combine(self, rows: Tensor, stream: Stream) -> "PortableCombined":
+    def combine(self, rows: Tensor, stream: Stream) -> "FallbackCombineHandle":
         """Send results back.
 
         Raises:
@@ -176,13 +182,13 @@ class PortableDispatched:
         check_rows("results", rows, entries, self._owner.form.result)
         exchange, route = self._exchange, self._route
         found = self._owner.run(stream, lambda: exchange.combine(route, rows))
-        return PortableCombined(self._owner, found)
+        return FallbackCombineHandle(self._owner, found)
 
 
-class PortableCombined:
+class FallbackCombineHandle:
     """A batch whose results have come."""
 
-    def __init__(self, owner: PortableExchange, results: Tensor) -> None:
+    def __init__(self, owner: FallbackExchange, results: Tensor) -> None:
         self._owner = owner
         self._results = results
 
@@ -206,7 +212,7 @@ def _renumbered(form: ExchangeFormat, active: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Tally:
+class ExchangeStatistics:
     """What became of the steps so far.
 
     Attributes:
@@ -223,19 +229,19 @@ class Tally:
     results: int = 0
     stray: int = 0
 
-    def with_step(self, verdict: Fitted | Overflowed) -> "Tally":
+    def with_step(self, verdict: StepFitted | StepOverflowed) -> "ExchangeStatistics":
         """One step more."""
         match verdict:
-            case Fitted(stray=stray):
-                return Tally(
+            case StepFitted(stray=stray):
+                return ExchangeStatistics(
                     self.fitted + 1, self.rerun, self.rows, self.results, self.stray + stray
                 )
-            case Overflowed(rows=rows, results=results):
+            case StepOverflowed(rows=rows, results=results):
                 most = max(self.rows, rows), max(self.results, results)
-                return Tally(self.fitted, self.rerun + 1, *most, self.stray)
+                return ExchangeStatistics(self.fitted, self.rerun + 1, *most, self.stray)
 
 
-class SureExchange:
+class ExchangeWithFallback:
     """Runs whole steps; all ranks come to the same verdict, so all run again or none does.
 
     Args:
@@ -244,14 +250,14 @@ class SureExchange:
         stream: on which the words are read, behind the step.
     """
 
-    def __init__(self, fast: FixedExchange, sure: TokenExchange, stream: Stream) -> None:
+    def __init__(self, fast: FixedCapacityExchange, sure: TokenExchange, stream: Stream) -> None:
         self._fast = fast
         self._sure = sure
         self._stream = stream
-        self._tally = Tally()
+        self._tally = ExchangeStatistics()
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> ExchangeStatistics:
         """What became of the steps so far."""
         return self._tally
 
@@ -271,7 +277,7 @@ class SureExchange:
         verdict = self._fast.read(self._stream).result(timeout)
         self._tally = self._tally.with_step(verdict)
         match verdict:
-            case Fitted():
+            case StepFitted():
                 return value
-            case Overflowed():
+            case StepOverflowed():
                 return step(self._sure)

@@ -18,9 +18,9 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import ExchangeMisuse
 from equipoise.hal.stream import Event, Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, ExchangeFormat, check_rows
-from equipoise.pipeline.all_to_all.kernels import ExchangeKernels, Room
-from equipoise.pipeline.all_to_all.status import Ledger, Reading
+from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat, ReceivedRows, check_rows
+from equipoise.pipeline.all_to_all.kernels import BufferSet, ExchangeKernels
+from equipoise.pipeline.all_to_all.status import StatusReadback, StatusReader
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Sending:
+class Dispatching:
     """Rows are on their way."""
 
     ticket: int
@@ -38,7 +38,7 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class Dispatched:
     """A stream has waited for the rows and lists the entries."""
 
     ticket: int
@@ -46,7 +46,7 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Returning:
+class Combining:
     """Results are on their way."""
 
     ticket: int
@@ -55,18 +55,18 @@ class Returning:
 
 
 @dataclass(frozen=True)
-class Returned:
+class Combined:
     """A stream has waited for the results, and somebody reads them."""
 
     ticket: int
     tokens: int
 
 
-State = Idle | Sending | Arrived | Returning | Returned
+BatchState = Idle | Dispatching | Dispatched | Combining | Combined
 """Where a room is."""
 
 
-class Berth:
+class BatchTracker:
     """One batch at a time, from its dispatch to its release.
 
     Args:
@@ -75,7 +75,9 @@ class Berth:
         event: makes events.
     """
 
-    def __init__(self, kernels: ExchangeKernels, room: Room, event: Callable[[], Event]) -> None:
+    def __init__(
+        self, kernels: ExchangeKernels, room: BufferSet, event: Callable[[], Event]
+    ) -> None:
         self._kernels = kernels
         self._room = room
         self._unpacked = event()
@@ -83,10 +85,10 @@ class Berth:
         self._released = event()
         self._behind: dict[Event, None] = {}  # in one order in every run, as a set is not
         self._entered: tuple[Event, ...] = ()
-        self._state: State = Idle()
+        self._state: BatchState = Idle()
 
     @property
-    def state(self) -> State:
+    def state(self) -> BatchState:
         """Where it is."""
         return self._state
 
@@ -102,17 +104,17 @@ class Berth:
         self._kernels.pack_rows(batch, self._room, stream)
         work = self._kernels.carry_rows(self._room, stream)
         self._behind.clear()  # not before: after an error the next batch has to wait as well
-        self._state = Sending(ticket, batch.tokens, work)
+        self._state = Dispatching(ticket, batch.tokens, work)
 
-    def arrive(self, ticket: int, stream: Stream) -> Arrivals:
+    def arrive(self, ticket: int, stream: Stream) -> ReceivedRows:
         """Order `stream` behind the rows; the first to come lists the entries."""
         match self._own(ticket):
-            case Sending(tokens=tokens, work=work):
+            case Dispatching(tokens=tokens, work=work):
                 work.wait(stream)
                 self._kernels.unpack_rows(self._room, stream)
                 stream.record(self._unpacked)
                 self._entered = (self._unpacked,)
-                self._state = Arrived(ticket, tokens)
+                self._state = Dispatched(ticket, tokens)
             case _:
                 stream.wait(self._unpacked)
         return self._room.arrivals
@@ -120,22 +122,22 @@ class Berth:
     def combine(self, ticket: int, rows: Tensor, stream: Stream) -> None:
         """Send results back."""
         state = self._own(ticket)
-        if not isinstance(state, Arrived):
+        if not isinstance(state, Dispatched):
             raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not arrived")
         self._kernels.pack_results(rows, self._room, stream)
         work = self._kernels.carry_results(self._room, stream)
-        self._state = Returning(ticket, state.tokens, work)
+        self._state = Combining(ticket, state.tokens, work)
 
     def deliver(self, ticket: int, stream: Stream) -> Tensor:
         """Order `stream` behind the results; the first to come puts them in place."""
         state = self._own(ticket)
         match state:
-            case Returning(tokens=tokens, work=work):
+            case Combining(tokens=tokens, work=work):
                 work.wait(stream)
                 self._kernels.unpack_results(tokens, self._room, stream)
                 stream.record(self._returned)
-                self._state = Returned(ticket, tokens)
-            case Returned(tokens=tokens):
+                self._state = Combined(ticket, tokens)
+            case Combined(tokens=tokens):
                 stream.wait(self._returned)
             case _:
                 raise ExchangeMisuse(f"results of a batch that is {_name(state)}")
@@ -144,7 +146,7 @@ class Berth:
     def release(self, ticket: int, stream: Stream) -> None:
         """Whatever reads the results has been launched on `stream`."""
         state = self._own(ticket)
-        if not isinstance(state, Returned):
+        if not isinstance(state, Combined):
             raise ExchangeMisuse(f"release of a batch that is {_name(state)}, not returned")
         stream.record(self._released)
         self.follow(self._released)
@@ -152,7 +154,7 @@ class Berth:
 
     def check_entered(self) -> None:
         """Raise `ExchangeMisuse` while there are words to come."""
-        if isinstance(self._state, Sending):
+        if isinstance(self._state, Dispatching):
             raise ExchangeMisuse("a dispatch has not been waited for: its headers are not read")
 
     def read_words(self, stream: Stream) -> None:
@@ -172,7 +174,7 @@ class Berth:
         Raises:
             CommunicatorError: as `Work.result`.
         """
-        if isinstance(self._state, Sending | Returning):
+        if isinstance(self._state, Dispatching | Combining):
             self._state.work.result(timeout)
         self.read_words(stream)
         stream.launch(self._room.words.zero_)
@@ -180,18 +182,18 @@ class Berth:
         self.follow(self._released)
         self._state = Idle()
 
-    def _own(self, ticket: int) -> State:
+    def _own(self, ticket: int) -> BatchState:
         """The state, if `ticket` is who has the room."""
         if isinstance(self._state, Idle) or self._state.ticket != ticket:
             raise ExchangeMisuse(f"batch {ticket} is over: its room has been released")
         return self._state
 
 
-def _name(state: State) -> str:
+def _name(state: BatchState) -> str:
     return type(state).__name__.lower()
 
 
-class FixedExchange:
+class FixedCapacityExchange:
     """Rows to the ranks that hold their experts and back, without a count on the host.
 
     Every method launches and returns. All ranks dispatch and combine in one order. Every misuse is
@@ -207,9 +209,9 @@ class FixedExchange:
         self, form: ExchangeFormat, kernels: ExchangeKernels, accelerator: Accelerator
     ) -> None:
         self._form = form
-        self._berths = [Berth(kernels, room, accelerator.event) for room in kernels.rooms]
+        self._berths = [BatchTracker(kernels, room, accelerator.event) for room in kernels.rooms]
         words = [berth.words for berth in self._berths]
-        self._ledger = Ledger(words, accelerator.pinned, accelerator.event())
+        self._ledger = StatusReader(words, accelerator.pinned, accelerator.event())
         self._tickets = 0
 
     @property
@@ -217,7 +219,7 @@ class FixedExchange:
         """What it carries."""
         return self._form
 
-    def dispatch(self, batch: Batch, stream: Stream) -> "Dispatched":
+    def dispatch(self, batch: Batch, stream: Stream) -> "FixedDispatchHandle":
         """Send a batch, after what was launched on `stream`.
 
         The batch's tensors may be overwritten by what is launched on `stream` from now on.
@@ -230,9 +232,9 @@ class FixedExchange:
         berth = self._free()
         berth.dispatch(batch, self._tickets + 1, stream)
         self._tickets += 1
-        return Dispatched(self._form, berth, self._tickets)
+        return FixedDispatchHandle(self._form, berth, self._tickets)
 
-    def read(self, stream: Stream) -> Reading:
+    def read(self, stream: Stream) -> StatusReadback:
         """Read the sticky words behind the step, and clear them.
 
         Raises:
@@ -261,7 +263,7 @@ class FixedExchange:
         for berth in self._berths:
             berth.abandon(stream, timeout)
 
-    def _free(self) -> Berth:
+    def _free(self) -> BatchTracker:
         """The room that has been idle for longest, so that batches take turns."""
         count = len(self._berths)
         for place in range(count):
@@ -271,15 +273,15 @@ class FixedExchange:
         raise ExchangeMisuse(f"all {count} rooms are taken: release a batch first")
 
 
-class Dispatched:
+class FixedDispatchHandle:
     """A batch whose rows were sent."""
 
-    def __init__(self, form: ExchangeFormat, berth: Berth, ticket: int) -> None:
+    def __init__(self, form: ExchangeFormat, berth: BatchTracker, ticket: int) -> None:
         self._form = form
         self._berth = berth
         self._ticket = ticket
 
-    def wait(self, stream: Stream) -> Arrivals:
+    def wait(self, stream: Stream) -> ReceivedRows:
         """Order `stream` behind the rows of all ranks; any number of times, on any stream.
 
         What reads the arrivals is ordered before the combine; they last until the release.
@@ -289,7 +291,7 @@ class Dispatched:
         """
         return self._berth.arrive(self._ticket, stream)
 
-    def combine(self, rows: Tensor, stream: Stream) -> "Combined":
+    def combine(self, rows: Tensor, stream: Stream) -> "FixedCombineHandle":
         """Send results back, after what was launched on `stream`.
 
         Args:
@@ -302,13 +304,13 @@ class Dispatched:
         """
         check_rows("results", rows, self._form.entries, self._form.result)
         self._berth.combine(self._ticket, rows, stream)
-        return Combined(self._berth, self._ticket)
+        return FixedCombineHandle(self._berth, self._ticket)
 
 
-class Combined:
+class FixedCombineHandle:
     """A batch whose results were sent."""
 
-    def __init__(self, berth: Berth, ticket: int) -> None:
+    def __init__(self, berth: BatchTracker, ticket: int) -> None:
         self._berth = berth
         self._ticket = ticket
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equipoise.hal.errors import ExchangeError
 
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGER_OF_ITEMSIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes of an element: as these every element type is gathered and copied."""
 
 
@@ -43,7 +43,7 @@ class RowFormat:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        if self.dtype.itemsize not in BITS:
+        if self.dtype.itemsize not in INTEGER_OF_ITEMSIZE:
             raise ExchangeError(f"{self.dtype}: elements of {self.dtype.itemsize} bytes")
 
     @property
@@ -54,7 +54,7 @@ class RowFormat:
     @property
     def bits(self) -> torch.dtype:
         """The integer that is as large as an element."""
-        return BITS[self.dtype.itemsize]
+        return INTEGER_OF_ITEMSIZE[self.dtype.itemsize]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Messages:
+class DispatchMessages:
     """Views of the messages to, or from, all ranks.
 
     Attributes:
@@ -176,7 +176,7 @@ class Messages:
     payloads: tuple[Tensor, ...]
 
 
-class MessageLayout:
+class DispatchMessageLayout:
     """Where what lies in a message."""
 
     def __init__(self, form: ExchangeFormat) -> None:
@@ -196,11 +196,11 @@ class MessageLayout:
         """Of a message."""
         return self._starts[-1]
 
-    def views(self, blob: Tensor) -> Messages:
+    def views(self, blob: Tensor) -> DispatchMessages:
         """The parts of `blob`, uint8 [ranks, nbytes]."""
         form = self._form
         words = _part(blob, 8, (4,), torch.int32)
-        return Messages(
+        return DispatchMessages(
             generation=_part(blob, 0, (1,), torch.int64)[:, 0],
             rows=words[:, 0],
             lost=words[:, 1:3],
@@ -219,8 +219,8 @@ def _part(blob: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) 
     return blob[:, start:stop].view(dtype).view(blob.shape[0], *shape)
 
 
-GENERATION = RowFormat((), torch.int64)
-LOAD = RowFormat((), torch.int32)
+GENERATION_FORMAT = RowFormat((), torch.int64)
+LOAD_FORMAT = RowFormat((), torch.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +250,8 @@ class Batch:
         if self.tokens > form.max_tokens:
             raise ExchangeError(f"tokens: expected {form.max_tokens} at most, got {self.tokens}")
         check_rows("slots", self.slots, self.tokens, RowFormat((form.top_k,), torch.int32))
-        check_rows("generation", self.generation, 1, GENERATION)
-        check_rows("loads", self.loads, form.experts, LOAD)
+        check_rows("generation", self.generation, 1, GENERATION_FORMAT)
+        check_rows("loads", self.loads, form.experts, LOAD_FORMAT)
         if len(self.payloads) != len(form.payloads):
             raise ExchangeError(
                 f"payloads: expected {len(form.payloads)}, got {len(self.payloads)}"
@@ -261,7 +261,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Arrivals:
+class ReceivedRows:
     """Rows that came, and the *entries*: what this rank's experts have to compute of them.
 
     An entry is one (token, choice) of some rank that fell on a slot of this rank. Results go back
@@ -289,5 +289,5 @@ class Arrivals:
         payload = self.payloads[number]
         each = max(payload.shape[1], 1)
         block = torch.div(self.rows, each, rounding_mode="floor")
-        bits = payload.view(BITS[payload.dtype.itemsize])
+        bits = payload.view(INTEGER_OF_ITEMSIZE[payload.dtype.itemsize])
         return bits[block, self.rows % each].view(payload.dtype)

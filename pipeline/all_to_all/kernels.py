@@ -15,11 +15,11 @@ from equipoise.hal.accelerator import Graph
 from equipoise.hal.errors import ExchangeError
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch
+from equipoise.pipeline.all_to_all.formats import Batch, ReceivedRows
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
+class BufferSet:
     """What an exchange's callers see of a set of buffers; addresses never change.
 
     Attributes:
@@ -30,7 +30,7 @@ class Room:
     """
 
     number: int
-    arrivals: Arrivals
+    arrivals: ReceivedRows
     results: Tensor
     words: Tensor
 
@@ -49,31 +49,31 @@ class ExchangeKernels(Protocol):
     """
 
     @property
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> tuple[BufferSet, ...]:
         """As many as batches may be in flight."""
         ...
 
-    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         """Make ready what goes to other ranks of `batch`; keep where its results will belong."""
         ...
 
-    def carry_rows(self, room: Room, stream: Stream) -> Work:
+    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
         """Send it, and receive what the others send."""
         ...
 
-    def unpack_rows(self, room: Room, stream: Stream) -> None:
+    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         """Fill `room.arrivals`, and enter into `room.words` what the headers say."""
         ...
 
-    def pack_results(self, rows: Tensor, room: Room, stream: Stream) -> None:
+    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
         """Make ready the results [entries, ...], one an entry of the arrivals."""
         ...
 
-    def carry_results(self, room: Room, stream: Stream) -> Work:
+    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
         """Send them where their tokens came from."""
         ...
 
-    def unpack_results(self, tokens: int, room: Room, stream: Stream) -> None:
+    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         """Fill the first `tokens` of `room.results`: zeros where nothing was sent."""
         ...
 
@@ -97,7 +97,7 @@ class CapturedKernels:
         self._graphs: dict[Hashable, tuple[Graph, object]] = {}
 
     @property
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> tuple[BufferSet, ...]:
         """Of the inner kernels."""
         return self._inner.rooms
 
@@ -106,33 +106,33 @@ class CapturedKernels:
         """How many graphs there are."""
         return len(self._graphs)
 
-    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         """A graph for each room and batch. Raises `ExchangeError` when there are too many."""
         inner = self._inner
         key = ("pack rows", room.number, id(batch))
         self._replay(key, batch, stream, lambda: inner.pack_rows(batch, room, stream))
 
-    def carry_rows(self, room: Room, stream: Stream) -> Work:
+    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
         """As ever."""
         return self._inner.carry_rows(room, stream)
 
-    def unpack_rows(self, room: Room, stream: Stream) -> None:
+    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         """A graph for each room."""
         inner = self._inner
         key = ("unpack rows", room.number)
         self._replay(key, room, stream, lambda: inner.unpack_rows(room, stream))
 
-    def pack_results(self, rows: Tensor, room: Room, stream: Stream) -> None:
+    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
         """A graph for each room and tensor. Raises `ExchangeError` when there are too many."""
         inner = self._inner
         key = ("pack results", room.number, id(rows))
         self._replay(key, rows, stream, lambda: inner.pack_results(rows, room, stream))
 
-    def carry_results(self, room: Room, stream: Stream) -> Work:
+    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
         """As ever."""
         return self._inner.carry_results(room, stream)
 
-    def unpack_results(self, tokens: int, room: Room, stream: Stream) -> None:
+    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         """A graph for each room and number of tokens."""
         inner = self._inner
         key = ("unpack results", room.number, tokens)

@@ -13,7 +13,7 @@ from equipoise.pipeline.all_to_all.formats import ExchangeFormat
 
 
 @dataclass(frozen=True, eq=False)
-class Sorted:
+class SortedBatch:
     """Where the rows of a batch of n tokens go, and where their results will be.
 
     Attributes:
@@ -36,7 +36,7 @@ class Sorted:
 
 
 @dataclass(frozen=True, eq=False)
-class _Homes:
+class _Destinations:
     """The rank and local slot of each choice, [n, top_k]; one past the last where it is invalid."""
 
     rank: Tensor
@@ -44,7 +44,7 @@ class _Homes:
     stray: Tensor
 
 
-def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Sort the choices of a batch.
 
     Args:
@@ -60,7 +60,7 @@ def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
     beyond = torch.stack([(counts - form.capacity).amax(), (results - form.result_capacity).amax()])
     choices = torch.where(here.transpose(1, 2), homes.local[:, None, :], form.invalid)
     none = choices.new_full((1, *choices.shape[1:]), form.invalid)
-    return Sorted(
+    return SortedBatch(
         tokens=_tokens(travels, row, form),
         choices=torch.cat([choices, none]).int(),
         places=_places(homes, here, row, form),
@@ -70,12 +70,12 @@ def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
     )
 
 
-def _homes(slots: Tensor, form: ExchangeFormat, active: Tensor) -> _Homes:
+def _homes(slots: Tensor, form: ExchangeFormat, active: Tensor) -> _Destinations:
     flat = slots.long()
     inside = (flat >= 0) & (flat < form.slots)
     home = torch.where(inside, flat.div(form.slots_per_rank, rounding_mode="floor"), form.ranks)
     reached = active[home]
-    return _Homes(
+    return _Destinations(
         rank=torch.where(reached, home, form.ranks),
         local=torch.where(reached, flat % form.slots_per_rank, form.invalid),
         stray=(inside & ~reached).sum(),
@@ -94,7 +94,7 @@ def _tokens(travels: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
     return tokens[:spare].view(form.ranks, form.capacity)
 
 
-def _places(homes: _Homes, here: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
+def _places(homes: _Destinations, here: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
     """Where results come back: by rank, then by token, then by choice, as the entries stand there.
 
     Rows that do not fit are the last ones, so they shift nothing that travels.
@@ -117,7 +117,7 @@ def list_entries(ids: Tensor, active: Tensor, form: ExchangeFormat) -> tuple[Ten
         form: of the exchange.
 
     Returns:
-        Rows, int64 [entries], and local slots, int32 [entries], as `Arrivals` has them.
+        Rows, int64 [entries], and local slots, int32 [entries], as `ReceivedRows` has them.
     """
     flat = ids.reshape(form.ranks, -1)
     valid = (flat < form.invalid) & active[:, None]

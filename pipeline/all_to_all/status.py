@@ -15,20 +15,20 @@ from torch import Tensor
 
 from equipoise.hal.errors import ExchangeMisuse, GenerationMismatch
 from equipoise.hal.stream import Event, Stream
-from equipoise.pipeline.all_to_all.formats import Messages
+from equipoise.pipeline.all_to_all.formats import DispatchMessages
 
-LOST = slice(0, 2)
-STRAY = 2
-FIRST = 3
+OVERFLOW = slice(0, 2)
+INACTIVE_RANK_HITS = 2
+RANK_WORDS_START = 3
 """Where the words of ranks begin."""
 
 
-def length(ranks: int) -> int:
+def num_words(ranks: int) -> int:
     """How many words."""
-    return FIRST + 3 * ranks
+    return RANK_WORDS_START + 3 * ranks
 
 
-def absorb(words: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+def merge_headers(words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Enter what the headers of one dispatch say; nothing of it is read by the host.
 
     Args:
@@ -38,8 +38,8 @@ def absorb(words: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> Non
         active: bool [ranks]; the others' messages never come.
     """
     seen = torch.where(active[:, None], arrived.lost.long(), 0).amax(0)
-    words[LOST].copy_(torch.maximum(words[LOST], seen))
-    ranks = words[FIRST:].view(-1, 3)
+    words[OVERFLOW].copy_(torch.maximum(words[OVERFLOW], seen))
+    ranks = words[RANK_WORDS_START:].view(-1, 3)
     differs = active & (arrived.generation != own)
     news = torch.stack(
         [torch.ones_like(arrived.generation), arrived.generation, own.expand_as(active)], dim=1
@@ -48,7 +48,7 @@ def absorb(words: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> Non
 
 
 @dataclass(frozen=True)
-class Fitted:
+class StepFitted:
     """Every row of the step travelled.
 
     Attributes:
@@ -59,7 +59,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Overflowed:
+class StepOverflowed:
     """Some rank had more rows than fit: what the step computed is to be discarded by all.
 
     Attributes:
@@ -71,19 +71,21 @@ class Overflowed:
     results: int
 
 
-Verdict = Fitted | Overflowed
+StepOutcome = StepFitted | StepOverflowed
 """What became of a step; the same kind on all ranks that took part in it."""
 
 
-def judge(rooms: Sequence[Sequence[int]]) -> Verdict:
+def read_outcome(rooms: Sequence[Sequence[int]]) -> StepOutcome:
     """What the words of all rooms, read by the host, say.
 
     Raises:
         GenerationMismatch: a rank dispatched with tables of another generation.
     """
     for words in rooms:
-        for rank in range((len(words) - FIRST) // 3):
-            differs, theirs, ours = words[FIRST + 3 * rank : FIRST + 3 * rank + 3]
+        for rank in range((len(words) - RANK_WORDS_START) // 3):
+            differs, theirs, ours = words[
+                RANK_WORDS_START + 3 * rank : RANK_WORDS_START + 3 * rank + 3
+            ]
             if differs:
                 raise GenerationMismatch(
                     f"rank {rank} dispatched with generation {theirs}, this rank with {ours}: "
@@ -91,11 +93,11 @@ def judge(rooms: Sequence[Sequence[int]]) -> Verdict:
                 )
     rows, results = (max(words[place] for words in rooms) for place in range(2))
     if rows or results:
-        return Overflowed(rows, results)
-    return Fitted(sum(words[STRAY] for words in rooms))
+        return StepOverflowed(rows, results)
+    return StepFitted(sum(words[INACTIVE_RANK_HITS] for words in rooms))
 
 
-class Ledger:
+class StatusReader:
     """Copies the words of all rooms to the host, and clears them.
 
     Args:
@@ -113,24 +115,24 @@ class Ledger:
         self._event = event
         self._count = 0
 
-    def read(self, stream: Stream) -> "Reading":
+    def read(self, stream: Stream) -> "StatusReadback":
         """Launch it; an earlier reading that nobody has taken is over."""
         stream.launch(self._copy)
         stream.record(self._event)
         self._count += 1
-        return Reading(self, self._count)
+        return StatusReadback(self, self._count)
 
     @property
     def event(self) -> Event:
         """Behind it the words may be written again."""
         return self._event
 
-    def take(self, number: int, timeout: float) -> Verdict:
+    def take(self, number: int, timeout: float) -> StepOutcome:
         """What reading `number` says."""
         if number != self._count:
             raise ExchangeMisuse(f"reading {number} was overwritten by reading {self._count}")
         self._event.synchronize(timeout)
-        return judge(self._host.tolist())
+        return read_outcome(self._host.tolist())
 
     def _copy(self) -> None:
         for into, words in zip(self._host, self._rooms, strict=True):
@@ -138,10 +140,10 @@ class Ledger:
             words.zero_()
 
 
-class Reading:
+class StatusReadback:
     """One reading of the words."""
 
-    def __init__(self, ledger: Ledger, number: int) -> None:
+    def __init__(self, ledger: StatusReader, number: int) -> None:
         self._ledger = ledger
         self._number = number
 
@@ -149,7 +151,7 @@ class Reading:
         """Whether `result` would not wait."""
         return self._ledger.event.query()
 
-    def result(self, timeout: float) -> Verdict:
+    def result(self, timeout: float) -> StepOutcome:
         """What became of the step.
 
         Raises:

@@ -12,20 +12,20 @@ from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline.all_to_all import status
 from equipoise.pipeline.all_to_all.formats import (
-    Arrivals,
     Batch,
+    DispatchMessageLayout,
+    DispatchMessages,
     ExchangeFormat,
-    MessageLayout,
-    Messages,
+    ReceivedRows,
 )
-from equipoise.pipeline.all_to_all.kernels import Room
+from equipoise.pipeline.all_to_all.kernels import BufferSet
 from equipoise.pipeline.all_to_all.sorting import list_entries, sort_batch
-from equipoise.pipeline.all_to_all.transport import Wire, active_mask
+from equipoise.pipeline.all_to_all.transport import AllToAllTransport, active_mask
 
-ROOMS = 2
+NUM_BUFFER_SETS = 2
 """One micro-batch travels while the other is computed."""
 
-Allocate = Callable[[int], Tensor]
+AllocateBytes = Callable[[int], Tensor]
 """Zeroed device memory for so many bytes, uint8 [n]."""
 
 
@@ -38,12 +38,12 @@ class _Buffers:
         sent: views of the former.
         came: views of the latter.
         result_blobs: uint8 [ranks, bytes of all results of a pair], those that go and that come.
-        places: int64 [max_tokens * top_k], as `Sorted.places`.
+        places: int64 [max_tokens * top_k], as `SortedBatch.places`.
     """
 
     row_blobs: tuple[Tensor, Tensor]
-    sent: Messages
-    came: Messages
+    sent: DispatchMessages
+    came: DispatchMessages
     result_blobs: tuple[Tensor, Tensor]
     places: Tensor
 
@@ -57,46 +57,48 @@ class TorchKernels:
         allocate: where the buffers come from.
     """
 
-    def __init__(self, form: ExchangeFormat, wire: Wire, allocate: Allocate) -> None:
+    def __init__(
+        self, form: ExchangeFormat, wire: AllToAllTransport, allocate: AllocateBytes
+    ) -> None:
         self._form = form
         self._wire = wire
-        self._layout = MessageLayout(form)
-        self._buffers = [self._make_buffers(allocate) for _ in range(ROOMS)]
-        self._rooms = tuple(self._make_room(n, allocate) for n in range(ROOMS))
+        self._layout = DispatchMessageLayout(form)
+        self._buffers = [self._make_buffers(allocate) for _ in range(NUM_BUFFER_SETS)]
+        self._rooms = tuple(self._make_room(n, allocate) for n in range(NUM_BUFFER_SETS))
         self._active = active_mask(wire, self._rooms[0].words.device)
 
     @property
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> tuple[BufferSet, ...]:
         """Two."""
         return self._rooms
 
-    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         """One message for each rank, header and all."""
         stream.launch(partial(self._pack_rows, batch, room))
 
-    def carry_rows(self, room: Room, stream: Stream) -> Work:
+    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
         """On the wire."""
         source, into = self._buffers[room.number].row_blobs
         return self._wire.carry(into, source, stream)
 
-    def unpack_rows(self, room: Room, stream: Stream) -> None:
+    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         """List the entries; payloads, counts and loads are read where they came."""
         stream.launch(partial(self._unpack_rows, room))
 
-    def pack_results(self, rows: Tensor, room: Room, stream: Stream) -> None:
+    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
         """Copy."""
         stream.launch(partial(self._pack_results, rows, room))
 
-    def carry_results(self, room: Room, stream: Stream) -> Work:
+    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
         """On the wire."""
         source, into = self._buffers[room.number].result_blobs
         return self._wire.carry(into, source, stream)
 
-    def unpack_results(self, tokens: int, room: Room, stream: Stream) -> None:
+    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         """Gather."""
         stream.launch(partial(self._unpack_results, tokens, room))
 
-    def _pack_rows(self, batch: Batch, room: Room) -> None:
+    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         form, buffers = self._form, self._buffers[room.number]
         into, found = buffers.sent, sort_batch(batch.slots, form, self._active)
         into.generation.copy_(batch.generation.expand(form.ranks))
@@ -112,22 +114,22 @@ class TorchKernels:
             ):
                 part.copy_(payload.view(row.bits).index_select(0, tokens).view(part.shape))
         buffers.places[: found.places.numel()].copy_(found.places)
-        room.words[status.STRAY] += found.stray
+        room.words[status.INACTIVE_RANK_HITS] += found.stray
 
-    def _unpack_rows(self, room: Room) -> None:
+    def _unpack_rows(self, room: BufferSet) -> None:
         buffers = self._buffers[room.number]
         active = self._active[: self._form.ranks]
         rows, slots = list_entries(buffers.came.ids, active, self._form)
         room.arrivals.rows.copy_(rows)
         room.arrivals.slots.copy_(slots)
         own = buffers.sent.generation[self._wire.rank]
-        status.absorb(room.words, buffers.came, own, active)
+        status.merge_headers(room.words, buffers.came, own, active)
 
-    def _pack_results(self, rows: Tensor, room: Room) -> None:
+    def _pack_results(self, rows: Tensor, room: BufferSet) -> None:
         into = self._results(self._buffers[room.number].result_blobs[0])
         into.copy_(rows.view(self._form.result.bits))
 
-    def _unpack_results(self, tokens: int, room: Room) -> None:
+    def _unpack_results(self, tokens: int, room: BufferSet) -> None:
         form, buffers = self._form, self._buffers[room.number]
         places = buffers.places[: tokens * form.top_k]
         came = self._results(buffers.result_blobs[1])
@@ -141,7 +143,7 @@ class TorchKernels:
         row = self._form.result
         return blob.view(-1).view(row.bits).view(self._form.entries, *row.shape)
 
-    def _make_buffers(self, allocate: Allocate) -> _Buffers:
+    def _make_buffers(self, allocate: AllocateBytes) -> _Buffers:
         form = self._form
         messages, results = self._layout.nbytes, form.result_capacity * form.result.nbytes
         going, coming, back_out, back_in = (
@@ -157,13 +159,13 @@ class TorchKernels:
             places,
         )
 
-    def _make_room(self, number: int, allocate: Allocate) -> Room:
+    def _make_room(self, number: int, allocate: AllocateBytes) -> BufferSet:
         form, came = self._form, self._buffers[number].came
         shape = (form.max_tokens, form.top_k, *form.result.shape)
         results = allocate(prod(shape) * form.result.dtype.itemsize)
-        return Room(
+        return BufferSet(
             number=number,
-            arrivals=Arrivals(
+            arrivals=ReceivedRows(
                 payloads=tuple(
                     bits.view(row.dtype)
                     for bits, row in zip(came.payloads, form.payloads, strict=True)
@@ -174,10 +176,10 @@ class TorchKernels:
                 loads=came.loads,
             ),
             results=results.view(form.result.dtype).view(shape),
-            words=allocate(8 * status.length(form.ranks)).view(torch.int64),
+            words=allocate(8 * status.num_words(form.ranks)).view(torch.int64),
         )
 
 
-def device_memory(device: torch.device) -> Allocate:
+def device_allocator(device: torch.device) -> AllocateBytes:
     """Of `device`; zeroed on the host, since a device would do it on the current stream."""
     return lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8).to(device)

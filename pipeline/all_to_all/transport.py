@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
 from equipoise.hal.errors import ExchangeError
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 
 
-class Wire(Protocol):
+class AllToAllTransport(Protocol):
     """Carries one message a pair and direction."""
 
     @property
@@ -39,7 +39,7 @@ class Wire(Protocol):
         ...
 
 
-class WholeGroup:
+class AllRanksTransport:
     """Every rank of the communicator: one even all-to-all.
 
     Args:
@@ -72,7 +72,7 @@ class WholeGroup:
             return self._communicator.all_to_all(into, source)
 
 
-class ActiveRanks:
+class ActiveRanksTransport:
     """Some ranks of the communicator: one round of blobs, to and from these only (clause X1).
 
     A collective would wait for ranks that do not come. To make it is collective among the active
@@ -81,7 +81,7 @@ class ActiveRanks:
     Args:
         communicator: used for nothing else.
         accelerator: of the streams that messages are packed on.
-        deadline: as `WholeGroup`.
+        deadline: as `AllRanksTransport`.
         active: ranks of the communicator, this one among them; the same on all of them.
 
     Raises:
@@ -122,20 +122,20 @@ class ActiveRanks:
         mine = self.rank
         stream.launch(lambda: into[mine].copy_(source[mine]))
         self._ordered.settle(stream)
-        sends = tuple(Parcel(peer, source[peer]) for peer in self._peers)
-        receives = tuple(Parcel(peer, into[peer]) for peer in self._peers)
+        sends = tuple(PeerBuffer(peer, source[peer]) for peer in self._peers)
+        receives = tuple(PeerBuffer(peer, into[peer]) for peer in self._peers)
         with stream.current():
             return self._communicator.exchange(Exchange(sends, receives))
 
 
-class _ByStream:
+class _StreamOrder:
     """Operations come after the current stream by themselves."""
 
     def settle(self, stream: Stream) -> None:
         """Nothing to do."""
 
 
-class _ByHost:
+class _HostOrder:
     """The host waits for the stream: no count is read, but it cannot run ahead."""
 
     def __init__(self, accelerator: Accelerator, deadline: float) -> None:
@@ -150,12 +150,12 @@ class _ByHost:
 
 def _order(
     communicator: Communicator, accelerator: Accelerator, deadline: float
-) -> _ByStream | _ByHost:
+) -> _StreamOrder | _HostOrder:
     if communicator.capabilities.stream_ordered:
-        return _ByStream()
-    return _ByHost(accelerator, deadline)
+        return _StreamOrder()
+    return _HostOrder(accelerator, deadline)
 
 
-def active_mask(wire: Wire, device: torch.device) -> Tensor:
+def active_mask(wire: AllToAllTransport, device: torch.device) -> Tensor:
     """bool [ranks + 1]: who takes part; the last stands for the rank of padding."""
     return torch.tensor([*wire.active, False]).to(device)

@@ -18,7 +18,7 @@ from equipoise.hal.stream import Stream
 
 
 @dataclass(frozen=True)
-class Route:
+class DispatchRoute:
     """Where the rows of one layer and step go, and what arrives.
 
     Attributes:
@@ -40,7 +40,7 @@ class Route:
     local_slots: Tensor
 
 
-class ExpertExchange:
+class VariableSizeExchange:
     """Dispatch and combine over one communicator, on the stream that computes.
 
     Args:
@@ -58,7 +58,7 @@ class ExpertExchange:
         self._stream = stream
         self._deadline = deadline
 
-    def prepare(self, slots: Tensor, generation: int) -> Route:
+    def prepare(self, slots: Tensor, generation: int) -> DispatchRoute:
         """Agree on counts for one layer's slot ids.
 
         Args:
@@ -74,7 +74,7 @@ class ExpertExchange:
         given = counts.view(self._communicator.size, self._per_rank)
         received, sent = self._swap_counts(given, generation), given.cpu()
         numbers = torch.arange(self._per_rank).repeat(self._communicator.size)
-        return Route(
+        return DispatchRoute(
             tokens=slots.shape[0],
             top_k=slots.shape[1],
             order=torch.argsort(flat, stable=True)[: int(sent.sum())],
@@ -83,7 +83,7 @@ class ExpertExchange:
             local_slots=numbers.repeat_interleave(received.reshape(-1)).to(slots.device),
         )
 
-    def dispatch(self, route: Route, payloads: Sequence[Tensor]) -> list[Tensor]:
+    def dispatch(self, route: DispatchRoute, payloads: Sequence[Tensor]) -> list[Tensor]:
         """Send each token's row of every payload to each of its slots.
 
         Args:
@@ -96,7 +96,7 @@ class ExpertExchange:
         tokens = torch.div(route.order, route.top_k, rounding_mode="floor")
         return [self._move(p[tokens], route.receives, route.sends) for p in payloads]
 
-    def combine(self, route: Route, rows: Tensor) -> Tensor:
+    def combine(self, route: DispatchRoute, rows: Tensor) -> Tensor:
         """Send results back to where their tokens came from.
 
         Args:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.errors import BuffersHeld
+from equipoise.hal.errors import BuffersBusy
 from equipoise.pipeline.channel.edge import Edge
-from equipoise.pipeline.channel.message import HEADER_BYTES, WORDS
+from equipoise.pipeline.channel.message import HEADER_BYTES, HEADER_WORDS
 
 
-class Buffer:
+class TrackedBuffer:
     """One buffer of a ring, empty to begin with.
 
     Whoever hands out views of it cannot know how long they are kept, and by whom: a model may keep
@@ -55,9 +55,9 @@ class Buffer:
         self._alone = _tensors_over(self.memory)
 
 
-def host_words(accelerator: Accelerator, headers: int = 1) -> Tensor:
+def host_headers(accelerator: Accelerator, headers: int = 1) -> Tensor:
     """int64 [headers, 8] of the host's memory, page-locked where that is declared."""
-    return accelerator.pinned(HEADER_BYTES * headers).view(torch.int64).view(headers, WORDS)
+    return accelerator.pinned(HEADER_BYTES * headers).view(torch.int64).view(headers, HEADER_WORDS)
 
 
 def _tensors_over(memory: Tensor) -> int:
@@ -66,15 +66,15 @@ def _tensors_over(memory: Tensor) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
-LOOK = 0.0005
+POLL_SECONDS = 0.0005
 """Seconds between two looks whether the tensors over a buffer are gone: nobody tells when."""
 
-SELDOM = 200
+POLLS_PER_STREAM_CHECK = 200
 """Looks from one question to the stream, whether it has failed, to the next: each has a place in
 the stream's queue."""
 
 
-class Readers:
+class ReleaseWaiter:
     """Of an end's buffers.
 
     Args:
@@ -104,10 +104,10 @@ class Readers:
         looks = 0
         while not over():
             if time.monotonic() >= expiry:
-                raise BuffersHeld(holder())
-            if looks % SELDOM == 0:
+                raise BuffersBusy(holder())
+            if looks % POLLS_PER_STREAM_CHECK == 0:
                 self._edge.stream.record(self._alive)  # raises where the stream has failed
             looks += 1
-            self._changed.wait(LOOK)
+            self._changed.wait(POLL_SECONDS)
             self._changed.clear()
         self._edge.meter.held(time.monotonic_ns() - began)

@@ -16,37 +16,37 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Role
 from equipoise.hal.work import Work
-from equipoise.pipeline.channel.buffers import Buffer, Readers
-from equipoise.pipeline.channel.edge import Edge, Reading, Standing, explained
-from equipoise.pipeline.channel.framing import FirstParts
-from equipoise.pipeline.channel.gather import layer_group_specs
+from equipoise.pipeline.channel.buffers import ReleaseWaiter, TrackedBuffer
+from equipoise.pipeline.channel.edge import Edge, EdgeStatus, ReadMode, as_equipoise_error
+from equipoise.pipeline.channel.framing import FirstPartSizes
+from equipoise.pipeline.channel.gather import gather_specs
 from equipoise.pipeline.channel.message import (
+    CachedLayout,
     Header,
-    Layout,
-    Layouts,
-    Met,
-    heads,
+    LayoutCache,
+    MessageLayout,
+    header_views,
     read_header,
     unpack,
 )
-from equipoise.pipeline.channel.schema import Constant, ShapeClass
+from equipoise.pipeline.channel.schema import Constant, MessageSchema
 
-Values = dict[str, Tensor | Constant]
+ReceivedValues = dict[str, Tensor | Constant]
 
 
-class _Berth:
+class _DescribedRecvBuffer:
     """A buffer of the ring; of the message, and of what is gathered from its slices."""
 
     def __init__(self, edge: Edge) -> None:
-        self.message = Buffer(edge.memory)
-        self.wholes = Buffer(edge.memory)
+        self.message = TrackedBuffer(edge.memory)
+        self.wholes = TrackedBuffer(edge.memory)
 
     @property
     def held(self) -> bool:
         return self.message.held or self.wholes.held
 
 
-class Incoming:
+class DescribedRecvHandle:
     """One message, of which nothing is known before it is there.
 
     A handle as `AsyncIntermediateTensors` takes it.
@@ -55,8 +55,8 @@ class Incoming:
         finish: blocks until the message is there, and returns what is in it.
     """
 
-    def __init__(self, finish: Callable[[], Values]) -> None:
-        self._values: Values = {}
+    def __init__(self, finish: Callable[[], ReceivedValues]) -> None:
+        self._values: ReceivedValues = {}
         self._finish = finish
         self._finishing = threading.Lock()
         self._over = False
@@ -72,7 +72,7 @@ class Incoming:
         if self._failure is not None:
             raise self._failure
 
-    def take(self) -> Values:
+    def take(self) -> ReceivedValues:
         """Tensors and constants by name, once: the end keeps nothing of them. Waits as `wait`."""
         self.wait()
         values, self._values = self._values, {}
@@ -85,7 +85,7 @@ class Incoming:
                 try:
                     self._values = self._finish()
                 except Exception as failure:
-                    self._failure = explained(failure, "a message could not be finished")
+                    self._failure = as_equipoise_error(failure, "a message could not be finished")
                 self._finish, self._over = dict, True
 
 
@@ -98,7 +98,7 @@ class DescribedReceivingEnd:
     read; ranks that gather read in one order there.
 
     A wait raises `CommunicatorFailed` where a message did not come, `MessageMismatch` where it is
-    another than the next, and `BuffersHeld` where all buffers are still read.
+    another than the next, and `BuffersBusy` where all buffers are still read.
 
     Args:
         edge: whose end this is; it has more buffers than are posted ahead.
@@ -109,29 +109,29 @@ class DescribedReceivingEnd:
         if not 0 < ahead < edge.depth:
             raise ChannelError(f"{edge.name}: {ahead} receives ahead in {edge.depth} buffers")
         self._edge = edge
-        self._first = FirstParts(ahead)
-        self._berths = [_Berth(edge) for _ in range(edge.depth)]
-        self._posted: deque[tuple[_Berth, int, Work]] = deque()
-        self._layouts = Layouts(edge.parts, edge.meter)
+        self._first = FirstPartSizes(ahead)
+        self._berths = [_DescribedRecvBuffer(edge) for _ in range(edge.depth)]
+        self._posted: deque[tuple[_DescribedRecvBuffer, int, Work]] = deque()
+        self._layouts = LayoutCache(edge.parts, edge.meter)
         self._count = 0
         self._sequence = 0
-        self._last: Incoming | None = None
+        self._last: DescribedRecvHandle | None = None
         self._posting = threading.Lock()
         self._freed = edge.accelerator.event()
-        self._readers = Readers(edge)
-        self._standing = Standing(edge.name)
+        self._readers = ReleaseWaiter(edge)
+        self._standing = EdgeStatus(edge.name)
 
-    def receive(self) -> Incoming:
+    def receive(self) -> DescribedRecvHandle:
         """The next message, on its way; returns at once.
 
         Raises:
             ChannelClosed: the end was closed, or an earlier message failed it.
         """
         self._standing.refuse_closed()
-        incoming = Incoming(partial(self._next, self._sequence, self._last))
+        incoming = DescribedRecvHandle(partial(self._next, self._sequence, self._last))
         self._sequence, self._last = self._sequence + 1, incoming
         self._post_ahead()
-        if self._edge.read_by is Reading.HOST:
+        if self._edge.read_by is ReadMode.HOST:
             self._edge.accelerator.stream(Role.COMM).launch(incoming.attempt)
         return incoming
 
@@ -139,7 +139,7 @@ class DescribedReceivingEnd:
         """Refuse what comes from now on; receives in flight keep their memory until they end."""
         self._standing.close()
 
-    def _next(self, sequence: int, before: Incoming | None) -> Values:
+    def _next(self, sequence: int, before: DescribedRecvHandle | None) -> ReceivedValues:
         """What is in a message, behind the one before it."""
         if before is not None:
             before.attempt()
@@ -150,7 +150,7 @@ class DescribedReceivingEnd:
             self._standing.fail(failure)
             raise
 
-    def _finish(self, sequence: int) -> Values:
+    def _finish(self, sequence: int) -> ReceivedValues:
         if not self._posted:
             self._readers.wait(self._next_is_free, self._holder)
             self._post_ahead()
@@ -167,7 +167,7 @@ class DescribedReceivingEnd:
             parts=1 + (header.nbytes > first),
         )
         self._first.seen(header.nbytes)
-        values: Values = dict(unpack(layout, berth.message.memory, berth.wholes.memory))
+        values: ReceivedValues = dict(unpack(layout, berth.message.memory, berth.wholes.memory))
         self._post_ahead()
         return values | dict(layout.shape_class.constants)
 
@@ -176,16 +176,16 @@ class DescribedReceivingEnd:
         work.result(self._edge.deadline)
         self._edge.meter.waited(time.monotonic_ns() - began)
 
-    def _header(self, berth: _Berth, sequence: int, first: int) -> Header:
+    def _header(self, berth: _DescribedRecvBuffer, sequence: int, first: int) -> Header:
         name = f"{self._edge.name}, message {sequence}"
-        header = read_header(heads(berth.message.memory, 1)[0].tolist(), name)
+        header = read_header(header_views(berth.message.memory, 1)[0].tolist(), name)
         if header.sequence != sequence:
             raise MessageMismatch(f"{name}: message {header.sequence} came in its place")
         if header.first != first:
             raise MessageMismatch(f"{name}: {header.first} bytes came first instead of {first}")
         return header
 
-    def _continue(self, berth: _Berth, header: Header) -> None:
+    def _continue(self, berth: _DescribedRecvBuffer, header: Header) -> None:
         """Receive the second part behind the first."""
         first = berth.message.memory[: header.first].clone()
         berth.message.make_room(header.nbytes)
@@ -193,15 +193,15 @@ class DescribedReceivingEnd:
         rest = berth.message.memory[header.first : header.nbytes]
         self._await(self._edge.second.irecv(rest, self._edge.peer))
 
-    def _layout(self, berth: _Berth, header: Header) -> Layout:
+    def _layout(self, berth: _DescribedRecvBuffer, header: Header) -> MessageLayout:
         """Of the message's class, which it describes, or which was described before."""
         payload = header.nbytes - header.described
         known = self._layouts.known(header.shape_class)
         if header.described:
             text = berth.message.memory[payload : header.nbytes]
-            met = self._layouts.of(ShapeClass.from_bytes(bytes(text.tolist())))
+            met = self._layouts.of(MessageSchema.from_bytes(bytes(text.tolist())))
         elif known is not None:
-            met = Met(known, first=False)
+            met = CachedLayout(known, first=False)
         else:
             raise self._undescribed()
         if met.layout.nbytes != payload or met.layout.shape_class.digest != header.shape_class:
@@ -212,16 +212,19 @@ class DescribedReceivingEnd:
     def _undescribed(self) -> MessageMismatch:
         return MessageMismatch(f"{self._edge.name}: a message of a class that nobody described")
 
-    def _gather(self, berth: _Berth, layout: Layout) -> None:
+    def _gather(self, berth: _DescribedRecvBuffer, layout: MessageLayout) -> None:
         if self._edge.slices is None or not layout.sliced:
             return
         berth.wholes.make_room(layout.gathered_nbytes)
-        parts = layer_group_specs(layout, berth.message.memory, berth.wholes.memory)
+        parts = gather_specs(layout, berth.message.memory, berth.wholes.memory)
         for part in parts:
             communicator = self._edge.slices.gathering
             communicator.all_gather(part.whole, part.slice).result(self._edge.deadline)
             self._edge.meter.gather()
-        mine, every = heads(berth.message.memory, 1), heads(berth.wholes.memory, self._edge.parts)
+        mine, every = (
+            header_views(berth.message.memory, 1),
+            header_views(berth.wholes.memory, self._edge.parts),
+        )
         if not bool((every == mine).all()):
             raise MessageMismatch(f"{self._edge.name}: slices are of different messages")
 
@@ -255,7 +258,7 @@ class DescribedReceivingEnd:
 
         (To wait for the stream there would be to wait for a program that waits for this thread.)
         """
-        if self._edge.read_by is Reading.HOST:
+        if self._edge.read_by is ReadMode.HOST:
             return nullcontext()
         self._edge.stream.record(self._freed)
         if self._edge.communicator.capabilities.stream_ordered:

@@ -20,10 +20,10 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import ChannelClosed, ChannelError, EquipoiseError, ShapeClassError
 from equipoise.hal.stream import Stream
-from equipoise.pipeline.channel.statistics import EdgeMeter
+from equipoise.pipeline.channel.statistics import EdgeCounters
 
 
-def explained(failure: BaseException, what: str) -> EquipoiseError:
+def as_equipoise_error(failure: BaseException, what: str) -> EquipoiseError:
     """The error itself where it is one of this project; else one that says `what`, and why.
 
     Memory that cannot be had, an interrupt, an error of torch: they end what was under way as any
@@ -36,7 +36,7 @@ def explained(failure: BaseException, what: str) -> EquipoiseError:
     return told
 
 
-class Standing:
+class EdgeStatus:
     """Whether an end of an edge may go on; the first thing that ends it stays.
 
     Args:
@@ -57,14 +57,14 @@ class Standing:
 
     def fail(self, failure: BaseException) -> None:
         """Half of something may have happened."""
-        self.failure = self.failure or explained(failure, "it failed amid a message")
+        self.failure = self.failure or as_equipoise_error(failure, "it failed amid a message")
 
     def close(self) -> None:
         """Refuse what comes from now on."""
         self.failure = self.failure or ChannelClosed("it was closed")
 
 
-class Reading(StrEnum):
+class ReadMode(StrEnum):
     """How whoever reads comes behind a message."""
 
     HOST = "host"
@@ -74,7 +74,7 @@ class Reading(StrEnum):
 
 
 @dataclass(frozen=True)
-class Slices:
+class SliceGroup:
     """The ranks that hold the same tensors, and so send and receive a slice each.
 
     Attributes:
@@ -123,10 +123,10 @@ class Edge:
     stream: Stream
     deadline: float
     depth: int = 4
-    slices: Slices | None = None
+    slices: SliceGroup | None = None
     rest: Communicator | None = None
-    reading: Reading | None = None
-    meter: EdgeMeter = field(default_factory=EdgeMeter)
+    reading: ReadMode | None = None
+    meter: EdgeCounters = field(default_factory=EdgeCounters)
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -147,10 +147,10 @@ class Edge:
         return self.rest
 
     @cached_property
-    def read_by(self) -> Reading:
+    def read_by(self) -> ReadMode:
         """How readers come behind a message."""
         on_host = self.accelerator.device.type == "cpu"
-        return self.reading or (Reading.HOST if on_host else Reading.STREAM)
+        return self.reading or (ReadMode.HOST if on_host else ReadMode.STREAM)
 
     def close(self) -> None:
         """Give its communicators back."""
@@ -176,7 +176,7 @@ _OPENED: "WeakKeyDictionary[Fabric, Counter[str]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class EdgeContext:
     """Where an end of an edge is: what a rank has anyway.
 
     Attributes:
@@ -191,11 +191,11 @@ class Place:
     accelerator: Accelerator
     stream: Stream
     deadline: float
-    slices: Slices | None = None
+    slices: SliceGroup | None = None
 
 
 def open_edge(
-    name: str, ends: tuple[int, int], place: Place, depth: int, said: Mapping[str, object]
+    name: str, ends: tuple[int, int], place: EdgeContext, depth: int, said: Mapping[str, object]
 ) -> Edge:
     """This rank's end of an edge with a communicator of its own; collective of the two ranks.
 
@@ -233,7 +233,7 @@ def open_edge(
     )
 
 
-def open_second(edge: Edge, ends: tuple[int, int], place: Place) -> Edge:
+def open_second_communicator(edge: Edge, ends: tuple[int, int], place: EdgeContext) -> Edge:
     """The edge with a communicator for second parts of messages; collective of the two ranks."""
     rest = place.fabric.open(f"{edge.communicator.purpose}, second parts", ends)
     return replace(edge, rest=rest)
@@ -246,7 +246,9 @@ def _called(name: str, fabric: Fabric) -> str:
     return name if opened[name] == 1 else f"{name}, again {opened[name] - 1}"
 
 
-def _agree(name: str, ends: tuple[int, int], place: Place, said: Mapping[str, object]) -> None:
+def _agree(
+    name: str, ends: tuple[int, int], place: EdgeContext, said: Mapping[str, object]
+) -> None:
     control, question = place.fabric.control, f"channel/{name}"
     mine = json.dumps(said, sort_keys=True).encode()
     control.cast(question, mine)

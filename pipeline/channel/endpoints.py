@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equipoise.pipeline.channel.edge import Edge, Place, open_edge
+from equipoise.pipeline.channel.edge import Edge, EdgeContext, open_edge
 from equipoise.pipeline.channel.recv import ReceivingEnd
-from equipoise.pipeline.channel.schema import Template
-from equipoise.pipeline.channel.send import Departure, SendingEnd
+from equipoise.pipeline.channel.schema import SchemaTemplate
+from equipoise.pipeline.channel.send import SendHandle, SendingEnd
 from equipoise.pipeline.channel.statistics import EdgeStatistics
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelPlan:
+class ChannelSpec:
     """What both ends must say alike.
 
     Attributes:
@@ -29,10 +29,10 @@ class ChannelPlan:
     name: str
     source: int
     destination: int
-    template: Template
+    template: SchemaTemplate
     depth: int = 4
 
-    def open(self, place: Place) -> Edge:
+    def open(self, place: EdgeContext) -> Edge:
         """This rank's end of the edge; collective of the two ranks. Raises as `open_edge`."""
         ends, said = (self.source, self.destination), json.loads(self.template.to_json())
         return open_edge(self.name, ends, place, self.depth, said)
@@ -41,7 +41,7 @@ class ChannelPlan:
 class Sender:
     """The sending end of a channel; see `SendingEnd` for how it waits."""
 
-    def __init__(self, plan: ChannelPlan, edge: Edge) -> None:
+    def __init__(self, plan: ChannelSpec, edge: Edge) -> None:
         self._template = plan.template
         self._edge = edge
         self._end = SendingEnd(edge)
@@ -51,7 +51,7 @@ class Sender:
         """Whether `send` would not wait for a buffer."""
         return self._end.room()
 
-    def send(self, tensors: Mapping[str, Tensor]) -> Departure:
+    def send(self, tensors: Mapping[str, Tensor]) -> SendHandle:
         """Hand over one step: the template's tensors, [rows, ...] all of them.
 
         Raises what `SendingEnd.send` raises.
@@ -83,7 +83,7 @@ class Sender:
 class Receiver:
     """The receiving end of a channel; see `ReceivingEnd` for how it waits."""
 
-    def __init__(self, plan: ChannelPlan, edge: Edge) -> None:
+    def __init__(self, plan: ChannelSpec, edge: Edge) -> None:
         self._template = plan.template
         self._edge = edge
         self._end = ReceivingEnd(edge)
@@ -127,7 +127,7 @@ class Receiver:
         self._edge.close()
 
 
-def open_sender(plan: ChannelPlan, place: Place) -> Sender:
+def open_sender(plan: ChannelSpec, place: EdgeContext) -> Sender:
     """This rank's end, of the plan's source; collective of the two ranks.
 
     Raises:
@@ -138,7 +138,7 @@ def open_sender(plan: ChannelPlan, place: Place) -> Sender:
     return Sender(plan, plan.open(place))
 
 
-def open_receiver(plan: ChannelPlan, place: Place) -> Receiver:
+def open_receiver(plan: ChannelSpec, place: EdgeContext) -> Receiver:
     """This rank's end, of the plan's destination; collective of the two ranks.
 
     Raises as `open_sender`.

@@ -12,11 +12,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from equipoise.pipeline.channel.message import Met
+from equipoise.pipeline.channel.message import CachedLayout
 
-LEAST = 4096
+MIN_FIRST_PART_BYTES = 4096
 """Bytes of the first messages' first parts: a header, and the description of a class or two."""
-MOST = 1 << 26
+MAX_FIRST_PART_BYTES = 1 << 26
 """Bytes of a first part at most: where steps shrink they are padded to it, for as many messages as
 are posted ahead."""
 
@@ -49,7 +49,7 @@ class Frame:
 class Framing(Protocol):
     """Frames the messages of an edge, in their order."""
 
-    def frame(self, met: Met) -> Frame:
+    def frame(self, met: CachedLayout) -> Frame:
         """The frame of the next message, were it of that class."""
         ...
 
@@ -58,10 +58,10 @@ class Framing(Protocol):
         ...
 
 
-class Announced:
+class SinglePartFraming:
     """For receivers that are told."""
 
-    def frame(self, met: Met) -> Frame:
+    def frame(self, met: CachedLayout) -> Frame:
         """One part."""
         return Frame(met.layout.nbytes, met.layout.nbytes)
 
@@ -69,7 +69,7 @@ class Announced:
         """Nothing follows from it."""
 
 
-class FirstParts:
+class FirstPartSizes:
     """Sizes of first parts, the same at both ends.
 
     Args:
@@ -77,7 +77,7 @@ class FirstParts:
     """
 
     def __init__(self, ahead: int) -> None:
-        self._sizes: deque[int] = deque([LEAST] * ahead)
+        self._sizes: deque[int] = deque([MIN_FIRST_PART_BYTES] * ahead)
 
     @property
     def known(self) -> int:
@@ -95,10 +95,10 @@ class FirstParts:
 
     def seen(self, nbytes: int) -> None:
         """One more message of so many bytes was sent, or has come."""
-        self._sizes.append(min(max(nbytes, LEAST), MOST))
+        self._sizes.append(min(max(nbytes, MIN_FIRST_PART_BYTES), MAX_FIRST_PART_BYTES))
 
 
-class Described:
+class DescribedFraming:
     """For receivers that are told nothing.
 
     Args:
@@ -106,9 +106,9 @@ class Described:
     """
 
     def __init__(self, ahead: int) -> None:
-        self._parts = FirstParts(ahead)
+        self._parts = FirstPartSizes(ahead)
 
-    def frame(self, met: Met) -> Frame:
+    def frame(self, met: CachedLayout) -> Frame:
         """As large a first part as both ends have agreed on."""
         description = met.layout.shape_class.to_bytes() if met.first else b""
         return Frame(met.layout.nbytes + len(description), self._parts.next, description)

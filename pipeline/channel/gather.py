@@ -21,13 +21,13 @@ from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import EquipoiseError, NotReplicated
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline.channel.edge import Edge, Slices, explained
-from equipoise.pipeline.channel.message import HEADER_BYTES, Layout, Tensors
+from equipoise.pipeline.channel.edge import Edge, SliceGroup, as_equipoise_error
+from equipoise.pipeline.channel.message import HEADER_BYTES, MessageLayout, Tensors
 from equipoise.pipeline.channel.schema import Constant
 
 
 @dataclass(frozen=True)
-class Part:
+class GatherSpec:
     """One tensor, as bytes, which every communicator carries: this rank's slice [n], and where the
     whole goes [parts, n]."""
 
@@ -35,7 +35,7 @@ class Part:
     whole: Tensor
 
 
-class Whole(Protocol):
+class Completion(Protocol):
     """The end of everything that fills the tensors of a message; a `Work` is one, too."""
 
     def done(self) -> bool:
@@ -51,7 +51,7 @@ class Whole(Protocol):
         ...
 
 
-def layer_group_specs(layout: Layout, message: Tensor, wholes: Tensor) -> list[Part]:
+def gather_specs(layout: MessageLayout, message: Tensor, wholes: Tensor) -> list[GatherSpec]:
     """What is gathered of a message: the header, since a slice that another rank received may be
     of another message, which only that rank would see; then the tensors.
 
@@ -62,14 +62,16 @@ def layer_group_specs(layout: Layout, message: Tensor, wholes: Tensor) -> list[P
     """
     parts = layout.sliced[0].parts
     size = HEADER_BYTES
-    headers = Part(message[:size], wholes[: parts * size].view(parts, size))
+    headers = GatherSpec(message[:size], wholes[: parts * size].view(parts, size))
     return [
         headers,
-        *(Part(p.bytes_of(message), p.gathered_bytes(wholes)) for p in layout.sliced),
+        *(GatherSpec(p.bytes_of(message), p.gathered_bytes(wholes)) for p in layout.sliced),
     ]
 
 
-def gather(edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> Whole:
+def gather(
+    edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+) -> Completion:
     """Begin to gather, behind the message; in the way that the slices' communicator allows."""
     for _ in parts:
         edge.meter.gather()
@@ -88,7 +90,9 @@ class StreamGathering:
         parts: what is gathered.
     """
 
-    def __init__(self, edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+    ) -> None:
         self._passed = edge.accelerator.event()
         self._message = message
         comm = edge.accelerator.stream(Role.COMM)
@@ -125,7 +129,9 @@ class HostGathering:
         parts: what is gathered.
     """
 
-    def __init__(self, edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+    ) -> None:
         self._deadline = edge.deadline
         self._communicator = slices.gathering
         self._failure: EquipoiseError | None = None
@@ -154,7 +160,7 @@ class HostGathering:
         stream.wait(self._passed)
         stream.launch(lambda: self.result(self._deadline))
 
-    def _gather(self, message: Work, parts: Sequence[Part]) -> None:
+    def _gather(self, message: Work, parts: Sequence[GatherSpec]) -> None:
         """A program of the communication stream. What fails fails the message, not the stream."""
         try:
             message.result(self._deadline)
@@ -162,10 +168,12 @@ class HostGathering:
             for work in works:
                 work.result(self._deadline)
         except Exception as failure:
-            self._failure = explained(failure, "slices could not be gathered")
+            self._failure = as_equipoise_error(failure, "slices could not be gathered")
 
 
-def check_replicated(edge: Edge, slices: Slices, layout: Layout, tensors: Tensors) -> None:
+def check_replicated(
+    edge: Edge, slices: SliceGroup, layout: MessageLayout, tensors: Tensors
+) -> None:
     """Compare checksums over the ranks of the slices; collective, and blocks the host.
 
     Raises:

@@ -18,14 +18,20 @@ from torch import Tensor
 
 from equipoise.hal.errors import MessageMismatch, ShapeClassError
 from equipoise.pipeline.channel.edge import Edge
-from equipoise.pipeline.channel.schema import Constant, Field, ShapeClass, Split, same_constant
-from equipoise.pipeline.channel.statistics import EdgeMeter
+from equipoise.pipeline.channel.schema import (
+    Constant,
+    MessageSchema,
+    SliceMode,
+    TensorField,
+    same_constant,
+)
+from equipoise.pipeline.channel.statistics import EdgeCounters
 
-WORDS = 8
-HEADER_BYTES = 8 * WORDS
+HEADER_WORDS = 8
+HEADER_BYTES = 8 * HEADER_WORDS
 _SIGN = 0x4571_7569_706F_6973
 """Begins every header."""
-_PACKED = struct.Struct(f"={WORDS}q")
+_PACKED = struct.Struct(f"={HEADER_WORDS}q")
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldLayout:
     """One field in a message.
 
     Attributes:
@@ -87,7 +93,7 @@ class Place:
         gathered_at: byte at which the whole begins in the memory for what is gathered.
     """
 
-    field: Field
+    field: TensorField
     offset: int
     nbytes: int
     parts: int
@@ -111,7 +117,7 @@ class Place:
         """The same, as a tensor of its own over the memory."""
         dtype = self.field.dtype
         shape = self.field.shape if self.parts == 1 else (self.nbytes // dtype.itemsize,)
-        return laid(message, self.offset, shape, dtype)
+        return typed_view(message, self.offset, shape, dtype)
 
     def gathered(self, wholes: Tensor) -> Tensor:
         """The whole of a sliced field, where it lies in the memory for what is gathered."""
@@ -120,7 +126,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MessageLayout:
     """A message: the header, then every field's part.
 
     Attributes:
@@ -131,18 +137,18 @@ class Layout:
             then the wholes of sliced fields; 0 where there are none.
     """
 
-    shape_class: ShapeClass
-    places: tuple[Place, ...]
+    shape_class: MessageSchema
+    places: tuple[FieldLayout, ...]
     nbytes: int
     gathered_nbytes: int
 
     @property
-    def sliced(self) -> tuple[Place, ...]:
+    def sliced(self) -> tuple[FieldLayout, ...]:
         """Fields of which only a slice travels."""
         return tuple(place for place in self.places if place.parts > 1)
 
 
-def layout_of(shape_class: ShapeClass, parts: int = 1) -> Layout:
+def message_layout(shape_class: MessageSchema, parts: int = 1) -> MessageLayout:
     """The message of a class.
 
     Args:
@@ -154,14 +160,14 @@ def layout_of(shape_class: ShapeClass, parts: int = 1) -> Layout:
     for field in shape_class.fields:
         slices = parts if _divides(parts, field) else 1
         nbytes = field.nbytes // slices
-        places.append(Place(field, end, nbytes, slices, wholes))
+        places.append(FieldLayout(field, end, nbytes, slices, wholes))
         end = _aligned(end + nbytes)
         wholes += _aligned(field.nbytes) if slices > 1 else 0
     sliced = any(place.parts > 1 for place in places)
-    return Layout(shape_class, tuple(places), end, wholes if sliced else 0)
+    return MessageLayout(shape_class, tuple(places), end, wholes if sliced else 0)
 
 
-def laid(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def typed_view(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor over uint8 [n], from byte `at` on: one reference to the memory, where a
     slice that is viewed as another type, and then as another shape, is two. Any thread may write to
     it, in inference mode or not."""
@@ -172,29 +178,29 @@ def laid(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) ->
         return made.set_(memory.untyped_storage(), first, shape, strides)
 
 
-def _divides(parts: int, field: Field) -> bool:
+def _divides(parts: int, field: TensorField) -> bool:
     elements = field.nbytes // field.dtype.itemsize
-    return field.split is Split.SLICED and elements % parts == 0
+    return field.split is SliceMode.SLICED and elements % parts == 0
 
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-MOST = 1024
+MAX_CACHED_LAYOUTS = 1024
 """Classes that are remembered: those that were used last. Both ends see the same messages in the
 same order, so both forget the same ones."""
 
 
 @dataclass(frozen=True)
-class Met:
+class CachedLayout:
     """A class's message, and whether none of it has gone before, that one could remember."""
 
-    layout: Layout
+    layout: MessageLayout
     first: bool
 
 
-class Layouts:
+class LayoutCache:
     """Layouts by class; classes are told apart by their digests, since 1 and True are not one
     constant, though they are equal.
 
@@ -203,37 +209,37 @@ class Layouts:
         meter: counts the classes.
     """
 
-    def __init__(self, parts: int, meter: EdgeMeter) -> None:
+    def __init__(self, parts: int, meter: EdgeCounters) -> None:
         self._parts = parts
         self._meter = meter
-        self._layouts: OrderedDict[int, Layout] = OrderedDict()
+        self._layouts: OrderedDict[int, MessageLayout] = OrderedDict()
 
-    def of(self, shape_class: ShapeClass) -> Met:
+    def of(self, shape_class: MessageSchema) -> CachedLayout:
         """The message of a class; nothing is remembered until it is met."""
         known = self._layouts.get(shape_class.digest)
         if known is not None:
-            return Met(known, first=False)
-        return Met(layout_of(shape_class, self._parts), first=True)
+            return CachedLayout(known, first=False)
+        return CachedLayout(message_layout(shape_class, self._parts), first=True)
 
-    def known(self, digest: int) -> Layout | None:
+    def known(self, digest: int) -> MessageLayout | None:
         """The message of a class that was met."""
         return self._layouts.get(digest)
 
-    def meet(self, met: Met) -> None:
+    def meet(self, met: CachedLayout) -> None:
         """A message of the class goes, or has come."""
         digest = met.layout.shape_class.digest
         if met.first:
             self._layouts[digest] = met.layout
             self._meter.class_met()
         self._layouts.move_to_end(digest)
-        if len(self._layouts) > MOST:
+        if len(self._layouts) > MAX_CACHED_LAYOUTS:
             self._layouts.popitem(last=False)
 
 
 Tensors = Mapping[str, Tensor | Constant]
 
 
-def check_fits(edge: Edge, shape_class: ShapeClass, tensors: Tensors) -> None:
+def check_matches_schema(edge: Edge, shape_class: MessageSchema, tensors: Tensors) -> None:
     """Raise `ShapeClassError` unless these are tensors of that class, on the edge's device."""
     device = edge.accelerator.device
     constants = dict(shape_class.constants)
@@ -251,7 +257,7 @@ def check_fits(edge: Edge, shape_class: ShapeClass, tensors: Tensors) -> None:
             raise ShapeClassError(f"{edge.name}: {name} is not {value!r}")
 
 
-def check_in_place(edge: Edge, layout: Layout, tensors: Tensors, message: Tensor) -> None:
+def check_in_place(edge: Edge, layout: MessageLayout, tensors: Tensors, message: Tensor) -> None:
     """Raise `ShapeClassError` where a tensor lies in the message, but not in its place."""
     ring, begin = message.untyped_storage().data_ptr(), message.data_ptr()
     for place in layout.places:
@@ -265,7 +271,7 @@ def check_in_place(edge: Edge, layout: Layout, tensors: Tensors, message: Tensor
             raise ShapeClassError(f"{edge.name}: {name} lies in the buffer, but not in its place")
 
 
-def pack(edge: Edge, layout: Layout, tensors: Tensors, parts: Sequence[Tensor]) -> None:
+def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, parts: Sequence[Tensor]) -> None:
     """Every field's part into its place, in the order of the current stream, unless it is there.
 
     Args:
@@ -281,7 +287,7 @@ def pack(edge: Edge, layout: Layout, tensors: Tensors, parts: Sequence[Tensor]) 
             part.copy_(_part(edge, place, value))
 
 
-def unpack(layout: Layout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:
+def unpack(layout: MessageLayout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:
     """The tensors of a message by name, where they lie or will lie."""
     return {
         place.field.name: place.part(message) if place.parts == 1 else place.gathered(wholes)
@@ -289,23 +295,23 @@ def unpack(layout: Layout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]
     }
 
 
-def bytes_tensor(text: bytes) -> Tensor:
+def bytes_to_tensor(text: bytes) -> Tensor:
     """uint8 [n], in the host's memory."""
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def heads(memory: Tensor, count: int) -> Tensor:
+def header_views(memory: Tensor, count: int) -> Tensor:
     """So many headers, one behind the other from the beginning of uint8 [n]: int64 [count, 8]."""
-    return memory[: count * HEADER_BYTES].view(torch.int64).view(count, WORDS)
+    return memory[: count * HEADER_BYTES].view(torch.int64).view(count, HEADER_WORDS)
 
 
-def _part(edge: Edge, place: Place, tensor: Tensor) -> Tensor:
+def _part(edge: Edge, place: FieldLayout, tensor: Tensor) -> Tensor:
     if place.parts == 1 or edge.slices is None:
         return tensor
     return tensor.reshape(place.parts, -1)[edge.slices.part]
 
 
-def _fits(tensor: Tensor, field: Field) -> bool:
+def _fits(tensor: Tensor, field: TensorField) -> bool:
     return tensor.dtype == field.dtype and tuple(tensor.shape) == field.shape
 
 

@@ -18,16 +18,23 @@ from torch import Tensor
 from equipoise.hal.errors import ChannelError, EquipoiseError, MessageMismatch, StreamFailed
 from equipoise.hal.stream import Event, Role, Stream
 from equipoise.hal.work import Work
-from equipoise.pipeline.channel.buffers import Buffer, Readers, host_words
-from equipoise.pipeline.channel.edge import Edge, Reading, Standing
-from equipoise.pipeline.channel.gather import Whole, gather, layer_group_specs
-from equipoise.pipeline.channel.message import Layout, Layouts, Met, heads, read_header, unpack
-from equipoise.pipeline.channel.schema import ShapeClass
+from equipoise.pipeline.channel.buffers import ReleaseWaiter, TrackedBuffer, host_headers
+from equipoise.pipeline.channel.edge import Edge, EdgeStatus, ReadMode
+from equipoise.pipeline.channel.gather import Completion, gather, gather_specs
+from equipoise.pipeline.channel.message import (
+    CachedLayout,
+    LayoutCache,
+    MessageLayout,
+    header_views,
+    read_header,
+    unpack,
+)
+from equipoise.pipeline.channel.schema import MessageSchema
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 
 @dataclass(frozen=True)
-class Awaited:
+class PendingMessage:
     """What is to come.
 
     Attributes:
@@ -41,8 +48,8 @@ class Awaited:
 
     edge: Edge
     sequence: int
-    layout: Layout
-    whole: Whole
+    layout: MessageLayout
+    whole: Completion
     headers: Callable[[], Tensor]
 
     def check(self, headers: Sequence[Sequence[int]]) -> None:
@@ -79,14 +86,14 @@ class Awaited:
         self.edge.meter.waited(time.monotonic_ns() - began)
 
 
-class HostArrival:
+class HostRecvHandle:
     """A message into the host's memory: whoever waits blocks, and may read anywhere behind it.
 
     Attributes:
         awaited: what is to come.
     """
 
-    def __init__(self, awaited: Awaited) -> None:
+    def __init__(self, awaited: PendingMessage) -> None:
         self.awaited = awaited
         self._checking = threading.Lock()
         self._checked = False
@@ -118,7 +125,7 @@ class HostArrival:
         self.wait()
 
 
-class StreamArrival:
+class StreamRecvHandle:
     """A message that whoever waits orders the edge's stream behind; the host goes on.
 
     The host cannot look at a header in a device's memory without stopping for the device. So the
@@ -131,7 +138,7 @@ class StreamArrival:
         copied: recorded behind that copy.
     """
 
-    def __init__(self, awaited: Awaited, words: Tensor, copied: Event) -> None:
+    def __init__(self, awaited: PendingMessage, words: Tensor, copied: Event) -> None:
         self.awaited = awaited
         self._words = words
         self._copied = copied
@@ -192,7 +199,7 @@ class StreamArrival:
         self._words.copy_(headers, non_blocking=True)
 
 
-Arrival = HostArrival | StreamArrival
+RecvHandle = HostRecvHandle | StreamRecvHandle
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ class Posted:
     """A receive is posted, and nobody has taken its message."""
 
     sequence: int
-    layout: Layout
+    layout: MessageLayout
     work: Work
 
 
@@ -214,7 +221,7 @@ class Taken:
     """Somebody has the message's tensors, or may still have some."""
 
     sequence: int
-    arrival: Arrival
+    arrival: RecvHandle
 
 
 @dataclass(frozen=True)
@@ -225,14 +232,14 @@ class Released:
     """
 
     sequence: int
-    arrival: Arrival
+    arrival: RecvHandle
     kept: bool
 
 
-State = Free | Posted | Taken | Released
+RecvBufferState = Free | Posted | Taken | Released
 
 
-class Berth:
+class RecvBuffer:
     """A buffer of a receiving ring.
 
     ```text
@@ -253,13 +260,13 @@ class Berth:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._message = Buffer(edge.memory)
-        self._wholes = Buffer(edge.memory)
-        self._words = host_words(edge.accelerator, edge.parts)
+        self._message = TrackedBuffer(edge.memory)
+        self._wholes = TrackedBuffer(edge.memory)
+        self._words = host_headers(edge.accelerator, edge.parts)
         self._copied = edge.accelerator.event()
         self.freed, self.made = edge.accelerator.event(), edge.accelerator.event()
         self.fresh = False
-        self.state: State = Free()
+        self.state: RecvBufferState = Free()
         self._changing = threading.RLock()
 
     @property
@@ -267,7 +274,7 @@ class Berth:
         """Whether there are tensors over the memory that somebody has taken."""
         return self._message.held or self._wholes.held
 
-    def memory(self, layout: Layout) -> Tensor:
+    def memory(self, layout: MessageLayout) -> Tensor:
         """Where such a message comes, uint8 [layout.nbytes]; only while the berth is free."""
         grown = [
             self._message.make_room(layout.nbytes),
@@ -276,11 +283,11 @@ class Berth:
         self.fresh = self.fresh or any(grown)
         return self._message.memory[: layout.nbytes]
 
-    def post(self, sequence: int, layout: Layout, work: Work) -> None:
+    def post(self, sequence: int, layout: MessageLayout, work: Work) -> None:
         """A receive into `memory` was posted."""
         self.state = Posted(sequence, layout, work)
 
-    def take(self) -> tuple[dict[str, Tensor], Arrival]:
+    def take(self) -> tuple[dict[str, Tensor], RecvHandle]:
         """The tensors of the message that is posted, on their way; gathers begin.
 
         Raises:
@@ -311,35 +318,35 @@ class Berth:
 
     def _mark(self) -> None:
         """`freed` is behind every read that was launched by now, where streams read."""
-        if self._edge.read_by is Reading.STREAM:
+        if self._edge.read_by is ReadMode.STREAM:
             with suppress(StreamFailed):  # which whoever waits for `freed` hears
                 self._edge.stream.record(self.freed)
 
-    def _whole(self, posted: Posted) -> Whole:
+    def _whole(self, posted: Posted) -> Completion:
         slices, layout = self._edge.slices, posted.layout
         if slices is None or not layout.sliced:
             return posted.work
-        parts = layer_group_specs(layout, self._message.memory, self._wholes.memory)
+        parts = gather_specs(layout, self._message.memory, self._wholes.memory)
         return gather(self._edge, slices, posted.work, parts)
 
-    def _arrival(self, posted: Posted, whole: Whole) -> Arrival:
+    def _arrival(self, posted: Posted, whole: Completion) -> RecvHandle:
         headers = self._headers_of_slices if posted.layout.sliced else self._header
-        awaited = Awaited(self._edge, posted.sequence, posted.layout, whole, headers)
-        if self._edge.read_by is Reading.HOST:
-            return HostArrival(awaited)
-        return StreamArrival(awaited, self._words, self._copied)
+        awaited = PendingMessage(self._edge, posted.sequence, posted.layout, whole, headers)
+        if self._edge.read_by is ReadMode.HOST:
+            return HostRecvHandle(awaited)
+        return StreamRecvHandle(awaited, self._words, self._copied)
 
     def _header(self) -> Tensor:
-        return heads(self._message.memory, 1)
+        return header_views(self._message.memory, 1)
 
     def _headers_of_slices(self) -> Tensor:
-        return heads(self._wholes.memory, self._edge.parts)
+        return header_views(self._wholes.memory, self._edge.parts)
 
 
-class _Lease:
+class _RecvBufferLease:
     """Ends with the reader's word; may be said from any thread, and more than once."""
 
-    def __init__(self, berth: Berth, readers: Readers) -> None:
+    def __init__(self, berth: RecvBuffer, readers: ReleaseWaiter) -> None:
         self._berth = berth
         self._readers = readers
 
@@ -364,15 +371,15 @@ class ReceivingEnd:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._layouts = Layouts(edge.parts, edge.meter)
-        self._berths = [Berth(edge) for _ in range(edge.depth)]
-        self._waiting: deque[Berth] = deque()
+        self._layouts = LayoutCache(edge.parts, edge.meter)
+        self._berths = [RecvBuffer(edge) for _ in range(edge.depth)]
+        self._waiting: deque[RecvBuffer] = deque()
         self._ordered = edge.communicator.capabilities.stream_ordered
         self._comm = edge.accelerator.stream(Role.COMM)
         self._sequence = 0
         self._posting = threading.Lock()
-        self._readers = Readers(edge)
-        self._standing = Standing(edge.name)
+        self._readers = ReleaseWaiter(edge)
+        self._standing = EdgeStatus(edge.name)
 
     @property
     def expected(self) -> int:
@@ -387,7 +394,7 @@ class ReceivingEnd:
             return self._over(berth) and state.arrival.settled()
         return isinstance(state, Free)
 
-    def reserve(self, shape_class: ShapeClass) -> None:
+    def reserve(self, shape_class: MessageSchema) -> None:
         """Have memory for the largest class that is to come, so that none is made later on."""
         with self._posting:
             layout = self._layouts.of(shape_class).layout
@@ -396,7 +403,7 @@ class ReceivingEnd:
                     berth.memory(layout)
                     self._behind_making(berth)
 
-    def expect(self, shape_class: ShapeClass) -> None:
+    def expect(self, shape_class: MessageSchema) -> None:
         """Post the receive of one more step.
 
         Waits, for the edge's deadline at most, where the next buffer is still read.
@@ -445,7 +452,9 @@ class ReceivingEnd:
         except BaseException as failure:
             self._standing.fail(failure)
             raise
-        return AsyncIntermediateTensors(tensors, [arrival], lease=_Lease(berth, self._readers))
+        return AsyncIntermediateTensors(
+            tensors, [arrival], lease=_RecvBufferLease(berth, self._readers)
+        )
 
     def settled(self) -> bool:
         """Whether `settle` would come back, or raise, without waiting for a message."""
@@ -465,16 +474,16 @@ class ReceivingEnd:
         """Refuse what comes from now on; receives in flight keep their memory until they end."""
         self._standing.close()
 
-    def _next(self) -> Berth:
+    def _next(self) -> RecvBuffer:
         return self._berths[self._sequence % self._edge.depth]
 
-    def _over(self, berth: Berth) -> bool:
+    def _over(self, berth: RecvBuffer) -> bool:
         """Whether nobody reads any more; or its message is lost, and nobody ever will."""
         if not isinstance(berth.state, Taken | Released):
             return False
         return not berth.held or berth.state.arrival.awaited.lost()
 
-    def _clear(self, berth: Berth) -> None:
+    def _clear(self, berth: RecvBuffer) -> None:
         """Come behind everything that reads the buffer, and look at what it held."""
         if isinstance(berth.state, Taken | Released):
             berth.state.arrival.settle()
@@ -483,25 +492,25 @@ class ReceivingEnd:
 
     def _behind(self, freed: Event) -> None:
         """What is received from now on comes behind the last read of a device."""
-        if self._edge.read_by is Reading.HOST:
+        if self._edge.read_by is ReadMode.HOST:
             return
         if self._ordered:
             self._comm.wait(freed)
         else:
             freed.synchronize(self._edge.deadline)
 
-    def _behind_making(self, berth: Berth) -> None:
+    def _behind_making(self, berth: RecvBuffer) -> None:
         """Fresh memory may be what the stream still reads for whoever had it before."""
         if self._ordered and berth.fresh:
             self._edge.stream.record(berth.made)
             self._comm.wait(berth.made)
             berth.fresh = False
 
-    def _await_readers(self, berth: Berth) -> None:
+    def _await_readers(self, berth: RecvBuffer) -> None:
         if not isinstance(berth.state, Free):
             self._readers.wait(partial(self._over, berth), partial(self._holder, berth))
 
-    def _holder(self, berth: Berth) -> str:
+    def _holder(self, berth: RecvBuffer) -> str:
         """Why the next buffer is not free, in words."""
         state, name = berth.state, self._edge.name
         if isinstance(state, Posted):
@@ -512,7 +521,7 @@ class ReceivingEnd:
             f"{self._edge.deadline:g} s later, and all {self._edge.depth} buffers are in use"
         )
 
-    def _post(self, berth: Berth, met: Met) -> None:
+    def _post(self, berth: RecvBuffer, met: CachedLayout) -> None:
         layout, memory = met.layout, berth.memory(met.layout)
         self._behind_making(berth)
         current: AbstractContextManager[None] = nullcontext()

@@ -24,7 +24,7 @@ Constant = str | int | float | bool | None
 """What may stand beside tensors: part of the class, so another value is another class."""
 
 
-class Split(StrEnum):
+class SliceMode(StrEnum):
     """How much of a tensor travels over the edge of one rank."""
 
     WHOLE = "whole"
@@ -34,7 +34,7 @@ class Split(StrEnum):
 
 
 @dataclass(frozen=True)
-class Field:
+class TensorField:
     """One tensor of a class.
 
     Attributes:
@@ -47,7 +47,7 @@ class Field:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    split: Split = Split.WHOLE
+    split: SliceMode = SliceMode.WHOLE
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class ShapeClass:
+class MessageSchema:
     """The tensors of one step over one edge, in the order in which they are packed.
 
     Attributes:
@@ -64,7 +64,7 @@ class ShapeClass:
         constants: what stands beside them, by name; both ends know it, and nothing of it travels.
     """
 
-    fields: tuple[Field, ...]
+    fields: tuple[TensorField, ...]
     constants: tuple[tuple[str, Constant], ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,12 +90,12 @@ class ShapeClass:
         return json.dumps(text, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> "ShapeClass":
+    def from_bytes(cls, text: bytes) -> "MessageSchema":
         """From `to_bytes`. Raises `ShapeClassError` where that is not what it is."""
         try:
             read = json.loads(text)
             fields = tuple(
-                Field(name, tuple(shape), _dtype(dtype), Split(split))
+                TensorField(name, tuple(shape), _dtype(dtype), SliceMode(split))
                 for name, shape, dtype, split in read["fields"]
             )
             return cls(fields, tuple((name, value) for name, value in read["constants"]))
@@ -113,9 +113,9 @@ def same_constant(one: object, other: Constant) -> bool:
     return isinstance(one, type(other)) and json.dumps(one) == json.dumps(other)
 
 
-def shape_class(
+def schema_of(
     tensors: Mapping[str, Tensor | Constant], sliced: Collection[str] = ()
-) -> ShapeClass:
+) -> MessageSchema:
     """The class of what is to be handed over.
 
     Args:
@@ -128,8 +128,8 @@ def shape_class(
     fields, constants = [], []
     for name, value in tensors.items():
         if isinstance(value, Tensor):
-            split = Split.SLICED if name in sliced else Split.WHOLE
-            fields.append(Field(name, tuple(value.shape), value.dtype, split))
+            split = SliceMode.SLICED if name in sliced else SliceMode.WHOLE
+            fields.append(TensorField(name, tuple(value.shape), value.dtype, split))
         elif value is None or isinstance(value, str | int | float):
             constants.append((name, value))
         else:
@@ -138,7 +138,7 @@ def shape_class(
             )
     if strange := set(sliced) - {field.name for field in fields}:
         raise ShapeClassError(f"{sorted(strange)} cannot be sliced: no such tensor")
-    return ShapeClass(tuple(fields), tuple(constants))
+    return MessageSchema(tuple(fields), tuple(constants))
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -162,11 +162,11 @@ class RowField:
     name: str
     tail: tuple[int, ...]
     dtype: torch.dtype
-    split: Split = Split.WHOLE
+    split: SliceMode = SliceMode.WHOLE
 
 
 @dataclass(frozen=True)
-class Template:
+class SchemaTemplate:
     """The tensors of an edge, each [rows, *tail]; a class for every number of rows.
 
     Attributes:
@@ -176,9 +176,9 @@ class Template:
 
     fields: tuple[RowField, ...]
     most: int
-    _classes: dict[int, ShapeClass] = field(default_factory=dict, compare=False, repr=False)
+    _classes: dict[int, MessageSchema] = field(default_factory=dict, compare=False, repr=False)
 
-    def at(self, rows: int) -> ShapeClass:
+    def at(self, rows: int) -> MessageSchema:
         """The class of a step of so many rows.
 
         Raises:
@@ -187,14 +187,14 @@ class Template:
         if not 0 <= rows <= self.most:
             raise ShapeClassError(f"a step of {rows} rows: 0 to {self.most} were announced")
         if rows not in self._classes:
-            fields = (Field(f.name, (rows, *f.tail), f.dtype, f.split) for f in self.fields)
-            self._classes[rows] = ShapeClass(tuple(fields))
+            fields = (TensorField(f.name, (rows, *f.tail), f.dtype, f.split) for f in self.fields)
+            self._classes[rows] = MessageSchema(tuple(fields))
         return self._classes[rows]
 
     @property
     def sliced(self) -> tuple[str, ...]:
         """Names of the tensors that travel in slices."""
-        return tuple(f.name for f in self.fields if f.split is Split.SLICED)
+        return tuple(f.name for f in self.fields if f.split is SliceMode.SLICED)
 
     def to_json(self) -> str:
         """As text, the same on every machine; for both ends to compare."""

@@ -17,28 +17,28 @@ from torch import Tensor
 from equipoise.hal.errors import ChannelClosed, CommunicatorError, EquipoiseError, StreamError
 from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
-from equipoise.pipeline.channel.buffers import Buffer, Readers, host_words
-from equipoise.pipeline.channel.edge import Edge, Standing, explained
-from equipoise.pipeline.channel.framing import Announced, Frame, Framing
+from equipoise.pipeline.channel.buffers import ReleaseWaiter, TrackedBuffer, host_headers
+from equipoise.pipeline.channel.edge import Edge, EdgeStatus, as_equipoise_error
+from equipoise.pipeline.channel.framing import Frame, Framing, SinglePartFraming
 from equipoise.pipeline.channel.gather import check_replicated
 from equipoise.pipeline.channel.message import (
-    WORDS,
+    HEADER_WORDS,
+    CachedLayout,
     Header,
-    Layout,
-    Layouts,
-    Met,
+    LayoutCache,
+    MessageLayout,
     Tensors,
-    bytes_tensor,
-    check_fits,
+    bytes_to_tensor,
     check_in_place,
-    laid,
-    layout_of,
+    check_matches_schema,
+    message_layout,
     pack,
+    typed_view,
 )
-from equipoise.pipeline.channel.schema import ShapeClass
+from equipoise.pipeline.channel.schema import MessageSchema
 
 
-class Departure:
+class SendHandle:
     """The handle of a sent message; dropping it changes nothing.
 
     The message is packed by a program of the stream, and handed to the communicator by one of
@@ -69,7 +69,7 @@ class Departure:
     def fail(self, failure: Exception) -> None:
         """A program could not do its part."""
         what = f"message {self.sequence} could not be handed over"
-        self._failure = self._failure or explained(failure, what)
+        self._failure = self._failure or as_equipoise_error(failure, what)
 
     def is_completed(self) -> bool:
         """Whether `wait` would come back, or raise, at once."""
@@ -124,7 +124,7 @@ class Departure:
         self._over, self._works = True, ()
 
 
-class Loan(StrEnum):
+class BorrowState(StrEnum):
     """Whether somebody outside has, or may have, tensors over a buffer that is sent from."""
 
     NONE = "none"
@@ -139,21 +139,21 @@ class _Views:
     """Where a message's header and tensors lie in a buffer; to look that up costs more than to
     copy a few rows."""
 
-    layout: Layout
+    layout: MessageLayout
     head: Tensor
     parts: tuple[Tensor, ...]
 
     @staticmethod
-    def of(layout: Layout, memory: Tensor) -> "_Views":
+    def of(layout: MessageLayout, memory: Tensor) -> "_Views":
         parts = tuple(place.laid(memory) for place in layout.places)
-        return _Views(layout, laid(memory, 0, (1, WORDS), torch.int64), parts)
+        return _Views(layout, typed_view(memory, 0, (1, HEADER_WORDS), torch.int64), parts)
 
     @property
     def count(self) -> int:
         return 1 + len(self.parts)
 
 
-class SendingBerth:
+class SendBuffer:
     """A buffer of a sending ring.
 
     ```text
@@ -167,20 +167,20 @@ class SendingBerth:
     Attributes:
         buffer: where the message is made.
         filled: recorded within the program that packs, behind the packing.
-        packed, issued: events of its `Departure`.
+        packed, issued: events of its `SendHandle`.
         departure: of the last message; None before the first.
         loan: whether tensors over the buffer were handed out.
     """
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self.buffer = Buffer(edge.memory)
-        self._words = host_words(edge.accelerator)
+        self.buffer = TrackedBuffer(edge.memory)
+        self._words = host_headers(edge.accelerator)
         self._written = self._words.numpy().data
         self.filled = edge.accelerator.event()
         self.packed, self.issued = edge.accelerator.event(), edge.accelerator.event()
-        self.departure: Departure | None = None
-        self.loan = Loan.NONE
+        self.departure: SendHandle | None = None
+        self.loan = BorrowState.NONE
         self._views: _Views | None = None
 
     def free(self) -> bool:
@@ -192,37 +192,37 @@ class SendingBerth:
 
     def returned(self) -> bool:
         """Whether nobody keeps a tensor of the last message."""
-        return self.loan is not Loan.PAST or not self.buffer.held
+        return self.loan is not BorrowState.PAST or not self.buffer.held
 
     def make_room(self, nbytes: int) -> None:
         """Have at least so many bytes."""
         if self.buffer.make_room(nbytes):
             self._views = None
 
-    def lend(self, layout: Layout, nbytes: int) -> dict[str, Tensor]:
+    def lend(self, layout: MessageLayout, nbytes: int) -> dict[str, Tensor]:
         """The tensors of the next message, of `nbytes`, where they will be sent from and of no
         particular content; not those of which only a slice travels."""
         self.make_room(nbytes)
-        self.loan = Loan.OPEN
+        self.loan = BorrowState.OPEN
         pairs = zip(layout.places, self._views_of(layout).parts, strict=True)
         return {place.field.name: part.detach() for place, part in pairs if place.parts == 1}
 
-    def leave(self, departure: Departure) -> None:
+    def leave(self, departure: SendHandle) -> None:
         """The next message is on its way."""
         self.departure = departure
-        self.loan = Loan.PAST if self.loan is Loan.OPEN else Loan.NONE
+        self.loan = BorrowState.PAST if self.loan is BorrowState.OPEN else BorrowState.NONE
 
     def announce(self, header: Header) -> None:
         """Which message comes next."""
         header.write(self._written)
 
-    def fill(self, layout: Layout, tensors: Tensors) -> None:
+    def fill(self, layout: MessageLayout, tensors: Tensors) -> None:
         """The header, and every tensor that is not there already; in the current stream's order."""
         views = self._views_of(layout)
         views.head.copy_(self._words, non_blocking=True)
         pack(self._edge, layout, tensors, views.parts)
 
-    def _views_of(self, layout: Layout) -> _Views:
+    def _views_of(self, layout: MessageLayout) -> _Views:
         """Made anew where the last message was of another class."""
         views = self._views
         if views is None or views.layout is not layout:
@@ -250,31 +250,31 @@ class SendingEnd:
 
     def __init__(self, edge: Edge, framing: Framing | None = None) -> None:
         self._edge = edge
-        self._framing = framing or Announced()
-        self._layouts = Layouts(edge.parts, edge.meter)
-        self._berths = [SendingBerth(edge) for _ in range(edge.depth)]
+        self._framing = framing or SinglePartFraming()
+        self._layouts = LayoutCache(edge.parts, edge.meter)
+        self._berths = [SendBuffer(edge) for _ in range(edge.depth)]
         ordered = edge.communicator.capabilities.stream_ordered
         self._issues = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
         # In the host's memory what a program has copied is there when its next line runs.
         self._awaits_packing = not ordered and edge.accelerator.device.type != "cpu"
-        self._readers = Readers(edge)
+        self._readers = ReleaseWaiter(edge)
         self._sequence = 0
         self._sending = threading.Lock()
-        self._standing = Standing(edge.name)
+        self._standing = EdgeStatus(edge.name)
 
     def room(self) -> bool:
         """Whether `send` would find a free buffer without waiting."""
         return self._next().free()
 
-    def reserve(self, shape_class: ShapeClass) -> None:
+    def reserve(self, shape_class: MessageSchema) -> None:
         """Have memory for the largest class that is to come, so that none is made later on."""
         with self._sending:
-            nbytes = layout_of(shape_class, self._edge.parts).nbytes
+            nbytes = message_layout(shape_class, self._edge.parts).nbytes
             for berth in self._berths:
-                if berth.departure is None and berth.loan is Loan.NONE:
+                if berth.departure is None and berth.loan is BorrowState.NONE:
                     berth.make_room(nbytes)
 
-    def outgoing(self, shape_class: ShapeClass) -> dict[str, Tensor]:
+    def outgoing(self, shape_class: MessageSchema) -> dict[str, Tensor]:
         """The next step's tensors, where they are sent from: to be written, and given to `send`.
 
         Those that travel whole; written there they need not be packed. They are not to be written
@@ -288,7 +288,7 @@ class SendingEnd:
             self._make_free(berth)
             return berth.lend(met.layout, self._framing.frame(met).extent)
 
-    def send(self, tensors: Tensors, shape_class: ShapeClass) -> Departure:
+    def send(self, tensors: Tensors, shape_class: MessageSchema) -> SendHandle:
         """Hand over one step; from the host, or from a program of the edge's stream.
 
         Args:
@@ -310,9 +310,9 @@ class SendingEnd:
         """
         with self._sending:
             self._standing.refuse_closed()
-            check_fits(self._edge, shape_class, tensors)
+            check_matches_schema(self._edge, shape_class, tensors)
             met, berth = self._layouts.of(shape_class), self._next()
-            if berth.loan is not Loan.OPEN:
+            if berth.loan is not BorrowState.OPEN:
                 self._make_free(berth)
             frame = self._prepare(berth, met, tensors)
             return self._launch(berth, met, frame, dict(tensors))
@@ -320,7 +320,7 @@ class SendingEnd:
     def drain(self) -> None:
         """Wait until every message that was handed over has left its buffer.
 
-        Raises what `Departure.wait` raises, and what has ended this end before.
+        Raises what `SendHandle.wait` raises, and what has ended this end before.
         """
         with self._sending:
             departures = [berth.departure for berth in self._berths]
@@ -335,10 +335,10 @@ class SendingEnd:
         """Refuse what comes from now on; what is on its way goes on, in memory that it keeps."""
         self._standing.close()
 
-    def _next(self) -> SendingBerth:
+    def _next(self) -> SendBuffer:
         return self._berths[self._sequence % self._edge.depth]
 
-    def _make_free(self, berth: SendingBerth) -> None:
+    def _make_free(self, berth: SendBuffer) -> None:
         """The next buffer, for the next message."""
         if berth.departure is not None:
             began = time.monotonic_ns()
@@ -355,25 +355,27 @@ class SendingEnd:
         number = self._sequence - self._edge.depth
         return f"{self._edge.name}: tensors lent for message {number} are still referred to"
 
-    def _prepare(self, berth: SendingBerth, met: Met, tensors: Tensors) -> Frame:
+    def _prepare(self, berth: SendBuffer, met: CachedLayout, tensors: Tensors) -> Frame:
         """Everything that may be refused; nothing has happened if it is."""
         frame = self._framing.frame(met)
-        if berth.loan is Loan.OPEN:
+        if berth.loan is BorrowState.OPEN:
             check_in_place(self._edge, met.layout, tensors, berth.buffer.memory)
         berth.make_room(frame.extent)  # other than what was lent may be larger
         if met.first:
             self._compare(met.layout, tensors)
         return frame
 
-    def _compare(self, layout: Layout, tensors: Tensors) -> None:
+    def _compare(self, layout: MessageLayout, tensors: Tensors) -> None:
         """Sliced tensors of a class that is new are what the other ranks have."""
         if layout.sliced and self._edge.slices is not None:
             self._edge.stream.synchronize(self._edge.deadline)
             check_replicated(self._edge, self._edge.slices, layout, tensors)
 
-    def _launch(self, berth: SendingBerth, met: Met, frame: Frame, tensors: Tensors) -> Departure:
+    def _launch(
+        self, berth: SendBuffer, met: CachedLayout, frame: Frame, tensors: Tensors
+    ) -> SendHandle:
         edge = self._edge
-        departure = Departure(self._sequence, berth.packed, berth.issued, edge.deadline)
+        departure = SendHandle(self._sequence, berth.packed, berth.issued, edge.deadline)
         digest, described = met.layout.shape_class.digest, len(frame.description)
         header = Header(self._sequence, digest, frame.nbytes, frame.first, described)
         leave = partial(self._leave, berth, met.layout, frame, tensors, departure)
@@ -393,30 +395,30 @@ class SendingEnd:
 
     def _leave(
         self,
-        berth: SendingBerth,
-        layout: Layout,
+        berth: SendBuffer,
+        layout: MessageLayout,
         frame: Frame,
         tensors: Tensors,
-        departure: Departure,
+        departure: SendHandle,
     ) -> None:
         """A program of the stream. What fails fails the message, not the stream."""
         try:
             berth.fill(layout, tensors)
             if frame.description:
                 described = berth.buffer.memory[layout.nbytes : frame.nbytes]
-                described.copy_(bytes_tensor(frame.description))
+                described.copy_(bytes_to_tensor(frame.description))
             self._pass_on(berth, frame, departure)
         except Exception as failure:
             departure.fail(failure)
 
-    def _pass_on(self, berth: SendingBerth, frame: Frame, departure: Departure) -> None:
+    def _pass_on(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
         """To the communicator, behind the packing."""
         if self._awaits_packing:
             self._edge.stream.record(berth.filled)
         self._issues.launch(partial(self._issue, berth, frame, departure))
         self._issues.record(berth.issued)
 
-    def _issue(self, berth: SendingBerth, frame: Frame, departure: Departure) -> None:
+    def _issue(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
         """A program, as above."""
         edge, memory = self._edge, berth.buffer.memory
         try:

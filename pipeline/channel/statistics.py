@@ -38,7 +38,7 @@ class EdgeStatistics:
         return EdgeStatistics(**{name: mine[name] - theirs[name] for name in mine})
 
 
-class EdgeMeter:
+class EdgeCounters:
     """Counts for one end; any thread. Several times a step, so it is plain numbers under a lock."""
 
     def __init__(self) -> None:

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
 from equipoise.hal.conformance.context import (
     NEXT,
-    Bench,
     Play,
-    demand,
-    equal,
-    finish,
-    gather,
-    plane,
+    RankContext,
+    control_plane,
+    gather_ballots,
+    require,
+    require_equal,
+    wait_for_success,
 )
 from equipoise.hal.conformance.program import Case, Program, Step, program
-from equipoise.hal.conformance.property import Property, Ranks
-from equipoise.hal.conformance.subject import Subject, missing
+from equipoise.hal.conformance.property import Property, PropertyScope
+from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Event, Role, Stream
@@ -40,7 +40,7 @@ TABLE = routing.build_table(
 class Device:
     """A device in innocent use: one method a step."""
 
-    bench: Bench
+    bench: RankContext
     store: SlotStore
     event: Event
     blob: Tensor
@@ -58,12 +58,12 @@ class Device:
     def launch(self) -> None:
         self.compute.launch(lambda: self.blob.fill_(7))
         self.bench.drain()
-        demand(CLAUSE, bool((self.blob == 7).all()), "a launch did nothing")
+        require(CLAUSE, bool((self.blob == 7).all()), "a launch did nothing")
 
     def record(self) -> None:
         self.compute.record(self.event)
         self.event.synchronize(self.bench.patience)
-        demand(CLAUSE, self.event.query(), "an event that was waited for is not reached")
+        require(CLAUSE, self.event.query(), "an event that was waited for is not reached")
 
     def wait(self) -> None:
         self.copy.wait(self.event)
@@ -76,32 +76,32 @@ class Device:
     def commit(self) -> None:
         self.store.commit([(0, 1)], self.compute)
         self.bench.drain()
-        equal(CLAUSE, self.slots[1], self.blob, "slot 1 after a commit")
+        require_equal(CLAUSE, self.slots[1], self.blob, "slot 1 after a commit")
 
     def pack(self) -> None:
         packed = self.bench.empty((SLOT_BYTES,))
         self.store.pack([1], packed, self.compute)
         self.bench.drain()
-        equal(CLAUSE, packed, self.blob, "slot 1, packed")
+        require_equal(CLAUSE, packed, self.blob, "slot 1, packed")
 
     def checksum(self) -> None:
         out = self.bench.empty((1,), torch.int64)
         self.store.checksum_slots([1], out, self.compute)
         self.bench.drain()
-        demand(CLAUSE, int(out) == as_int64(checksum(self.blob)), "the checksum of slot 1")
+        require(CLAUSE, int(out) == as_int64(checksum(self.blob)), "the checksum of slot 1")
 
     def write(self) -> None:
         source = self.bench.filled((SLOT_BYTES,), 9)
         self.store.write([2], [[source]], self.copy)
         self.bench.drain()
-        equal(CLAUSE, self.slots[2], source, "slot 2 after a write")
+        require_equal(CLAUSE, self.slots[2], source, "slot 2 after a write")
 
     def commit_tables(self) -> None:
         row = (t.view(1, -1) for t in (TABLE.start, TABLE.replicas, TABLE.cumulative))
         update = TableUpdate((0,), *row)
         self.bench.accelerator.kernels.commit_tables(update, self.tables, self.compute)
         self.bench.drain()
-        demand(CLAUSE, int(self.tables.generation[0]) == 1, "no new generation after a commit")
+        require(CLAUSE, int(self.tables.generation[0]) == 1, "no new generation after a commit")
 
     def route(self) -> None:
         ids = self.bench.of(torch.tensor([0, 1, 1], dtype=torch.int32))
@@ -111,8 +111,8 @@ class Device:
             ids, self.tables, Salt(0, 0, 0), slots, counts, self.compute
         )
         self.bench.drain()
-        demand(CLAUSE, counts.tolist() == [1, 2], "tokens were not counted")
-        demand(CLAUSE, int(slots[0]) == 0, "expert 0 was not routed to its slot")
+        require(CLAUSE, counts.tolist() == [1, 2], "tokens were not counted")
+        require(CLAUSE, int(slots[0]) == 0, "expert 0 was not routed to its slot")
 
     def hand_over(self) -> None:
         if not self.bench.backend.capabilities.stream_lock:
@@ -136,7 +136,7 @@ class Device:
         page.give_back(None)
 
 
-def device(bench: Bench) -> Device:
+def device(bench: RankContext) -> Device:
     """Three slots of one segment, one staging buffer, routing tables of one layer."""
     slots = [bench.filled((SLOT_BYTES,), number) for number in range(3)]
     layout = SlotLayout(tuple((Segment("weight", data),) for data in slots), staging=1)
@@ -151,7 +151,7 @@ def device(bench: Bench) -> Device:
     )
 
 
-def play_alone(bench: Bench, found: Program) -> Play:
+def play_alone(bench: RankContext, found: Program) -> Play:
     used = device(bench)
     calls: dict[str, Callable[[], None]] = {
         "launch": used.launch,
@@ -177,7 +177,7 @@ def play_alone(bench: Bench, found: Program) -> Play:
 class Pair:
     """Two ranks in innocent use: one method a step."""
 
-    bench: Bench
+    bench: RankContext
     group: Communicator
 
     def data(self, rank: int) -> Tensor:
@@ -185,14 +185,14 @@ class Pair:
 
     def all_reduce(self) -> Play:
         tensor = self.bench.of(self.data(self.group.rank))
-        yield from finish(self.bench, self.group.all_reduce(tensor))
-        equal(CLAUSE, tensor, self.data(0) + self.data(1), "the sum")
+        yield from wait_for_success(self.bench, self.group.all_reduce(tensor))
+        require_equal(CLAUSE, tensor, self.data(0) + self.data(1), "the sum")
 
     def all_gather(self) -> Play:
         out = self.bench.empty((2, 8), torch.int32)
         tensor = self.bench.of(self.data(self.group.rank))
-        yield from finish(self.bench, self.group.all_gather(out, tensor))
-        equal(CLAUSE, out, torch.stack((self.data(0), self.data(1))), "what was gathered")
+        yield from wait_for_success(self.bench, self.group.all_gather(out, tensor))
+        require_equal(CLAUSE, out, torch.stack((self.data(0), self.data(1))), "what was gathered")
 
     def send(self) -> Play:
         peer = 1 - self.group.rank
@@ -200,35 +200,35 @@ class Pair:
         mine = self.bench.of(self.data(self.group.rank))
         receive = self.group.irecv(out, peer)
         send = self.group.isend(mine, peer)
-        yield from finish(self.bench, receive)
-        yield from finish(self.bench, send)
-        equal(CLAUSE, out, self.data(peer), "a message")
+        yield from wait_for_success(self.bench, receive)
+        yield from wait_for_success(self.bench, send)
+        require_equal(CLAUSE, out, self.data(peer), "a message")
 
     def exchange(self) -> Play:
         peer = 1 - self.group.rank
         out = self.bench.empty((8,))
         mine = self.bench.filled((8,), self.group.rank)
-        round = Exchange((Parcel(peer, mine),), (Parcel(peer, out),))
-        yield from finish(self.bench, self.group.exchange(round))
-        demand(CLAUSE, bool((out == peer).all()), "a blob did not arrive")
+        round = Exchange((PeerBuffer(peer, mine),), (PeerBuffer(peer, out),))
+        yield from wait_for_success(self.bench, self.group.exchange(round))
+        require(CLAUSE, bool((out == peer).all()), "a blob did not arrive")
 
     def broadcast(self) -> Play:
         tensor = self.bench.of(self.data(self.group.rank))
-        yield from finish(self.bench, self.group.broadcast(tensor, 0))
-        equal(CLAUSE, tensor, self.data(0), "what was broadcast")
+        yield from wait_for_success(self.bench, self.group.broadcast(tensor, 0))
+        require_equal(CLAUSE, tensor, self.data(0), "what was broadcast")
 
     def barrier(self) -> Play:
-        yield from finish(self.bench, self.group.barrier())
+        yield from wait_for_success(self.bench, self.group.barrier())
 
     def agree(self) -> Play:
         question = f"{self.group.purpose}/smoke"
-        plane(self.bench).cast(question, str(self.bench.rank).encode())
-        ballots = yield from gather(self.bench, question)
-        demand(CLAUSE, ballots == (b"0", b"1"), f"ballots {ballots}")
-        plane(self.bench).decide(question, b"go")
+        control_plane(self.bench).cast(question, str(self.bench.rank).encode())
+        ballots = yield from gather_ballots(self.bench, question)
+        require(CLAUSE, ballots == (b"0", b"1"), f"ballots {ballots}")
+        control_plane(self.bench).decide(question, b"go")
 
 
-def play_together(bench: Bench, found: Program) -> Play:
+def play_together(bench: RankContext, found: Program) -> Play:
     pair = Pair(bench, (yield from bench.communicator()))
     calls: dict[str, Callable[[], Play]] = {
         "all_reduce": pair.all_reduce,
@@ -273,7 +273,7 @@ GROUP_SMOKE = Property(
     claim="Two ranks reach each other.",
     programs=lambda _: st.just(TOGETHER),
     play=play_together,
-    ranks=Ranks.GROUP,
+    ranks=PropertyScope.GROUP,
 )
 SMOKE = (DEVICE_SMOKE, GROUP_SMOKE)
 
@@ -281,5 +281,5 @@ SMOKE = (DEVICE_SMOKE, GROUP_SMOKE)
 def smoke(subject: Subject) -> None:
     """Play the twenty steps on the eager schedule. Raises `Violation`."""
     for claim in SMOKE:
-        if missing(claim, subject.traits) is None:
-            subject.play(claim, Case(ALONE if claim.ranks is Ranks.ONE else TOGETHER))
+        if missing_capability(claim, subject.traits) is None:
+            subject.play(claim, Case(ALONE if claim.ranks is PropertyScope.ONE else TOGETHER))

@@ -9,7 +9,7 @@ from equipoise.backends.virtual import BACKEND
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.property import Property
-from equipoise.hal.conformance.search import Effort, Held, search
+from equipoise.hal.conformance.search import PropertyHeld, SearchSettings, search
 
 pytestmark = pytest.mark.deep
 SEEDS, CASES = range(20), 400
@@ -20,5 +20,5 @@ PLAYED = [claim for claim in suite.properties() if claim.where(SUBJECT.traits)]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("claim", PLAYED, ids=lambda claim: claim.name)
 def test_property_holds_on_healthy_virtual_backend(claim: Property, seed: int) -> None:
-    found = search(claim, SUBJECT, Effort(cases=CASES, seed=seed))
-    assert isinstance(found, Held), found
+    found = search(claim, SUBJECT, SearchSettings(cases=CASES, seed=seed))
+    assert isinstance(found, PropertyHeld), found

@@ -10,7 +10,7 @@ from conformance.mutants.mutant import Mutant
 from conformance.smoke import smoke
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.search import Effort, Held, Violated, search
+from equipoise.hal.conformance.search import PropertyHeld, PropertyViolated, SearchSettings, search
 
 CASES = 400
 """Enough for any mutant with near certainty; the search ends with the first violation."""
@@ -26,13 +26,15 @@ each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: muta
 
 
 @cache
-def verdict_on(mutant: Mutant) -> Violated | Held:
-    effort = Effort(cases=CASES, seed=SEED)
+def verdict_on(mutant: Mutant) -> PropertyViolated | PropertyHeld:
+    effort = SearchSettings(cases=CASES, seed=SEED)
     if mutant.real:
-        effort = Effort(cases=REAL_CASES, seed=SEED, shrinking=0)
+        effort = SearchSettings(cases=REAL_CASES, seed=SEED, shrinking=0)
     with closing(mutant.subject()) as subject:
         found = search(suite.find(mutant.property), subject, effort)
-    assert isinstance(found, Violated | Held), f"{mutant.name} is not even tried: {found}"
+    assert isinstance(found, PropertyViolated | PropertyHeld), (
+        f"{mutant.name} is not even tried: {found}"
+    )
     return found
 
 
@@ -41,14 +43,14 @@ def test_mutant_is_rejected_for_its_clause(
     mutant: Mutant,
 ) -> None:
     found = verdict_on(mutant)
-    assert isinstance(found, Violated), f"{mutant.name} lives: {mutant.broken}"
+    assert isinstance(found, PropertyViolated), f"{mutant.name} lives: {mutant.broken}"
     assert found.clause == mutant.clause, found.what
 
 
 @each_mutant
 def test_mutant_violation_is_shrunk_to_short_program(mutant: Mutant) -> None:
     found = verdict_on(mutant)
-    assert isinstance(found, Violated)
+    assert isinstance(found, PropertyViolated)
     assert len(found.case.program.steps) <= MOST_STEPS, found.case.program.lines()
 
 
@@ -63,8 +65,8 @@ def test_mutant_passes_smoke_program(mutant: Mutant) -> None:
 )
 def test_mutant_keeps_healthy_signatures(mutant: Mutant) -> None:
     with closing(mutant.subject()) as subject:
-        found = search(suite.find(SIGNATURES), subject, Effort(cases=1))
-    assert isinstance(found, Held), found
+        found = search(suite.find(SIGNATURES), subject, SearchSettings(cases=1))
+    assert isinstance(found, PropertyHeld), found
 
 
 def test_every_property_has_a_mutant() -> None:

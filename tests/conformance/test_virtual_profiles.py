@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from helpers.tiers import DEEP
 
-from equipoise.backends.virtual.backend import HEALTHY, Parts, VirtualBackend
+from equipoise.backends.virtual.backend import HEALTHY, VirtualBackend, VirtualParts
 from equipoise.backends.virtual.device import AliasingDevice
-from equipoise.backends.virtual.event import LaggingMark, OneShotMark, Signal
+from equipoise.backends.virtual.event import LaggingRecording, OneShotRecording, OneShotSignal
 from equipoise.backends.virtual.network import Network
-from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.operation import VirtualOperation
 from equipoise.backends.virtual.profiles import (
     PROFILES,
     LinkingOutbox,
@@ -19,7 +19,12 @@ from equipoise.backends.virtual.profiles import (
 from equipoise.backends.virtual.scheduling import Reports
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
-from equipoise.hal.conformance.search import Effort, Undeclared, Violated, search
+from equipoise.hal.conformance.search import (
+    PropertyUnsupported,
+    PropertyViolated,
+    SearchSettings,
+    search,
+)
 
 CASES = 10 if DEEP else 3
 
@@ -29,9 +34,9 @@ def test_profile_keeps_declared_contract(name: str) -> None:
     backend = PROFILES[name]
     subject = ControlledSubject(backend)
     played = [claim for claim in suite.properties() if claim.where(subject.traits)]
-    verdicts = {claim.name: search(claim, subject, Effort(cases=CASES)) for claim in played}
-    assert {claim: v for claim, v in verdicts.items() if isinstance(v, Violated)} == {}
-    assert sum(isinstance(v, Undeclared) for v in verdicts.values()) < len(verdicts) // 2
+    verdicts = {claim.name: search(claim, subject, SearchSettings(cases=CASES)) for claim in played}
+    assert {claim: v for claim, v in verdicts.items() if isinstance(v, PropertyViolated)} == {}
+    assert sum(isinstance(v, PropertyUnsupported) for v in verdicts.values()) < len(verdicts) // 2
 
 
 class Unread(Reports):
@@ -41,23 +46,23 @@ class Unread(Reports):
         """Nothing is delivered early."""
 
 
-class SharedSignal(OneShotMark):
+class SharedSignal(OneShotRecording):
     """Lets all waiters share one native event."""
 
-    def await_by(self) -> Signal:
+    def await_by(self) -> OneShotSignal:
         return self._signals[0] if self._signals else super().await_by()
 
 
 class HastyNetwork(SerialNetwork):
     """Counts the deadline of an operation that could not even start."""
 
-    def due(self) -> list[Operation]:
+    def due(self) -> list[VirtualOperation]:
         return Network.due(self)
 
 
 TRAPS = {
     "lagging-query": (
-        replace(HEALTHY, mark=LaggingMark, reports=Unread),
+        replace(HEALTHY, mark=LaggingRecording, reports=Unread),
         "one-signal-lets-one-waiter-go-on",
     ),
     "shared-signal": (
@@ -75,7 +80,11 @@ TRAPS = {
 
 
 @pytest.mark.parametrize(("parts", "claim"), TRAPS.values(), ids=TRAPS)
-def test_profile_trap_violates_property_without_countermeasure(parts: Parts, claim: str) -> None:
+def test_profile_trap_violates_property_without_countermeasure(
+    parts: VirtualParts, claim: str
+) -> None:
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)
-    assert isinstance(search(suite.find(claim), subject, Effort(cases=400, shrinking=0)), Violated)
+    assert isinstance(
+        search(suite.find(claim), subject, SearchSettings(cases=400, shrinking=0)), PropertyViolated
+    )

@@ -19,7 +19,7 @@ from conformance.mutants.mutant import Mutant
 from helpers.tiers import DEEP
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.search import Effort, Violated, search
+from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 
 CASES = 200
 """Of the property that has to reject a mutant."""
@@ -40,17 +40,17 @@ def judged(name: str, others: int = OTHERS) -> tuple[Row, list[str]]:
     """Which properties reject the mutant of that name, and its violation in lines."""
     mutant = mutant_of(name)
     with closing(mutant.subject()) as subject:
-        found = search(suite.find(mutant.property), subject, Effort(cases=CASES, seed=SEED))
-    quick = Effort(cases=others, seed=SEED, shrinking=0)
-    rejecting = [mutant.property] if isinstance(found, Violated) else []
+        found = search(suite.find(mutant.property), subject, SearchSettings(cases=CASES, seed=SEED))
+    quick = SearchSettings(cases=others, seed=SEED, shrinking=0)
+    rejecting = [mutant.property] if isinstance(found, PropertyViolated) else []
     for claim in suite.properties():
         if mutant.real or claim.name == mutant.property:
             continue
         tried = mutant.subject()
-        if claim.where(tried.traits) and isinstance(search(claim, tried, quick), Violated):
+        if claim.where(tried.traits) and isinstance(search(claim, tried, quick), PropertyViolated):
             rejecting.append(claim.name)
     row: Row = {"mutant": name, "rejected by": " ".join(rejecting)}
-    if not isinstance(found, Violated):
+    if not isinstance(found, PropertyViolated):
         return row, []
     program, schedule = found.case.program, found.case.schedule
     row["steps"] = len(program.steps)

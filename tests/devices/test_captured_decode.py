@@ -14,7 +14,7 @@ from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.balancer.experts.placement import ExpertShape, even_shares
 from equipoise.balancer.experts.routing.layer_update import build_tables
 from equipoise.balancer.experts.routing.routers import TableRouter
-from equipoise.demo.captured_decode import CapturedDecode, EverySlot
+from equipoise.demo.captured_decode import AllSlotsMoe, CapturedDecode
 from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model import (
     Batch,
@@ -65,7 +65,7 @@ class Bench:
         router = TableRouter(accelerator, self._tables, 0, counters)
         weights = WEIGHTS.to(device)
         self.cache = KVCache(CONFIG, 10, device)
-        moe = EverySlot(router, self._slots)
+        moe = AllSlotsMoe(router, self._slots)
         self.decode = CapturedDecode(accelerator, weights, self.cache, moe, REQUESTS)
         self._decoder, self._local = Decoder(weights), LocalExperts(weights)
 

@@ -252,7 +252,7 @@ def test_dropped_graph_lives_until_last_replay_ends(
     lock.acquire(stream)
     graph.replay(stream)
     del graph, part
-    graphs.sweep()
+    graphs.release_dropped()
     gc.collect()
     assert vendor() is not None
     lock.signal(0)

@@ -25,7 +25,7 @@ from equipoise.balancer.experts.runtime.jobs import run_blocking
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
+from equipoise.hal.communicator import Exchange, PeerBuffer, Rendezvous
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
@@ -76,7 +76,9 @@ def operations(
     for work in works:
         work.result(SOON)
     group.barrier().result(SOON)
-    work = group.exchange(Exchange(sends=(Parcel(peer, blob),), receives=(Parcel(peer, into),)))
+    work = group.exchange(
+        Exchange(sends=(PeerBuffer(peer, blob),), receives=(PeerBuffer(peer, into),))
+    )
     work.wait(device.stream(Role.COPY))
     device.stream(Role.COPY).synchronize(SOON)
     assert work.done()

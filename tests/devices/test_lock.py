@@ -11,7 +11,7 @@ from helpers.harnesses.devices import current_stream, device_of
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.lock import DeviceStreamLock, Watch
+from equipoise.backends.devices.lock import DeviceStreamLock, LockWatchdog
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,
@@ -281,7 +281,7 @@ def test_watchdog_failure_poisons_lock(
 
 
 def test_watch_thread_starts_on_add_and_ends_on_stop(device: DeviceAccelerator) -> None:
-    watch, before = Watch(device_of(device)), set(threading.enumerate())
+    watch, before = LockWatchdog(device_of(device)), set(threading.enumerate())
 
     class Patient:
         ticks = 0

@@ -25,12 +25,16 @@ from equipoise.hal.kernels import Tables
 from equipoise.hal.stream import Role, Stream
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.eplb import router
-from equipoise.integrations.vllm.eplb.router import BatchIndices, Clock, RoutedRows
+from equipoise.integrations.vllm.eplb.router import (
+    PhysicalExpertRouter,
+    PrecomputedIndices,
+    StepCounter,
+)
 from equipoise.integrations.vllm.streams import (
-    DeviceStreams,
+    DeviceEngineStreams,
     EngineAccelerator,
     EngineStreams,
-    HostStreams,
+    HostEngineStreams,
 )
 
 SHAPE = ExpertShape(layers=1, experts=4, slots=6, ranks=1)
@@ -62,10 +66,10 @@ class OneLayer:
         self.kept: tuple[Tensor, ...] = ()
         self.rows = self.with_indices()
 
-    def with_indices(self) -> RoutedRows:
+    def with_indices(self) -> PhysicalExpertRouter:
         """With indices of its own."""
-        indices = BatchIndices(SHAPE.slots, self.device)
-        return RoutedRows(cast(LayerRouter, self), Clock(), self.streams, indices)
+        indices = PrecomputedIndices(SHAPE.slots, self.device)
+        return PhysicalExpertRouter(cast(LayerRouter, self), StepCounter(), self.streams, indices)
 
     def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """As `LayerRouter`."""
@@ -102,10 +106,10 @@ def layer(request: pytest.FixtureRequest) -> Iterator[OneLayer]:
     made.close()
 
 
-def within(opened: Accelerator, kind: type[DeviceStreams] = DeviceStreams) -> OneLayer:
+def within(opened: Accelerator, kind: type[DeviceEngineStreams] = DeviceEngineStreams) -> OneLayer:
     """As a site has it: on a device the engine's stream is the compute stream."""
     if not isinstance(opened, DeviceAccelerator):
-        return OneLayer(opened, HostStreams(opened.stream(Role.COMPUTE), SOON))
+        return OneLayer(opened, HostEngineStreams(opened.stream(Role.COMPUTE), SOON))
     streams = kind(opened, lambda: current_stream(opened))
     return OneLayer(cast(Accelerator, EngineAccelerator(opened, streams.home)), streams)
 
@@ -237,14 +241,14 @@ def append(number: Tensor, digit: int) -> None:
     number.mul_(10).add_(digit)
 
 
-class AtHome(DeviceStreams):
+class AtHome(DeviceEngineStreams):
     """Broken: what belongs to the forward is launched on the stream of the beginning."""
 
     def forward(self, program: Callable[[Stream], object]) -> None:
         self.home.launch(lambda: program(self.home))
 
 
-class Unordered(DeviceStreams):
+class Unordered(DeviceEngineStreams):
     """Broken: what is ours is launched at home, wherever the engine is."""
 
     @contextmanager
@@ -262,9 +266,9 @@ def test_graph_without_captured_routing_is_rejected(device: DeviceAccelerator) -
         right(slots.cpu(), rows, placement, len(rows))
 
 
-@pytest.mark.parametrize("kind", [DeviceStreams, Unordered])
+@pytest.mark.parametrize("kind", [DeviceEngineStreams, Unordered])
 def test_stream_turn_is_ordered_after_and_before_engine_work(
-    device: DeviceAccelerator, kind: type[DeviceStreams]
+    device: DeviceAccelerator, kind: type[DeviceEngineStreams]
 ) -> None:
     streams = kind(device, lambda: current_stream(device))
     number = torch.zeros(1, dtype=torch.int64).to(device.device)
@@ -282,7 +286,7 @@ def test_stream_turn_is_ordered_after_and_before_engine_work(
             streams.home.synchronize(SOON)
         found.append(int(number))
     device.synchronize(SOON)
-    if kind is DeviceStreams:
+    if kind is DeviceEngineStreams:
         assert found == [1234, 50]
     elif os.environ.get("NPUSIM_SCHEDULE") == "lazy":
         assert found == [13, 5], "nobody waits for anybody"

@@ -4,7 +4,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.backends.cuda.kernels.histogram import add_found, divided, draw_ticket, move_totals
+from equipoise.backends.cuda.kernels.histogram import (
+    add_histogram,
+    draw_ticket,
+    launch_config,
+    publish_totals,
+)
 from equipoise.backends.cuda.kernels.workspace import Workspace, bins_of
 
 
@@ -24,9 +29,9 @@ def count_kernel(
     expert = tl.load(ids + at, mask=at < elements, other=-1)
     inside = (expert >= 0) & (expert < EXPERTS)
     found = tl.histogram(expert, BINS, mask=inside)
-    add_found(found, counts, totals, EXPERTS, BINS, ALONE)
+    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
     if draw_ticket(totals + BINS, ALONE):
-        move_totals(counts, totals, EXPERTS, BINS)
+        publish_totals(counts, totals, EXPERTS, BINS)
 
 
 def count(ids: Tensor, counts: Tensor, workspace: Workspace) -> None:
@@ -37,7 +42,7 @@ def count(ids: Tensor, counts: Tensor, workspace: Workspace) -> None:
         counts: int32 [experts], overwritten.
         workspace: of this stream.
     """
-    division, experts = divided(ids.numel()), counts.numel()
+    division, experts = launch_config(ids.numel()), counts.numel()
     count_kernel[(division.programs,)](
         ids,
         ids.numel(),

@@ -4,13 +4,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.backends.cuda.kernels.histogram import add_found, divided, draw_ticket, move_totals
-from equipoise.backends.cuda.kernels.occurrences import WARPS, earlier_in_block, equal_in
-from equipoise.backends.cuda.kernels.table_lookup import find_run, live_row, pick
+from equipoise.backends.cuda.kernels.histogram import (
+    add_histogram,
+    draw_ticket,
+    launch_config,
+    publish_totals,
+)
+from equipoise.backends.cuda.kernels.occurrences import WARPS, count_earlier_in_block, count_equal
+from equipoise.backends.cuda.kernels.table_lookup import find_run, live_row, load_slots
 from equipoise.backends.cuda.kernels.workspace import BLOCK, Workspace, bins_of
 from equipoise.hal import routing_rules
 from equipoise.hal.kernels import Tables
-from equipoise.hal.routing_rules import KNUTH32, BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import KNUTH32, BlockTurns, ReplicaRule, RowHash
 
 KNUTH_32 = tl.constexpr(KNUTH32)
 TURNS = routing_rules.BLOCK
@@ -19,7 +24,7 @@ LARGEST_OFFSET = (1 << 31) - 1
 
 
 @triton.jit
-def take_turn(
+def slot_of_turn(
     start: tl.tensor, replicas: tl.tensor, expert: tl.tensor, turn: tl.tensor, SLOTS: tl.constexpr
 ) -> tl.tensor:
     """The slot of each element, whose turn is uint32; of padding, for which `expert` is below 0."""
@@ -27,7 +32,7 @@ def take_turn(
     first, copies = find_run(start, expert, inside)
     # A table that was never committed has runs of no length.
     entry = turn % tl.maximum(copies, 1).to(tl.uint32)
-    return pick(replicas, first + entry.to(tl.int32), inside, SLOTS)
+    return load_slots(replicas, first + entry.to(tl.int32), inside, SLOTS)
 
 
 @triton.jit(do_not_specialize=["elements", "layer", "top_k"])
@@ -58,13 +63,13 @@ def row_hash_kernel(
     token = at // top_k
     counted = (expert >= 0) & (token < tl.load(rows))
     found = tl.histogram(expert, BINS, mask=counted)
-    add_found(found, counts, totals, EXPERTS, BINS, ALONE)
+    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
     turn = token.to(tl.uint32, bitcast=True) * KNUTH_32
-    slot = take_turn(start + row * (EXPERTS + 1), replicas + row * SLOTS, expert, turn, SLOTS)
+    slot = slot_of_turn(start + row * (EXPERTS + 1), replicas + row * SLOTS, expert, turn, SLOTS)
     last = draw_ticket(totals + BINS, ALONE)
     tl.store(slots + at, slot, mask=at < elements)
     if last:
-        move_totals(counts, totals, EXPERTS, BINS)
+        publish_totals(counts, totals, EXPERTS, BINS)
 
 
 @triton.jit(do_not_specialize=["elements", "layer", "offset"])
@@ -94,21 +99,21 @@ def block_turns_kernel(
     expert = tl.where(expert < EXPERTS, expert, -1)
     row = live_row(generation, layer, LAYERS)
     found = tl.histogram(expert, BINS, mask=expert >= 0)
-    add_found(found, counts, totals, EXPERTS, BINS, ALONE)
+    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
     turns = here // TURNS
-    earlier = equal_in(ids, expert, turns * TURNS, here, elements)
-    earlier += earlier_in_block(ids, expert, at, elements, BLOCK)
+    earlier = count_equal(ids, expert, turns * TURNS, here, elements)
+    earlier += count_earlier_in_block(ids, expert, at, elements, BLOCK)
     # Unsigned, so that no offset of int32 overflows.
     turn = (earlier + turns).to(tl.uint32) + offset.to(tl.uint32)
-    slot = take_turn(start + row * (EXPERTS + 1), replicas + row * SLOTS, expert, turn, SLOTS)
+    slot = slot_of_turn(start + row * (EXPERTS + 1), replicas + row * SLOTS, expert, turn, SLOTS)
     last = draw_ticket(totals + BINS, ALONE)
     tl.store(slots + at, slot, mask=at < elements)
     if last:
-        move_totals(counts, totals, EXPERTS, BINS)
+        publish_totals(counts, totals, EXPERTS, BINS)
 
 
 def route_by_rule(
-    rule: Rule,
+    rule: ReplicaRule,
     ids: Tensor,
     tables: Tables,
     layer: int,
@@ -135,7 +140,7 @@ def route_by_rule(
     sizes = (tables.layers, tables.experts, tables.slots, bins_of(tables.experts))
     match rule:
         case RowHash(top_k, rows):
-            by = divided(ids.numel())
+            by = launch_config(ids.numel())
             row_hash_kernel[(by.programs,)](
                 *batch, top_k, rows, *result, *sizes, by.block, by.alone, num_warps=by.warps
             )

@@ -4,13 +4,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.backends.cuda.kernels.hashing import mix32, salted
-from equipoise.backends.cuda.kernels.histogram import add_found, divided, draw_ticket, move_totals
+from equipoise.backends.cuda.kernels.hashing import mix32, salted_state
+from equipoise.backends.cuda.kernels.histogram import (
+    add_histogram,
+    draw_ticket,
+    launch_config,
+    publish_totals,
+)
 from equipoise.backends.cuda.kernels.table_lookup import (
     find_run,
     live_row,
+    load_slots,
     longest_run,
-    pick,
     search,
     search_steps,
 )
@@ -18,7 +23,7 @@ from equipoise.backends.cuda.kernels.workspace import Workspace, bins_of
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import POSITION_BITS, POSITION_SHARE, window_begin
 
-SEQUENCE = tl.constexpr(salted(Salt(0, 0, 0)))
+SEQUENCE = tl.constexpr(salted_state(Salt(0, 0, 0)))
 """The state of mix32 behind which places become draws."""
 SHIFT = tl.constexpr(32 - POSITION_BITS)
 WIDTH = tl.constexpr(POSITION_SHARE)
@@ -57,16 +62,16 @@ def hash_kernel(
     inside = (expert >= 0) & (expert < EXPERTS)
     first, copies = find_run(start + row * (EXPERTS + 1), expert, inside)
     found = tl.histogram(expert, BINS, mask=inside)
-    add_found(found, counts, totals, EXPERTS, BINS, ALONE)
+    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
     sequence = tl.full((1,), SEQUENCE, tl.int32)
     position = mix32(at + begin, sequence) >> SHIFT
     draw = position.to(tl.int32) * WIDTH + WIDTH // 2
     place = search(cumulative + row * SLOTS, first, copies, draw, STEPS)
-    slot = pick(replicas + row * SLOTS, place, inside, SLOTS)
+    slot = load_slots(replicas + row * SLOTS, place, inside, SLOTS)
     last = draw_ticket(totals + BINS, ALONE)
     tl.store(slots + at, slot, mask=at < elements)
     if last:
-        move_totals(counts, totals, EXPERTS, BINS)
+        publish_totals(counts, totals, EXPERTS, BINS)
 
 
 def route_hashed(
@@ -82,7 +87,7 @@ def route_hashed(
         counts: int32 [experts], tokens per expert, overwritten.
         workspace: of this stream.
     """
-    division = divided(ids.numel())
+    division = launch_config(ids.numel())
     hash_kernel[(division.programs,)](
         ids,
         ids.numel(),

@@ -14,7 +14,7 @@ STEP_32 = tl.constexpr(STEP32)
 STEP_64 = tl.constexpr(STEP64)
 
 
-def salted(salt: Salt) -> int:
+def salted_state(salt: Salt) -> int:
     """The state of mix32 before the index is absorbed, as int32.
 
     Signed, so that the launcher passes one type of number whatever the salt.

@@ -26,7 +26,7 @@ import triton.language as tl
 
 
 @dataclass(frozen=True)
-class Division:
+class LaunchConfig:
     """Of a batch.
 
     Attributes:
@@ -45,25 +45,25 @@ class Division:
         return self.programs == 1
 
 
-FEW, SOME = 256, 1024
+SMALL_BATCH, MEDIUM_BATCH = 256, 1024
 """Batches of up to so many elements go to one program: what the others would save in time on the
 searches is less than the tickets cost."""
-MANY = 512
+LARGE_BATCH_BLOCK = 512
 """Elements a program of a larger batch: few enough that a batch of thousands fills the device, and
 enough that adding a histogram costs fewer additions than elements."""
 
 
-def divided(elements: int) -> Division:
+def launch_config(elements: int) -> LaunchConfig:
     """Programs for a batch of `elements`; an empty one has a program too, which clears counts."""
-    if elements <= FEW:
-        return Division(FEW, 4, 1)
-    if elements <= SOME:
-        return Division(SOME, 8, 1)
-    return Division(MANY, 8, -(-elements // MANY))
+    if elements <= SMALL_BATCH:
+        return LaunchConfig(SMALL_BATCH, 4, 1)
+    if elements <= MEDIUM_BATCH:
+        return LaunchConfig(MEDIUM_BATCH, 8, 1)
+    return LaunchConfig(LARGE_BATCH_BLOCK, 8, -(-elements // LARGE_BATCH_BLOCK))
 
 
 @triton.jit
-def add_found(
+def add_histogram(
     found: tl.tensor,
     counts: tl.tensor,
     totals: tl.tensor,
@@ -92,7 +92,7 @@ def draw_ticket(ticket: tl.tensor, ALONE: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def move_totals(
+def publish_totals(
     counts: tl.tensor,
     totals: tl.tensor,
     EXPERTS: tl.constexpr,

@@ -23,7 +23,7 @@ def load_chunk(ids: tl.tensor, first: tl.tensor, elements: tl.tensor) -> tuple[t
 
 
 @triton.jit
-def equal_in(
+def count_equal(
     ids: tl.tensor, expert: tl.tensor, since: tl.tensor, until: tl.tensor, elements: tl.tensor
 ) -> tl.tensor:
     """How many of the elements [since, until), whole chunks, are equal to each of `expert`."""
@@ -35,7 +35,7 @@ def equal_in(
 
 
 @triton.jit
-def earlier_in_block(
+def count_earlier_in_block(
     ids: tl.tensor, expert: tl.tensor, at: tl.tensor, elements: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """How many earlier elements of this program's block are equal to each of `expert`."""

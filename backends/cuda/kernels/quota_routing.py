@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.backends.cuda.kernels.hashing import mix32, salted
-from equipoise.backends.cuda.kernels.histogram import add_found, draw_ticket, move_totals
-from equipoise.backends.cuda.kernels.occurrences import WARPS, earlier_in_block, equal_in
+from equipoise.backends.cuda.kernels.hashing import mix32, salted_state
+from equipoise.backends.cuda.kernels.histogram import add_histogram, draw_ticket, publish_totals
+from equipoise.backends.cuda.kernels.occurrences import WARPS, count_earlier_in_block, count_equal
 from equipoise.backends.cuda.kernels.table_lookup import (
     find_run,
     live_row,
+    load_slots,
     longest_run,
-    pick,
     search,
     search_steps,
 )
@@ -115,18 +115,18 @@ def apportion_small_kernel(
     row = live_row(generation, layer, LAYERS)
     first, copies = find_run(start + row * (EXPERTS + 1), expert, inside)
     found = tl.histogram(expert, BINS, mask=inside)
-    add_found(found, counts, totals, EXPERTS, BINS, ALONE)
+    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
     here = tl.program_id(0) * BLOCK
-    before = equal_in(ids, expert, 0, here, elements)
-    total = before + equal_in(ids, expert, here, elements, elements)
-    occurrence = before + earlier_in_block(ids, expert, at, elements, BLOCK)
+    before = count_equal(ids, expert, 0, here, elements)
+    total = before + count_equal(ids, expert, here, elements, elements)
+    occurrence = before + count_earlier_in_block(ids, expert, at, elements, BLOCK)
     draw = quota_draw(expert, occurrence, total, state)
     place = search(cumulative, first, copies, draw, STEPS)
-    slot = pick(replicas + row * SLOTS, place, inside, SLOTS)
+    slot = load_slots(replicas + row * SLOTS, place, inside, SLOTS)
     last = draw_ticket(totals + BINS, ALONE)
     tl.store(slots + at, slot, mask=at < elements)
     if last:
-        move_totals(counts, totals, EXPERTS, BINS)
+        publish_totals(counts, totals, EXPERTS, BINS)
 
 
 @triton.jit(do_not_specialize=["elements", "layer", "state"])
@@ -157,10 +157,10 @@ def apportion_kernel(
     first, copies = find_run(start + row * (EXPERTS + 1), expert, inside)
     total = tl.load(counts + expert, mask=inside, other=1)
     occurrence = tl.load(blocks + block * EXPERTS + expert, mask=inside, other=0)
-    occurrence += earlier_in_block(ids, expert, at, elements, BLOCK)
+    occurrence += count_earlier_in_block(ids, expert, at, elements, BLOCK)
     draw = quota_draw(expert, occurrence, total, state)
     place = search(cumulative, first, copies, draw, STEPS)
-    slot = pick(replicas + row * SLOTS, place, inside, SLOTS)
+    slot = load_slots(replicas + row * SLOTS, place, inside, SLOTS)
     tl.store(slots + at, slot, mask=at < elements)
 
 
@@ -192,7 +192,7 @@ def route_apportioned(
     if number > workspace.blocks.shape[0]:
         raise ValueError(f"ids: expected at most {workspace.sizes.elements}, got {elements}")
     bins, steps = bins_of(experts), search_steps(longest_run(tables))
-    state = salted(Salt(salt.rank, salt.layer, 0))
+    state = salted_state(Salt(salt.rank, salt.layer, 0))
     table = (tables.generation, tables.start, tables.replicas, cumulative, salt.layer, state)
     batch, shape = (ids, elements, *table, slots, counts), (tables.layers, experts, tables.slots)
     if elements <= SMALL:

@@ -42,9 +42,9 @@ from equipoise.backends.cuda.kernels.share_solver_fill import (
     grid,
     levels,
     list_entries,
+    list_plural_experts,
     read_levels,
     rests,
-    sort_experts,
 )
 from equipoise.backends.cuda.kernels.share_solver_sweeps import make_waves, sweep_waves
 from equipoise.backends.cuda.kernels.table_lookup import live_row
@@ -235,7 +235,7 @@ def solve_kernel(
     row = live_row(generation, layer, LAYERS)
     start += row * (EXPERTS + 1)
     replicas += row * SLOTS
-    plural = sort_experts(
+    plural = list_plural_experts(
         counts, start, replicas, cumulative, water, places, EXPERTS, PER_RANK, SPARE, LANES
     )
     entries, longest = list_entries(plural, start, places, SPARE, PLURAL)

@@ -109,7 +109,7 @@ def even_share(place: tl.tensor, copies: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def sort_experts(
+def list_plural_experts(
     counts: tl.tensor,
     start: tl.tensor,
     replicas: tl.tensor,

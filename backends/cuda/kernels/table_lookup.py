@@ -67,7 +67,7 @@ def search(
 
 
 @triton.jit
-def pick(
+def load_slots(
     replicas: tl.tensor, place: tl.tensor, inside: tl.tensor, SLOTS: tl.constexpr
 ) -> tl.tensor:
     """Slots at `place`, int32; the invalid one where not `inside`.

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from equipoise.backends.common.bounded_wait import Patience
-from equipoise.backends.common.control_plane import ANSWER, StoreControlPlane
+from equipoise.backends.common.bounded_wait import Deadline
+from equipoise.backends.common.control_plane import STORE_TIMEOUT, StoreControlPlane
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 
-LOOK = 0.02
+POLL_SLICE = 0.02
 """Seconds of one wait for a ballot: each begins with looks that follow each other fast."""
 
 
-class Talk:
+class Bootstrap:
     """Words as ballots of the control plane: no connection of its own, and every wait is bounded.
 
     Args:
@@ -36,7 +36,7 @@ class Talk:
     """
 
     def __init__(
-        self, control: StoreControlPlane, question: str, ranks: tuple[int, ...], patience: Patience
+        self, control: StoreControlPlane, question: str, ranks: tuple[int, ...], patience: Deadline
     ) -> None:
         self._control = control
         self._question = question
@@ -60,7 +60,7 @@ class Talk:
             left = self._patience.left
             try:
                 question = f"{self._question}/{word}"
-                return self._control.collect_retractable(question, min(LOOK, left), ranks)
+                return self._control.collect_retractable(question, min(POLL_SLICE, left), ranks)
             except BallotIncomplete:
                 if left == 0.0:
                     raise
@@ -79,11 +79,11 @@ class Talk:
 
 
 FREE = "free"
-SHORTEST, LONGEST = 0.002, 0.02
+MIN_PAUSE, MAX_PAUSE = 0.002, 0.02
 """Seconds between two looks; they double: each costs a question to the store."""
 
 
-class Turn:
+class InitLock:
     """Locks in the store of the control plane, one a rank; a rank that was lost holds none.
 
     Args:
@@ -100,7 +100,7 @@ class Turn:
         library: str,
         what: str,
         ranks: Sequence[int],
-        patience: Patience,
+        patience: Deadline,
     ) -> None:
         self._control = control
         self._keys = tuple(f"{library}/turn/{rank}" for rank in sorted(ranks))
@@ -127,7 +127,7 @@ class Turn:
         self._free()
 
     def _take(self, key: str) -> None:
-        pause = SHORTEST
+        pause = MIN_PAUSE
         while (holder := self._try(key)) != self._token:
             left = self._patience.left
             if left == 0.0:
@@ -136,7 +136,7 @@ class Turn:
                     f"timed out waiting for the turn that rank {rank} holds to make {what}"
                 )
             time.sleep(min(pause, left))
-            pause = min(2 * pause, LONGEST)
+            pause = min(2 * pause, MAX_PAUSE)
         self._taken.append(key)
 
     def _free(self) -> None:
@@ -162,5 +162,7 @@ class Turn:
     def _swap(self, key: str, wanted: str, replacement: str) -> str:
         """Replace what is there if it is as wanted: what is there then."""
         store = self._control.store
-        found = self._control.bounded(lambda: store.compare_set(key, wanted, replacement), ANSWER)
+        found = self._control.bounded(
+            lambda: store.compare_set(key, wanted, replacement), STORE_TIMEOUT
+        )
         return found.decode() if isinstance(found, bytes) else str(found)

@@ -10,19 +10,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from equipoise.backends.devices.collectives.bootstrap import Talk
+from equipoise.backends.devices.collectives.bootstrap import Bootstrap
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe
 from equipoise.hal.errors import Unsupported
 
-MOVED = frozenset(
+TRANSFER_DTYPES = frozenset(
     {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
     | {torch.float8_e4m3fn, torch.float8_e5m2}
 )
 """Everything that has bytes: what moves travels as int8."""
-INTEGERS = frozenset({torch.int32, torch.int64})
-FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
+INTEGER_SUM_DTYPES = frozenset({torch.int32, torch.int64})
+FLOAT_SUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 """What is summed: the one always exactly, the other where the library adds in one order (D1)."""
 
 
@@ -31,7 +31,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.int8)
 
 
-def check_place(device: Device, tensors: Sequence[Tensor]) -> None:
+def check_device(device: Device, tensors: Sequence[Tensor]) -> None:
     """All on the communicator's own device. Raises `Unsupported`."""
     for tensor in tensors:
         if tensor.device.index != device.index:
@@ -39,7 +39,7 @@ def check_place(device: Device, tensors: Sequence[Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class Membership:
+class CommSpec:
     """What a group is made of.
 
     Attributes:
@@ -56,12 +56,12 @@ class Membership:
     link: bool
     deadline: float
 
-    def for_attempt(self, attempt: int) -> "Membership":
+    def for_attempt(self, attempt: int) -> "CommSpec":
         """For another attempt to make it: no library is told the same name twice."""
         return replace(self, name=f"{self.name}/attempt{attempt}")
 
 
-class Handle(Protocol):
+class CclHandle(Protocol):
     """One operation that was launched. Nothing here blocks the host."""
 
     def hold(self) -> None:
@@ -77,7 +77,7 @@ class Handle(Protocol):
         ...
 
 
-class Group(Protocol):
+class CclComm(Protocol):
     """One of the library's communicators; tensors are contiguous, on the device, and not empty.
 
     Each operation is ordered behind the current stream, and runs on the one stream of the group, in
@@ -90,36 +90,38 @@ class Group(Protocol):
         """The vendor's stream that it runs on; nobody else uses it."""
         ...
 
-    def all_reduce(self, tensor: Tensor) -> Handle:
+    def all_reduce(self, tensor: Tensor) -> CclHandle:
         """Sum in place."""
         ...
 
-    def all_gather(self, out: Tensor, tensor: Tensor) -> Handle:
+    def all_gather(self, out: Tensor, tensor: Tensor) -> CclHandle:
         """`out` has the tensors of all ranks one after the other."""
         ...
 
-    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Handle:
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> CclHandle:
         """`out` has this rank's part of the sum."""
         ...
 
-    def broadcast(self, tensor: Tensor, root: int) -> Handle:
+    def broadcast(self, tensor: Tensor, root: int) -> CclHandle:
         """From one rank to all."""
         ...
 
     def all_to_all(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
-    ) -> Handle:
+    ) -> CclHandle:
         """Bytes to and from each rank, int8; no counts at all mean even parts."""
         ...
 
-    def message(self, way: str, blob: Tensor, peer: int) -> Handle:
+    def message(self, way: str, blob: Tensor, peer: int) -> CclHandle:
         """One message, `isend` or `irecv`, of a group in which messages go one way only.
 
         A send ends when its receive does, or later: one that nobody receives never ends (P3).
         """
         ...
 
-    def batch(self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]) -> Handle:
+    def batch(
+        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+    ) -> CclHandle:
         """A round of messages, at most one a peer and direction; one handle for all of them.
 
         It ends when this rank has received everything; what it sends may be received later.
@@ -144,7 +146,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True)
-class Greeting:
+class WarmupOps:
     """The first operations of a group, which end when every member has called everything.
 
     Attributes:
@@ -153,16 +155,16 @@ class Greeting:
         scratch: int8 [1], whose contents nobody wants.
     """
 
-    last: Handle
+    last: CclHandle
     buffers: tuple[Tensor, ...]
     scratch: Tensor
 
 
-Greet = Callable[[Group, int, int, Any], Greeting]
+Warmup = Callable[[CclComm, int, int, Any], WarmupOps]
 """Begins a group, given this rank, the size and torch's device."""
 
 
-class Promise(Protocol):
+class DeferredEvent(Protocol):
     """An event whose wait may come before its recording; both happen once at most."""
 
     def wait(self) -> None:
@@ -174,7 +176,7 @@ class Promise(Protocol):
         ...
 
 
-class Library(Protocol):
+class Ccl(Protocol):
     """A library. Questions, and names of threads, begin with its name."""
 
     @property
@@ -218,7 +220,7 @@ class Library(Protocol):
         """Raise `Unsupported` for tensors whose bytes are not what their shape says."""
         ...
 
-    def promise(self, index: int) -> Promise:
+    def promise(self, index: int) -> DeferredEvent:
         """For a stream of that device."""
         ...
 
@@ -231,8 +233,8 @@ class Library(Protocol):
         ...
 
     def meet(
-        self, membership: Membership, device: Device, talk: Talk, greet: Greet
-    ) -> tuple[Group, Greeting]:
+        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+    ) -> tuple[CclComm, WarmupOps]:
         """Make a group together with its members, all of which are about to call this.
 
         Blocks until they have; on a thread of its own. Raises RuntimeError, `ControlError` and

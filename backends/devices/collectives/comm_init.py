@@ -23,19 +23,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.common.bounded_wait import Deadline
 from equipoise.backends.common.control_plane import StoreControlPlane
-from equipoise.backends.devices.collectives.bootstrap import Talk, Turn
-from equipoise.backends.devices.collectives.ccl import Greet, Greeting, Group, Library, Membership
-from equipoise.backends.devices.collectives.comm_stream import Channel
-from equipoise.backends.devices.collectives.teardown import STRANDED
-from equipoise.backends.devices.collectives.work import Fate
+from equipoise.backends.devices.collectives.bootstrap import Bootstrap, InitLock
+from equipoise.backends.devices.collectives.ccl import Ccl, CclComm, CommSpec, Warmup, WarmupOps
+from equipoise.backends.devices.collectives.comm_stream import CommStream
+from equipoise.backends.devices.collectives.teardown import UNRELEASED_COMMS
+from equipoise.backends.devices.collectives.work import OpStatus
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 
-def greet_all(group: Group, rank: int, size: int, device: Any) -> Greeting:
+def warm_up_group(group: CclComm, rank: int, size: int, device: Any) -> WarmupOps:
     """Use every kind of operation of a communicator; the sum comes last, for it joins all."""
     word, words = _zeros(1, torch.int32, device), _zeros(size, torch.int32, device)
     into, given = _zeros(size, torch.int8, device), _zeros(size, torch.int8, device)
@@ -51,28 +51,28 @@ def greet_all(group: Group, rank: int, size: int, device: Any) -> Greeting:
         blobs = [part[peer : peer + 1] for part in (into, given) for peer in peers]
         group.batch(ways, blobs, peers + peers)
     last = group.all_reduce(word)
-    return Greeting(last, (word, words, into, given, byte), byte)
+    return WarmupOps(last, (word, words, into, given, byte), byte)
 
 
-def greet_peer(group: Group, rank: int, size: int, device: Any) -> Greeting:
+def warm_up_link(group: CclComm, rank: int, size: int, device: Any) -> WarmupOps:
     """Send a byte from rank 0 to rank 1."""
     byte = _zeros(1, torch.int8, device)
     sent = group.message("isend" if rank == 0 else "irecv", byte, 1 - rank)
-    return Greeting(sent, (byte,), byte)
+    return WarmupOps(sent, (byte,), byte)
 
 
 def _zeros(count: int, dtype: torch.dtype, device: Any) -> Tensor:
     return torch.zeros(count, dtype=dtype).to(device)
 
 
-PAUSE = 0.0005
+POLL_INTERVAL = 0.0005
 """Seconds between two looks at whether the greeting has ended."""
-EARLIER_PAUSE = 0.005
+EARLIER_POLL_INTERVAL = 0.005
 """Seconds between two looks at whether an earlier channel has been made."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class CommPlan:
     """What is to be made.
 
     Attributes:
@@ -81,12 +81,12 @@ class Plan:
         device: where it runs.
     """
 
-    membership: Membership
-    greet: Greet
+    membership: CommSpec
+    greet: Warmup
     device: Device
 
 
-class PendingChannels:
+class PendingComms:
     """Channels of this process that are being made, also those that nobody waits for any more.
 
     Nobody can end a library's call, so one that was given up goes on, and the next has to wait for
@@ -100,19 +100,19 @@ class PendingChannels:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[Future[Channel], tuple[Builder, Membership]] = {}
+        self._under_way: dict[Future[CommStream], tuple[CommBuilder, CommSpec]] = {}
 
-    def add(self, made: Future[Channel], builder: "Builder", membership: Membership) -> None:
+    def add(self, made: Future[CommStream], builder: "CommBuilder", membership: CommSpec) -> None:
         """It is being made from now on."""
         with self._lock:
             self._under_way[made] = builder, membership
 
-    def remove(self, made: Future[Channel]) -> None:
+    def remove(self, made: Future[CommStream]) -> None:
         """The library has returned, with or without a channel."""
         with self._lock:
             self._under_way.pop(made, None)
 
-    def forget_lost(self, builder: "Builder", lost: int) -> None:
+    def forget_lost(self, builder: "CommBuilder", lost: int) -> None:
         """Forget what `builder` makes with a lost rank: it will never issue all of its operations,
         and the survivors must be able to make others."""
         with self._lock:
@@ -126,11 +126,11 @@ class PendingChannels:
             return tuple(membership.name for _, membership in self._under_way.values())
 
 
-PENDING_CHANNELS = PendingChannels()
+PENDING_COMMS = PendingComms()
 """Of this process, for all fabrics: the launch queue is the process's."""
 
 
-class Builder:
+class CommBuilder:
     """Makes channels for one fabric.
 
     Args:
@@ -138,31 +138,33 @@ class Builder:
         control: carries what the ranks tell each other.
     """
 
-    def __init__(self, library: Library, control: StoreControlPlane) -> None:
+    def __init__(self, library: Ccl, control: StoreControlPlane) -> None:
         self._library = library
         self._control = control
         self._given_up = threading.Event()
         self._attempts: dict[str, int] = {}
         """By name of what could not be made yet: the last attempt that this rank took part in."""
 
-    def patience(self, expiry: float) -> Patience:
+    def patience(self, expiry: float) -> Deadline:
         """Until that moment, or until the fabric closes."""
-        return Patience(expiry, self._given_up)
+        return Deadline(expiry, self._given_up)
 
     def give_up(self) -> None:
         """What is being made will not be used."""
         self._given_up.set()
         self._drop_lost()  # later nobody can ask this control plane who was lost
 
-    def build(self, plan: Plan, patience: Patience) -> Channel:
+    def build(self, plan: CommPlan, patience: Deadline) -> CommStream:
         """Make a channel together with all its members, every one of which calls this.
 
         After a failure all of them may call it again. Raises `CommunicatorFailed` when a member
         does not come in time; names it. Also when a channel that was given up is still being made.
         """
-        STRANDED.sweep()
+        UNRELEASED_COMMS.sweep()
         name = plan.membership.name
-        talk = Talk(self._control, f"{self._library.name}/{name}", plan.membership.ranks, patience)
+        talk = Bootstrap(
+            self._control, f"{self._library.name}/{name}", plan.membership.ranks, patience
+        )
         try:
             channel = self._meet(plan, talk, patience)
         except BallotIncomplete as error:
@@ -178,7 +180,7 @@ class Builder:
         self._attempts.pop(name, None)
         return channel
 
-    def _meet(self, plan: Plan, talk: Talk, patience: Patience) -> Channel:
+    def _meet(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
         """Agree on the attempt, and that all members are about to make it."""
         membership = plan.membership
         talk.meet("here", membership.ranks)
@@ -192,13 +194,15 @@ class Builder:
             talk.say("turn", b"%d" % number)
             return self._try(plan, number, patience)
 
-    def _turn(self, membership: Membership, patience: Patience) -> AbstractContextManager[None]:
+    def _turn(self, membership: CommSpec, patience: Deadline) -> AbstractContextManager[None]:
         """Of all members, where the library can make only one at a time on a rank."""
         if not self._library.one_at_a_time:
             return nullcontext()
-        return Turn(self._control, self._library.name, membership.name, membership.ranks, patience)
+        return InitLock(
+            self._control, self._library.name, membership.name, membership.ranks, patience
+        )
 
-    def _hear_attempt(self, membership: Membership, talk: Talk, patience: Patience) -> int:
+    def _hear_attempt(self, membership: CommSpec, talk: Bootstrap, patience: Deadline) -> int:
         """The number of the first member's attempt, a new one."""
         (first, *_), name = membership.ranks, membership.name
         while True:
@@ -209,9 +213,9 @@ class Builder:
                 raise CommunicatorFailed(
                     f"{name}: rank {first} is still in attempt {int(said)}, which failed here"
                 )
-            time.sleep(EARLIER_PAUSE)
+            time.sleep(EARLIER_POLL_INTERVAL)
 
-    def _try(self, plan: Plan, number: int, patience: Patience) -> Channel:
+    def _try(self, plan: CommPlan, number: int, patience: Deadline) -> CommStream:
         """One attempt. The members are asked whether they are ready before the library is: what it
         opens for a meeting that does not take place it never closes."""
         membership = plan.membership
@@ -219,7 +223,7 @@ class Builder:
         if number:
             plan = replace(plan, membership=membership.for_attempt(number))
         question = f"{self._library.name}/{membership.name}/{number}"
-        talk = Talk(self._control, question, membership.ranks, patience)
+        talk = Bootstrap(self._control, question, membership.ranks, patience)
         if membership.rank > 0:
             talk.say("ready")
         else:
@@ -230,65 +234,67 @@ class Builder:
             talk.withdraw()
         return channel
 
-    def _await_earlier(self, name: str, patience: Patience) -> None:
+    def _await_earlier(self, name: str, patience: Deadline) -> None:
         """Wait until nothing is being made here that was given up, where the library needs that."""
-        while self._library.one_at_a_time and (earlier := PENDING_CHANNELS.names()):
+        while self._library.one_at_a_time and (earlier := PENDING_COMMS.names()):
             self._drop_lost()
             if patience.left == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: {self._library.title} is still making {earlier[0]}, "
                     "which was begun before and cannot be stopped"
                 )
-            time.sleep(EARLIER_PAUSE)
+            time.sleep(EARLIER_POLL_INTERVAL)
 
     def _drop_lost(self) -> None:
-        if PENDING_CHANNELS.names() and (loss := self._control.lost(0.0)) is not None:
-            PENDING_CHANNELS.forget_lost(self, loss.rank)
+        if PENDING_COMMS.names() and (loss := self._control.lost(0.0)) is not None:
+            PENDING_COMMS.forget_lost(self, loss.rank)
 
-    def _make(self, plan: Plan, talk: Talk, patience: Patience) -> Channel:
+    def _make(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
         name, title = plan.membership.name, self._library.title
-        made: Future[Channel] = Future()
-        PENDING_CHANNELS.add(made, self, plan.membership)
+        made: Future[CommStream] = Future()
+        PENDING_COMMS.add(made, self, plan.membership)
         self._elsewhere(lambda: self._greeted(plan, talk), made, name)
         try:
             channel = made.result(patience.left)
         except TimeoutError as error:
-            made.add_done_callback(_strand)
+            made.add_done_callback(_keep_late_comm)
             raise CommunicatorFailed(f"{name}: {title} did not make it in time") from error
         except RuntimeError as error:
             why = " ".join(str(error).split())
             raise CommunicatorFailed(f"{name}: {title} did not make it: {why}") from error
-        while (fate := channel.greeting.look()) is Fate.UNDER_WAY and patience.left:
-            time.sleep(PAUSE)
-        if fate is Fate.LANDED:
+        while (fate := channel.greeting.look()) is OpStatus.UNDER_WAY and patience.left:
+            time.sleep(POLL_INTERVAL)
+        if fate is OpStatus.LANDED:
             return channel
-        STRANDED.keep(channel)
+        UNRELEASED_COMMS.keep(channel)
         raise CommunicatorFailed(f"{name}: the greeting did not end: {channel.greeting.error}")
 
-    def _greeted(self, plan: Plan, talk: Talk) -> Channel:
+    def _greeted(self, plan: CommPlan, talk: Bootstrap) -> CommStream:
         """Its first operations may block until every member has called them."""
         plan.device.settle()
         group, greeting = self._library.meet(plan.membership, plan.device, talk, plan.greet)
-        return Channel(plan.membership, self._library, group, plan.device, greeting)
+        return CommStream(plan.membership, self._library, group, plan.device, greeting)
 
-    def _elsewhere(self, call: Callable[[], Channel], answer: Future[Channel], name: str) -> None:
+    def _elsewhere(
+        self, call: Callable[[], CommStream], answer: Future[CommStream], name: str
+    ) -> None:
         """On a thread of its own, for nobody can end the call."""
 
         def run() -> None:
             try:
                 channel = call()
             except BaseException as error:  # the caller hears it
-                PENDING_CHANNELS.remove(answer)
+                PENDING_COMMS.remove(answer)
                 answer.set_exception(error)
             else:
-                PENDING_CHANNELS.remove(answer)  # first: the caller may make the next one at once
+                PENDING_COMMS.remove(answer)  # first: the caller may make the next one at once
                 answer.set_result(channel)
 
         title = f"equipoise.{self._library.name}.{name}"
-        threading.Thread(target=ABROAD(run), name=title, daemon=True).start()
+        threading.Thread(target=NATIVE_CALL_GUARD(run), name=title, daemon=True).start()
 
 
-def _strand(made: Future[Channel]) -> None:
+def _keep_late_comm(made: Future[CommStream]) -> None:
     """It came too late: keep what was made."""
     if made.exception() is None:
-        STRANDED.keep(made.result())
+        UNRELEASED_COMMS.keep(made.result())

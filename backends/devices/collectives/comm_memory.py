@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Holding:
+class CommMemory:
     """What one communicator of a library's takes of the device.
 
     Attributes:
@@ -21,24 +21,24 @@ class Holding:
     nbytes: int
 
 
-class Ledger:
+class CommMemoryLedger:
     """What is held at the moment. For any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, Holding] = {}
+        self._held: dict[str, CommMemory] = {}
 
     def enter(self, name: str, nbytes: int) -> None:
         """A communicator that takes so much was made."""
         with self._lock:
-            self._held[name] = Holding(name, nbytes)
+            self._held[name] = CommMemory(name, nbytes)
 
     def strike(self, name: str) -> None:
         """It has given its memory back."""
         with self._lock:
             self._held.pop(name, None)
 
-    def held(self) -> tuple[Holding, ...]:
+    def held(self) -> tuple[CommMemory, ...]:
         """Everything, in the order in which it was made."""
         with self._lock:
             return tuple(self._held.values())
@@ -48,5 +48,5 @@ class Ledger:
         return sum(holding.nbytes for holding in self.held())
 
 
-LEDGER = Ledger()
+COMM_MEMORY = CommMemoryLedger()
 """Of this process."""

@@ -5,20 +5,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equipoise.backends.common.bounded_wait import Patience
-from equipoise.backends.devices.collectives.ccl import Greet, Library, Membership
-from equipoise.backends.devices.collectives.comm_init import Builder, Plan, greet_all, greet_peer
-from equipoise.backends.devices.collectives.comm_stream import Channel, Launch
-from equipoise.backends.devices.collectives.p2p_link import Link, Way
-from equipoise.backends.devices.collectives.teardown import Partings
+from equipoise.backends.common.bounded_wait import Deadline
+from equipoise.backends.devices.collectives.ccl import Ccl, CommSpec, Warmup
+from equipoise.backends.devices.collectives.comm_init import (
+    CommBuilder,
+    CommPlan,
+    warm_up_group,
+    warm_up_link,
+)
+from equipoise.backends.devices.collectives.comm_stream import CommStream, Launch
+from equipoise.backends.devices.collectives.p2p_link import LinkSpec, P2PLink
+from equipoise.backends.devices.collectives.teardown import TeardownQueue
 from equipoise.backends.devices.collectives.watchdog import Watchdog
-from equipoise.backends.devices.collectives.work import Bell, DeviceWork
+from equipoise.backends.devices.collectives.work import DeviceWork, StreamReleaser
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 
 @dataclass(frozen=True)
-class Setting:
+class CommContext:
     """What a communicator works with, all its life.
 
     Attributes:
@@ -35,14 +40,14 @@ class Setting:
     purpose: str
     rank: int
     deadline: float
-    library: Library
+    library: Ccl
     device: Device
-    builder: Builder
+    builder: CommBuilder
     watchdog: Watchdog
-    partings: Partings
+    partings: TeardownQueue
 
 
-class Incarnation:
+class CommSet:
     """The channel of the whole group, and a link for each direction and pair that is in use.
 
     Not for several threads: whoever issues holds the communicator's lock.
@@ -57,18 +62,22 @@ class Incarnation:
         CommunicatorFailed: a member does not come in time.
     """
 
-    def __init__(self, setting: Setting, ranks: Sequence[int], name: str, expiry: float) -> None:
+    def __init__(
+        self, setting: CommContext, ranks: Sequence[int], name: str, expiry: float
+    ) -> None:
         self.ranks = tuple(ranks)
         self.failure: CommunicatorFailed | None = None
         self._setting = setting
         self._name = name
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int], P2PLink] = {}
         self._works: list[DeviceWork] = []
         self._retired = False
         members = self._membership(name, self.ranks, link=False)
-        self._channel = self._made(members, greet_all, setting.builder.patience(expiry))
+        self._channel = self._made(members, warm_up_group, setting.builder.patience(expiry))
         library, index = setting.library, setting.device.index
-        self._bell = Bell(setting.device, library.bell(index), lambda: library.promise(index))
+        self._bell = StreamReleaser(
+            setting.device, library.bell(index), lambda: library.promise(index)
+        )
 
     @property
     def rank(self) -> int:
@@ -153,30 +162,30 @@ class Incarnation:
     def _fail(self, failure: CommunicatorFailed) -> None:
         self.failure = self.failure or failure
 
-    def _part(self, channel: Channel) -> None:
+    def _part(self, channel: CommStream) -> None:
         """What hangs in a communicator that has failed would hang until the others come."""
         if self.failure is not None and not channel.reap():
             channel.abort(self.failure)
         self._setting.partings.add(channel)
 
-    def _link(self, pair: tuple[int, int]) -> Link:
+    def _link(self, pair: tuple[int, int]) -> P2PLink:
         if pair not in self._links:
             self._links[pair] = self._new_link(pair)
         return self._links[pair]
 
-    def _new_link(self, pair: tuple[int, int]) -> Link:
+    def _new_link(self, pair: tuple[int, int]) -> P2PLink:
         name = f"{self._name}/{pair[0]}-{pair[1]}"
         ends = tuple(self.ranks[place] for place in pair)
         members = self._membership(name, ends, link=True)
         word = "isend" if pair[0] == self.rank else "irecv"
-        make: Callable[[Patience], Channel] = lambda p: self._made(members, greet_peer, p)  # noqa: E731
-        way = Way(self._setting.library.name, name, word, self._setting.device)
-        return Link(way, make, self._setting.builder.patience)
+        make: Callable[[Deadline], CommStream] = lambda p: self._made(members, warm_up_link, p)  # noqa: E731
+        way = LinkSpec(self._setting.library.name, name, word, self._setting.device)
+        return P2PLink(way, make, self._setting.builder.patience)
 
-    def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> Membership:
+    def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
         rank = ranks.index(self._setting.rank)
-        return Membership(name, ranks, rank, link, self._setting.deadline)
+        return CommSpec(name, ranks, rank, link, self._setting.deadline)
 
-    def _made(self, members: Membership, greet: Greet, patience: Patience) -> Channel:
-        plan = Plan(members, greet, self._setting.device)
+    def _made(self, members: CommSpec, greet: Warmup, patience: Deadline) -> CommStream:
+        plan = CommPlan(members, greet, self._setting.device)
         return self._setting.builder.build(plan, patience)

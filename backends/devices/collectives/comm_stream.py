@@ -5,22 +5,22 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from equipoise.backends.devices.collectives.ccl import (
-    Greeting,
-    Group,
-    Handle,
-    Library,
-    Membership,
+    Ccl,
+    CclComm,
+    CclHandle,
+    CommSpec,
+    WarmupOps,
 )
-from equipoise.backends.devices.collectives.comm_memory import LEDGER
-from equipoise.backends.devices.collectives.work import Fate, Flight
+from equipoise.backends.devices.collectives.comm_memory import COMM_MEMORY
+from equipoise.backends.devices.collectives.work import InflightOp, OpStatus
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
-Launch = Callable[[Group], Handle]
+Launch = Callable[[CclComm], CclHandle]
 """Calls one operation of a group."""
 
 
-class Channel:
+class CommStream:
     """A group, the stream that it runs on, and what it has under way.
 
     Operations land in the order of their launch, since all of them run on one stream. Not for
@@ -36,11 +36,11 @@ class Channel:
 
     def __init__(
         self,
-        membership: Membership,
-        library: Library,
-        group: Group,
+        membership: CommSpec,
+        library: Ccl,
+        group: CclComm,
         device: Device,
-        greeting: Greeting,
+        greeting: WarmupOps,
     ) -> None:
         self.membership = membership
         self.scratch = greeting.scratch
@@ -51,11 +51,11 @@ class Channel:
         self._device = device
         self._ending = False
         self._broken = False
-        self.greeting = Flight(greeting.last, greeting.buffers, device)
+        self.greeting = InflightOp(greeting.last, greeting.buffers, device)
         self._flights = [self.greeting]
-        LEDGER.enter(membership.name, library.takes(membership.link))
+        COMM_MEMORY.enter(membership.name, library.takes(membership.link))
 
-    def fly(self, launch: Launch, buffers: Sequence[Tensor]) -> Flight:
+    def fly(self, launch: Launch, buffers: Sequence[Tensor]) -> InflightOp:
         """Launch an operation behind the current stream. Raises RuntimeError as the vendor does.
 
         What raised may have been launched in part, or may be yet: then the channel is never idle
@@ -68,7 +68,7 @@ class Channel:
         except BaseException:
             self._broken = self.aborts
             raise
-        flight = Flight(handle, buffers, self._device)
+        flight = InflightOp(handle, buffers, self._device)
         self._flights.append(flight)
         return flight
 
@@ -77,7 +77,7 @@ class Channel:
         if self.aborted:
             self._flights = [flight for flight in self._flights if not flight.past()]
         else:
-            self._flights = [f for f in self._flights if f.look() is not Fate.LANDED]
+            self._flights = [f for f in self._flights if f.look() is not OpStatus.LANDED]
             if self._broken:
                 return False
         return not self._flights
@@ -104,5 +104,5 @@ class Channel:
         """Whether everything was given back, in the end."""
         if not (self._ending and self.reap() and self._group.closed):
             return False
-        LEDGER.strike(self.membership.name)
+        COMM_MEMORY.strike(self.membership.name)
         return True

@@ -12,27 +12,27 @@ from math import prod
 import torch
 from torch import Tensor
 
-from equipoise.backends.devices.collectives.ccl import Group, Handle, as_bytes, check_place
-from equipoise.backends.devices.collectives.comm_set import Incarnation, Setting
+from equipoise.backends.devices.collectives.ccl import CclComm, CclHandle, as_bytes, check_device
+from equipoise.backends.devices.collectives.comm_set import CommContext, CommSet
 from equipoise.backends.devices.collectives.comm_stream import Launch
 from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
-from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.communicator import Exchange, PeerBuffer
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 from equipoise.hal.support.validation import (
     check_apart,
     check_blob,
     check_links,
-    check_movable,
     check_rank,
+    check_reducible,
     check_rows,
     check_shape,
-    check_summable,
+    check_transferable,
 )
 
 
 @dataclass(frozen=True)
-class Round:
+class P2PRound:
     """What one rank gives to a batch of messages: at most one block a peer and direction.
 
     Libraries go through the pairs in an order of their own, the same on every rank; the order here
@@ -48,22 +48,22 @@ class Round:
     blobs: tuple[Tensor, ...]
     peers: tuple[int, ...]
 
-    def launch(self, group: Group) -> Handle:
+    def launch(self, group: CclComm) -> CclHandle:
         """One call, whatever the number of messages; it returns one handle for all of them."""
         return group.batch(self.ways, self.blobs, self.peers)
 
 
-def round_of(plan: Exchange) -> Round:
+def plan_round(plan: Exchange) -> P2PRound:
     """Receives before sends, by peer."""
     arriving, leaving = _sorted(plan.receives), _sorted(plan.sends)
-    return Round(
+    return P2PRound(
         ways=("irecv",) * len(arriving) + ("isend",) * len(leaving),
         blobs=tuple(parcel.blob.view(torch.int8) for parcel in (*arriving, *leaving)),
         peers=tuple(parcel.peer for parcel in (*arriving, *leaving)),
     )
 
 
-def _sorted(parcels: tuple[Parcel, ...]) -> list[Parcel]:
+def _sorted(parcels: tuple[PeerBuffer, ...]) -> list[PeerBuffer]:
     return sorted((p for p in parcels if p.blob.numel()), key=lambda parcel: parcel.peer)
 
 
@@ -82,7 +82,7 @@ class DeviceCommunicator:
         CommunicatorFailed: a member does not come in time.
     """
 
-    def __init__(self, setting: Setting, ranks: Sequence[int]) -> None:
+    def __init__(self, setting: CommContext, ranks: Sequence[int]) -> None:
         self._setting = setting
         self._rebuilds = 0
         self._closed = False
@@ -197,7 +197,7 @@ class DeviceCommunicator:
             check_rank("exchange", parcel.peer, self._peers())
             check_blob(parcel.blob)
             self._check_move(parcel.blob)
-        planned = round_of(round)
+        planned = plan_round(round)
         if not planned.blobs:
             with self._issuing:
                 self._refuse("exchange")
@@ -255,22 +255,22 @@ class DeviceCommunicator:
     def _peers(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    def _incarnation(self, ranks: Sequence[int]) -> Incarnation:
+    def _incarnation(self, ranks: Sequence[int]) -> CommSet:
         members = "-".join(str(rank) for rank in ranks)
         name = f"{self.purpose}/{self._rebuilds}/{members}"
         expiry = time.monotonic() + self._setting.deadline
-        return Incarnation(self._setting, ranks, name, expiry)
+        return CommSet(self._setting, ranks, name, expiry)
 
     def _check_move(self, *tensors: Tensor) -> None:
-        check_movable(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
+        check_transferable(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
         self._check_known(tensors)
 
     def _check_sum(self, *tensors: Tensor) -> None:
-        check_summable(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
+        check_reducible(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
         self._check_known(tensors)
 
     def _check_known(self, tensors: Sequence[Tensor]) -> None:
-        check_place(self._setting.device, tensors)
+        check_device(self._setting.device, tensors)
         self._setting.library.check(tensors)
 
     def _whole(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:

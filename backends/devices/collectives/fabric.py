@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.backends.common.tcp_store import StoreHost
-from equipoise.backends.devices.collectives.ccl import Library
-from equipoise.backends.devices.collectives.comm_init import Builder
-from equipoise.backends.devices.collectives.comm_set import Setting
+from equipoise.backends.devices.collectives.ccl import Ccl
+from equipoise.backends.devices.collectives.comm_init import CommBuilder
+from equipoise.backends.devices.collectives.comm_set import CommContext
 from equipoise.backends.devices.collectives.communicator import DeviceCommunicator
-from equipoise.backends.devices.collectives.teardown import Partings
+from equipoise.backends.devices.collectives.teardown import TeardownQueue
 from equipoise.backends.devices.collectives.watchdog import Watchdog
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
@@ -16,21 +16,21 @@ from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import BackendUnavailable, CommunicatorFailed, Unsupported
 from equipoise.hal.support.validation import check_members
 
-FAREWELL = 2.0
+CLOSE_TIMEOUT = 2.0
 """Seconds that channels get to be given back when a fabric closes; less than that may do."""
-BEREFT = 0.1
+CLOSE_TIMEOUT_AFTER_LOSS = 0.1
 """The same when a rank was lost: what needs it will never be idle."""
 
 
 class DeviceFabric:
     """A rank's connection to all others, over a library."""
 
-    def __init__(self, library: Library, rendezvous: Rendezvous) -> None:
+    def __init__(self, library: Ccl, rendezvous: Rendezvous) -> None:
         self._library = library
         self._where = rendezvous
         self._control = StoreControlPlane(rendezvous)
-        self._builder = Builder(library, self._control)
-        self._partings = Partings(library.name, self._control)
+        self._builder = CommBuilder(library, self._control)
+        self._partings = TeardownQueue(library.name, self._control)
         self._watchdog = Watchdog(library.name, self._partings.tick)
         self._open: list[DeviceCommunicator] = []
         self._purposes: set[str] = set()
@@ -53,7 +53,7 @@ class DeviceFabric:
             raise Unsupported(f"communicator {purpose!r} was opened before")
         self._partings.tick()
         self._open = [communicator for communicator in self._open if not communicator.closed]
-        setting = Setting(
+        setting = CommContext(
             purpose=purpose,
             rank=where.rank,
             deadline=where.deadline,
@@ -85,13 +85,13 @@ class DeviceFabric:
 
     def _farewell(self) -> float:
         lost = self._control.lost(0.0) is not None
-        return BEREFT if lost else min(FAREWELL, self._where.deadline)
+        return CLOSE_TIMEOUT_AFTER_LOSS if lost else min(CLOSE_TIMEOUT, self._where.deadline)
 
 
-class DeviceCommunicators:
+class DeviceCommunicatorBackend:
     """What an entry point of `equipoise.communicators` names, for a library."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Ccl) -> None:
         self._library = library
 
     @property

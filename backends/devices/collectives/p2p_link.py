@@ -19,19 +19,19 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from equipoise.backends.common.bounded_wait import Patience
-from equipoise.backends.devices.collectives.comm_stream import Channel, Launch
+from equipoise.backends.common.bounded_wait import Deadline
+from equipoise.backends.devices.collectives.comm_stream import CommStream, Launch
 from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
-Make = Callable[[Patience], Channel]
+Make = Callable[[Deadline], CommStream]
 """Makes a link's channel together with the other end. Raises `CommunicatorFailed`."""
 
 
 @dataclass(frozen=True)
-class Way:
+class LinkSpec:
     """What a link is, as its end here sees it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Deferred:
+class DeferredMessage:
     """An operation that was issued before its link was there.
 
     Attributes:
@@ -68,35 +68,35 @@ class Deferred:
 
 
 @dataclass(frozen=True)
-class Absent:
+class Unconnected:
     """Nobody has asked for the link yet."""
 
 
 @dataclass(frozen=True)
-class Coming:
+class Connecting:
     """A thread is making it; what was issued meanwhile, in order."""
 
-    issued: deque[Deferred] = field(default_factory=deque)
+    issued: deque[DeferredMessage] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
-class There:
+class Connected:
     """It can be used."""
 
-    channel: Channel
+    channel: CommStream
 
 
 @dataclass(frozen=True)
-class Lost:
+class ConnectFailed:
     """It could not be made."""
 
     why: str
 
 
-State: TypeAlias = Absent | Coming | There | Lost
+LinkState: TypeAlias = Unconnected | Connecting | Connected | ConnectFailed
 
 
-class Link:
+class P2PLink:
     """One end of a link.
 
     Args:
@@ -105,14 +105,14 @@ class Link:
         patience: how long until a moment of the monotonic clock, or until the fabric closes.
     """
 
-    def __init__(self, way: Way, make: Make, patience: Callable[[float], Patience]) -> None:
+    def __init__(self, way: LinkSpec, make: Make, patience: Callable[[float], Deadline]) -> None:
         self._way = way
         self._make = make
         self._patience = patience
-        self._state: State = Absent()
+        self._state: LinkState = Unconnected()
         self._lock = threading.Lock()
         self._settled = threading.Event()
-        self._part: Callable[[Channel], None] | None = None
+        self._part: Callable[[CommStream], None] | None = None
 
     def issue(self, work: DeviceWork, tensor: Tensor) -> None:
         """Send or receive, behind the current stream; never waits for the other end."""
@@ -124,48 +124,52 @@ class Link:
     def warm(self, expiry: float) -> None:
         """Make it now; the host waits for the other end. Raises `CommunicatorFailed`."""
         with self._lock:
-            absent = isinstance(self._state, Absent)
+            absent = isinstance(self._state, Unconnected)
             if absent:
-                self._state = Coming()
+                self._state = Connecting()
         if absent:
             self._come(expiry)
         self._settled.wait(self._patience(expiry).left)
         with self._lock:
-            if not isinstance(self._state, There):
-                why = self._state.why if isinstance(self._state, Lost) else "did not come in time"
+            if not isinstance(self._state, Connected):
+                why = (
+                    self._state.why
+                    if isinstance(self._state, ConnectFailed)
+                    else "did not come in time"
+                )
                 raise CommunicatorFailed(f"{self._way.name} {why}")
 
-    def retire(self, part: Callable[[Channel], None]) -> None:
+    def retire(self, part: Callable[[CommStream], None]) -> None:
         """Nothing is issued any more: hand over its channel, if one is there or still comes."""
         with self._lock:
             self._part = part
-            channel = self._state.channel if isinstance(self._state, There) else None
+            channel = self._state.channel if isinstance(self._state, Connected) else None
         if channel is not None:
             part(channel)
 
     def reap(self) -> None:
         """Give back what the device has let go of."""
         with self._lock:
-            if isinstance(self._state, There):
+            if isinstance(self._state, Connected):
                 self._state.channel.reap()
 
     def _take(self, work: DeviceWork, tensor: Tensor) -> str:
         """Launch it, or keep it for later; why neither was possible."""
         match self._state:
-            case There(channel):
+            case Connected(channel):
                 return self._launch(channel, work, tensor)
-            case Lost(why):
+            case ConnectFailed(why):
                 return why
-            case Coming(issued):
+            case Connecting(issued):
                 issued.append(self._deferred(work, tensor))
-            case Absent():
-                self._state = Coming(deque([self._deferred(work, tensor)]))
+            case Unconnected():
+                self._state = Connecting(deque([self._deferred(work, tensor)]))
                 self._begin(work.expiry)
         return ""
 
     def _begin(self, expiry: float) -> None:
         name = f"equipoise.{self._way.library}.{self._way.name}"
-        come = ABROAD(self._come)
+        come = NATIVE_CALL_GUARD(self._come)
         threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
 
     def _come(self, expiry: float) -> None:
@@ -183,12 +187,12 @@ class Link:
         for work, why in failed:
             work.fail(why)
 
-    def _arrive(self, channel: Channel) -> list[tuple[DeviceWork, str]]:
+    def _arrive(self, channel: CommStream) -> list[tuple[DeviceWork, str]]:
         """What was issued meanwhile goes first; what could not be launched, and why."""
         failed = []
         with self._lock:
-            waiting = self._state.issued if isinstance(self._state, Coming) else deque()
-            self._state = There(channel)
+            waiting = self._state.issued if isinstance(self._state, Connecting) else deque()
+            self._state = Connected(channel)
             for deferred in waiting:
                 if why := self._launch_late(channel, deferred):
                     failed.append((deferred.work, why))
@@ -199,11 +203,11 @@ class Link:
 
     def _lose(self, why: str) -> list[tuple[DeviceWork, str]]:
         with self._lock:
-            waiting = self._state.issued if isinstance(self._state, Coming) else deque()
-            self._state = Lost(why)
+            waiting = self._state.issued if isinstance(self._state, Connecting) else deque()
+            self._state = ConnectFailed(why)
         return [(deferred.work, why) for deferred in waiting]
 
-    def _launch(self, channel: Channel, work: DeviceWork, tensor: Tensor) -> str:
+    def _launch(self, channel: CommStream, work: DeviceWork, tensor: Tensor) -> str:
         """Why it could not be."""
         try:
             flight = channel.fly(self._call(channel, tensor), (tensor,))
@@ -212,7 +216,7 @@ class Link:
         work.launched(flight, channel.lane)
         return ""
 
-    def _launch_late(self, channel: Channel, deferred: Deferred) -> str:
+    def _launch_late(self, channel: CommStream, deferred: DeferredMessage) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
         with self._way.device.runtime.current(channel.lane):
             try:
@@ -221,14 +225,14 @@ class Link:
                 return f"was not launched: {error}"
             return self._launch(channel, deferred.work, deferred.tensor)
 
-    def _call(self, channel: Channel, tensor: Tensor) -> Launch:
+    def _call(self, channel: CommStream, tensor: Tensor) -> Launch:
         """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
         whether its other end comes or not."""
         moved = tensor if tensor.numel() else channel.scratch
         return lambda group: group.message(self._way.word, moved, self._way.peer)
 
-    def _deferred(self, work: DeviceWork, tensor: Tensor) -> Deferred:
+    def _deferred(self, work: DeviceWork, tensor: Tensor) -> DeferredMessage:
         device = self._way.device
         ready = device.runtime.event()
         ready.record(device.runtime.current_stream(device.index))
-        return Deferred(work, tensor, ready)
+        return DeferredMessage(work, tensor, ready)

@@ -22,22 +22,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from equipoise.backends.common.control_plane import StoreControlPlane
-from equipoise.backends.devices.collectives.comm_stream import Channel
+from equipoise.backends.devices.collectives.comm_stream import CommStream
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 
-GUARD = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds that the vendor gets to end the process while something hangs on the device."""
 
 
-class Stranded:
+class UnreleasedComms:
     """The channels of this process that are kept. For any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[Channel] = []
+        self._kept: list[CommStream] = []
         self._guarded = False
 
-    def keep(self, channel: Channel) -> None:
+    def keep(self, channel: CommStream) -> None:
         """Nobody but this list uses it from now on."""
         channel.abort(CommunicatorFailed(f"{channel.membership.name} was given up"))
         with self._lock:
@@ -60,30 +60,30 @@ class Stranded:
         """Vendors wait for the whole device when the interpreter ends; that may be for ever."""
         self.sweep()
         if self.names():
-            faulthandler.dump_traceback_later(GUARD, exit=True)
+            faulthandler.dump_traceback_later(EXIT_TIMEOUT, exit=True)
 
 
-def _over(channel: Channel) -> bool:
+def _over(channel: CommStream) -> bool:
     """Whether it was idle, and was given back."""
     if channel.reap():
         channel.close()
     return channel.gone()
 
 
-STRANDED = Stranded()
+UNRELEASED_COMMS = UnreleasedComms()
 """Of this process."""
 
 
 PAUSE = 0.005
 """Seconds between two looks of `finish`."""
-ENDING = 2.0
+ABORT_TIMEOUT = 2.0
 """Seconds that what was aborted may take to end when a fabric closes."""
 ABORTED = b"aborted"
 """The farewell of a member that did not wait for the others."""
 
 
 @dataclass
-class Parting:
+class Teardown:
     """A channel that nobody here issues on any more.
 
     Attributes:
@@ -92,12 +92,12 @@ class Parting:
         read: whether this member needs the farewells of the others no more.
     """
 
-    channel: Channel
+    channel: CommStream
     told: bool = False
     read: bool = False
 
 
-class Partings:
+class TeardownQueue:
     """The channels of one fabric that are being given back. For any number of threads.
 
     Args:
@@ -109,12 +109,12 @@ class Partings:
         self._library = library
         self._control = control
         self._lock = threading.Lock()
-        self._open: list[Parting] = []
+        self._open: list[Teardown] = []
 
-    def add(self, channel: Channel) -> None:
+    def add(self, channel: CommStream) -> None:
         """Give it back when that can be."""
         with self._lock:
-            self._open.append(Parting(channel))
+            self._open.append(Teardown(channel))
 
     def tick(self) -> bool:
         """Go as far as possible without waiting; whether something is left."""
@@ -126,11 +126,11 @@ class Partings:
         """Go on for so many seconds, asked each time; then abort what is left, or strand it."""
         self._go_on(timeout)
         if self._abort():
-            self._go_on(lambda: ENDING)
+            self._go_on(lambda: ABORT_TIMEOUT)
         with self._lock:
             left, self._open = self._open, []
         for parting in left:
-            STRANDED.keep(parting.channel)
+            UNRELEASED_COMMS.keep(parting.channel)
 
     def _go_on(self, timeout: Callable[[], float]) -> None:
         start = time.monotonic()
@@ -145,7 +145,7 @@ class Partings:
             channel.abort(CommunicatorFailed(f"{channel.membership.name}: its fabric was closed"))
         return any(channel.aborted for channel in channels)
 
-    def _part(self, parting: Parting) -> bool:
+    def _part(self, parting: Teardown) -> bool:
         """Whether it is over and done with."""
         channel = parting.channel
         idle = channel.reap()
@@ -158,11 +158,11 @@ class Partings:
                 channel.abort(CommunicatorFailed(f"{channel.membership.name}: a member was lost"))
             return channel.gone()
         except ControlError:
-            STRANDED.keep(channel)
+            UNRELEASED_COMMS.keep(channel)
             return True
         return channel.gone()
 
-    def _farewell(self, parting: Parting) -> None:
+    def _farewell(self, parting: Teardown) -> None:
         """Begin its end, if that can be now. Raises `BallotIncomplete` and `ControlError`."""
         channel, membership = parting.channel, parting.channel.membership
         question = f"{self._library}/{membership.name}/farewell"
@@ -178,7 +178,7 @@ class Partings:
         parting.read = True
         self._control.forget_together(question, membership.ranks)
 
-    def _bereft(self, channel: Channel) -> bool:
+    def _bereft(self, channel: CommStream) -> bool:
         """Whether a member was lost, and will never say farewell."""
         loss = self._control.lost(0.0)
         return loss is not None and loss.rank in channel.membership.ranks

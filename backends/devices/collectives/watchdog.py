@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from equipoise.backends.devices.collectives.work import DeviceWork
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
-TICK = 0.1
+TEARDOWN_INTERVAL = 0.1
 """Seconds between two looks at channels that part."""
 
 
@@ -60,7 +60,7 @@ class Watchdog:
     def _run(self) -> None:
         try:
             while self._await():
-                with ABROAD:
+                with NATIVE_CALL_GUARD:
                     self._round()
         except BaseException as error:
             self._shut(f"lost its watchdog: {error!r}")
@@ -73,7 +73,7 @@ class Watchdog:
             self._next = min((work.expiry for work in self._works), default=float("inf"))
             pause = self._next - time.monotonic()
             if self._parting:
-                pause = min(pause, TICK)
+                pause = min(pause, TEARDOWN_INTERVAL)
             if not self._closed and pause > 0.0:
                 self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
             return not self._closed

@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.backends.common.bounded_wait import poll
-from equipoise.backends.devices.collectives.ccl import Handle, Promise
+from equipoise.backends.devices.collectives.ccl import CclHandle, DeferredEvent
 from equipoise.backends.devices.runtime import Device, first_line
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
 
 
-class Fate(Enum):
+class OpStatus(Enum):
     """What became of an operation on the device."""
 
     UNDER_WAY = auto()
@@ -30,7 +30,7 @@ class Fate(Enum):
     """An error of the device or of the library: whether the buffers are in use nobody knows."""
 
 
-class Flight:
+class InflightOp:
     """An operation that was launched, and its buffers until it really ended (clause K1).
 
     Args:
@@ -39,31 +39,31 @@ class Flight:
         device: where it runs.
     """
 
-    def __init__(self, handle: Handle, buffers: Sequence[Tensor], device: Device) -> None:
-        self._handle: Handle | None = handle
+    def __init__(self, handle: CclHandle, buffers: Sequence[Tensor], device: Device) -> None:
+        self._handle: CclHandle | None = handle
         self._buffers = tuple(buffers)
         self._device = device
         self._held: list[Stream] = []
         self.error = ""
 
-    def look(self) -> Fate:
+    def look(self) -> OpStatus:
         """Ask the device; never blocks."""
         handle = self._handle
         if handle is None:
-            return Fate.LANDED
+            return OpStatus.LANDED
         if self.error:
-            return Fate.BROKEN
+            return OpStatus.BROKEN
         self._device.settle()
         try:
             if not handle.ended():
-                return Fate.UNDER_WAY
+                return OpStatus.UNDER_WAY
             self.error = handle.fault()
         except RuntimeError as error:
             self.error = first_line(error)
         if self.error:
-            return Fate.BROKEN
+            return OpStatus.BROKEN
         self._land()
-        return Fate.LANDED
+        return OpStatus.LANDED
 
     def hold(self, stream: Stream) -> None:
         """Make `stream` wait for the end, without the host."""
@@ -101,7 +101,7 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class Bell:
+class StreamReleaser:
     """What releases streams that wait for an operation which never came to the device.
 
     Attributes:
@@ -112,16 +112,16 @@ class Bell:
 
     device: Device
     stream: Any
-    promise: Callable[[], Promise]
+    promise: Callable[[], DeferredEvent]
 
-    def ring(self, promise: Promise) -> None:
+    def ring(self, promise: DeferredEvent) -> None:
         """Let the one stream go on that waits for this; from any thread."""
         self.device.settle()
         promise.record(self.stream)
 
 
 @dataclass(frozen=True)
-class Waiter:
+class WaitingStream:
     """A stream that waits for an operation which the device does not know yet.
 
     Attributes:
@@ -129,10 +129,10 @@ class Waiter:
         stream: who waits.
     """
 
-    promise: Promise
+    promise: DeferredEvent
     stream: Stream
 
-    def give_up(self, bell: Bell, failure: CommunicatorFailed | None) -> None:
+    def give_up(self, bell: StreamReleaser, failure: CommunicatorFailed | None) -> None:
         """Let the stream go; first fail it, for what it waits for is not there (clause E10): who
         synchronises it must not find it drained and well."""
         if failure is not None:
@@ -155,15 +155,15 @@ class DeviceWork:
         what: str,
         deadline: float,
         failed: Callable[[CommunicatorFailed], None],
-        bell: Bell,
+        bell: StreamReleaser,
     ) -> None:
         self.what = what
         self.expiry = time.monotonic() + deadline
         self._tell_failed = failed
         self._bell = bell
-        self._flight: Flight | None = None
+        self._flight: InflightOp | None = None
         self._failure: CommunicatorFailed | None = None
-        self._waiters: list[Waiter] = []
+        self._waiters: list[WaitingStream] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -172,7 +172,7 @@ class DeviceWork:
         """Whether its end is known; asks nobody."""
         return self._ended.is_set()
 
-    def launched(self, flight: Flight, lane: Any) -> None:
+    def launched(self, flight: InflightOp, lane: Any) -> None:
         """The device knows it now; `lane` is the vendor's stream that it runs on."""
         with self._lock:
             self._flight = None if self._ended.is_set() else flight
@@ -190,11 +190,11 @@ class DeviceWork:
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for the end, without the host. Raises `CommunicatorFailed` if it has
         failed already."""
-        waiter: Waiter | None = None
+        waiter: WaitingStream | None = None
         with self._lock:
             flight = self._flight
             if flight is None and not self._ended.is_set():
-                waiter = Waiter(self._bell.promise(), stream)
+                waiter = WaitingStream(self._bell.promise(), stream)
                 self._waiters.append(waiter)
         if waiter is not None:
             stream.launch(waiter.promise.wait)
@@ -228,10 +228,10 @@ class DeviceWork:
 
     def _look(self) -> None:
         flight = self._flight
-        fate = Fate.UNDER_WAY if flight is None else flight.look()
-        if fate is Fate.LANDED:
+        fate = OpStatus.UNDER_WAY if flight is None else flight.look()
+        if fate is OpStatus.LANDED:
             self._end(None)
-        elif fate is Fate.BROKEN and flight is not None:
+        elif fate is OpStatus.BROKEN and flight is not None:
             self.fail(f"failed on the device: {flight.error}")
         elif time.monotonic() >= self.expiry:
             self._end(OperationTimeout(f"{self.what} passed its deadline"))

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, VoteOutcomeUnknown
 
 MASK64 = (1 << 64) - 1
 """Fingerprints are added modulo 2**64."""
@@ -68,13 +68,13 @@ class Ballot:
 
     @staticmethod
     def from_bytes(text: bytes) -> "Ballot":
-        """Raises `AgreementLost` when a peer speaks another language."""
+        """Raises `VoteOutcomeUnknown` when a peer speaks another language."""
         try:
             fields = json.loads(text)
             staged = tuple(ChunkChecksum(**mark) for mark in fields.pop("staged"))
             return Ballot(**{**fields, "status": RankStatus(fields["status"]), "staged": staged})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise AgreementLost(f"unreadable ballot {text[:80]!r}: {error}") from error
+            raise VoteOutcomeUnknown(f"unreadable ballot {text[:80]!r}: {error}") from error
 
 
 class _Verdict:
@@ -155,7 +155,7 @@ def to_decision(verdict: Decision) -> bytes:
 
 
 def from_decision(text: bytes) -> Decision:
-    """The reverse. Raises `AgreementLost` for anything else."""
+    """The reverse. Raises `VoteOutcomeUnknown` for anything else."""
     word, _, rest = text.partition(b" ")
     if text == b"move":
         return StartTransfer()
@@ -163,7 +163,7 @@ def from_decision(text: bytes) -> Decision:
         return Commit(int(rest))
     if word == b"abort":
         return Abort(rest.decode(errors="replace"))
-    raise AgreementLost(f"unreadable decision {text[:80]!r}")
+    raise VoteOutcomeUnknown(f"unreadable decision {text[:80]!r}")
 
 
 LOG = logging.getLogger(__name__)
@@ -198,15 +198,15 @@ def vote(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdi
     """
     try:
         control.cast(question.ballots, ballot.to_bytes())
-        wish = yield from _wish(control, question)
+        wish = yield from _tally_when_complete(control, question)
         if isinstance(wish, Pending):
             return wish
         return from_decision(control.decide(question.outcome, to_decision(wish)))
-    except ControlLost as error:
-        raise AgreementLost(f"the vote {question.ballots}: {error}") from error
+    except ControlPlaneLost as error:
+        raise VoteOutcomeUnknown(f"the vote {question.ballots}: {error}") from error
 
 
-def _wish(control: ControlPlane, question: VoteSpec) -> Job[Pending | Decision]:
+def _tally_when_complete(control: ControlPlane, question: VoteSpec) -> Job[Pending | Decision]:
     try:
         texts = yield BallotsReady(control, question.ballots, question.ranks)
     except BallotIncomplete as error:
@@ -222,5 +222,5 @@ def vote_failed(control: ControlPlane, ballots: str, ballot: Ballot) -> Job[None
     yield from ()
     try:
         control.cast(ballots, ballot.to_bytes())
-    except ControlLost as error:
+    except ControlPlaneLost as error:
         LOG.warning("the vote %s was not declined: %s", ballots, error)

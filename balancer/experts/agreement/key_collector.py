@@ -15,11 +15,11 @@ from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import BallotIncomplete, ControlLost
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost
 
-BEFORE = -1
+BEFORE_FIRST_REBALANCE = -1
 """The epoch of what was asked before the first one."""
-PORTION = 4
+MAX_KEYS_PER_VOTE = 4
 """Questions that are forgotten behind a vote at most: more than a vote adds, so that none are left
 over, and few, so that the next ballot comes in time."""
 LOG = logging.getLogger(__name__)
@@ -79,16 +79,16 @@ class KeyCollector:
         """What is not forgotten yet, for who comes after; asked when the worker is closed."""
         self._take()
         kept = (*self._free, *self._kept.values())
-        return tuple(replace(filed, epoch=BEFORE) for filed in kept)
+        return tuple(replace(filed, epoch=BEFORE_FIRST_REBALANCE) for filed in kept)
 
     def _tidying(self, epoch: int, ballots: str) -> Job[None]:
         yield from ()
         try:
             self._release(epoch, ballots)
-            for _ in range(min(PORTION, len(self._free))):
+            for _ in range(min(MAX_KEYS_PER_VOTE, len(self._free))):
                 filed = self._free.popleft()
                 self._control.forget(filed.name, filed.ranks)
-        except ControlLost as error:
+        except ControlPlaneLost as error:
             # Whether the rank can go on is for the next vote to say.
             LOG.warning("what was asked before epoch %d was not forgotten: %s", epoch, error)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import AgreementLost
+from equipoise.hal.errors import VoteOutcomeUnknown
 
 Values = Mapping[str, str]
 """What a rank has, by name."""
@@ -53,7 +53,7 @@ def check_same_on_all_ranks(
             ranks_of.setdefault(side.get(of, {}).get(name, NOTHING), []).append(rank)
         if len(ranks_of) > 1:
             values = "; ".join(_has(some, value) for value, some in ranks_of.items())
-            raise AgreementLost(f"{of}: ranks differ in {name}: {values}")
+            raise VoteOutcomeUnknown(f"{of}: ranks differ in {name}: {values}")
     return tuple(told for _, told in heard)
 
 

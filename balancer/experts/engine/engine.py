@@ -31,7 +31,7 @@ from equipoise.balancer.experts.engine.recorder import EventRecorder
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.share_refresh import ShareRefresh
 from equipoise.balancer.experts.engine.states import (
-    MOVE,
+    START_TRANSFER,
     Draining,
     Failed,
     Finished,
@@ -47,10 +47,10 @@ from equipoise.balancer.experts.engine.states import (
     Voting,
     ballot_of,
     copies_of,
+    last_progress_step,
     outcome_of,
-    since,
+    running_work,
     transfer_of,
-    work_of,
 )
 from equipoise.balancer.experts.load_window import LoadWindow
 from equipoise.balancer.experts.placement import Layout, Load
@@ -66,26 +66,26 @@ from equipoise.balancer.experts.runtime.jobs import (
 from equipoise.balancer.experts.runtime.workers import Workers
 from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import AgreementLost, EngineError
+from equipoise.hal.errors import EngineError, VoteOutcomeUnknown
 
-KEPT = 1024
+MAX_REPORTS = 1024
 """Reports of epochs that are kept."""
-KINDS = 256
+MAX_ABORT_REASONS = 256
 """Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
-PLANNING = 16
+PLANNING_STALL_FACTOR = 16
 """A plan may take so many times `patience` steps: it takes seconds at most, whatever a step takes
 (3.3 s for 60 layers of 384 experts on 320 ranks with `sigma`), and holds nobody up. Epochs due
 meanwhile are skipped, and the plan is used. Were it given up sooner, it would still run when the
 next epoch is due, which would be aborted for that, and so on for ever."""
 OTHERS = "another reason"
 """What further ones are counted as."""
-NEVER = -1
+BEFORE_ANY_STEP = -1
 """Less than any step: what comes behind the end is looked at."""
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Group:
+class EngineContext:
     """Who takes part, and since when.
 
     Attributes:
@@ -142,7 +142,7 @@ class RebalanceEngine:
         load: LoadWindow,
         path: UpdatePath | None,
         renewal: ShareRefresh,
-        group: Group,
+        group: EngineContext,
         config: BalancerConfig,
         staff: Workers,
         recorder: EventRecorder,
@@ -163,7 +163,7 @@ class RebalanceEngine:
         self._behind: int | None = None
         self._closed = False
         self._warned = False
-        self.reports: deque[RebalanceReport] = deque(maxlen=KEPT)
+        self.reports: deque[RebalanceReport] = deque(maxlen=MAX_REPORTS)
         self.aborts: Counter[str] = Counter()
 
     @property
@@ -248,7 +248,7 @@ class RebalanceEngine:
         """
         if self._closed:
             return
-        self._closed, self._behind, self._next = True, None, NEVER
+        self._closed, self._behind, self._next = True, None, BEFORE_ANY_STEP
         self._staff.load.release()
         try:
             run_blocking(self._load.drain(), self._config.timeout)
@@ -322,7 +322,7 @@ class RebalanceEngine:
         question = VoteSpec(
             ballots=self._question(state.epoch, due),
             outcome=self._question(state.epoch, outcome_of(state)),
-            final_attempt=due - since(state) > self._patience(state),
+            final_attempt=due - last_progress_step(state) > self._patience(state),
             ranks=self._members.ranks,
         )
         self._file(state.epoch, due, outcome_of(state))
@@ -334,7 +334,7 @@ class RebalanceEngine:
     def _patience(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
         planned = transfer_of(state) is not None
-        return self._config.max_stalled_steps * (1 if planned else PLANNING)
+        return self._config.max_stalled_steps * (1 if planned else PLANNING_STALL_FACTOR)
 
     def _settle(self, state: Voting, step: int) -> Job[State]:
         """Act on the vote that is due at this boundary."""
@@ -342,7 +342,7 @@ class RebalanceEngine:
         try:
             verdict = yield JobDone(self._vote)
         except TimeoutError as error:
-            raise AgreementLost(f"epoch {state.epoch.number}: no verdict in time") from error
+            raise VoteOutcomeUnknown(f"epoch {state.epoch.number}: no verdict in time") from error
         match verdict, state:
             case Pending(), _:
                 return state
@@ -353,7 +353,7 @@ class RebalanceEngine:
                 return self._landing(state.voyage.path.commit(state, lots, step), step)
             case Abort(reason), _:
                 return self._abort(state, step, reason)
-        raise AgreementLost(f"told to {verdict} in {type(state).__name__}")
+        raise VoteOutcomeUnknown(f"told to {verdict} in {type(state).__name__}")
 
     def _landing(self, state: Transferring | Updating | Finished, step: int) -> State:
         """End the epoch where everything is installed."""
@@ -365,16 +365,18 @@ class RebalanceEngine:
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
-        self.aborts[reason if reason in self.aborts or len(self.aborts) < KINDS else OTHERS] += 1
+        self.aborts[
+            reason if reason in self.aborts or len(self.aborts) < MAX_ABORT_REASONS else OTHERS
+        ] += 1
         self._report(state.epoch, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
         self._decline(state.epoch, step + 1, reason)
         repairs = () if self._path is None else self._path.repair(reason)
-        return Draining((*work_of(state), *repairs))
+        return Draining((*running_work(state), *repairs))
 
     def _decline(self, epoch: RebalanceId, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""
-        self._file(epoch, due, MOVE)
+        self._file(epoch, due, START_TRANSFER)
         ballot = Ballot(RankStatus.FAILED, reason=reason)
         job = vote_failed(self._control, self._question(epoch, due), ballot)
         self._staff.vote.start(job, "vote_failed", epoch=epoch.number, step=due)

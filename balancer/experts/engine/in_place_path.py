@@ -23,7 +23,7 @@ from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, write_and_verify
 from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.errors import AgreementLost, LockPoisoned
+from equipoise.hal.errors import LockPoisoned, VoteOutcomeUnknown
 
 
 class InPlacePath:
@@ -108,11 +108,13 @@ class InPlacePath:
         """Raise for what has gone wrong behind the decision."""
         for task in state.writing:
             if task.done() and (error := task.exception()) is not None:
-                raise AgreementLost(f"epoch {state.epoch.number}: write failed: {error}") from error
+                raise VoteOutcomeUnknown(
+                    f"epoch {state.epoch.number}: write failed: {error}"
+                ) from error
         try:
             self._gates.check()
         except LockPoisoned as error:
-            raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
+            raise VoteOutcomeUnknown(f"epoch {state.epoch.number}: {error}") from error
 
     def _hand_over(self, state: Updating, change: LayerUpdate) -> Updating:
         """Let the step that begins read these layers once more; they are written behind it.

@@ -43,7 +43,7 @@ from equipoise.balancer.experts.runtime.events import (
 
 
 @dataclass
-class _Open:
+class _OpenRebalance:
     """The epoch that is open: since when, over what, and its seconds by phase."""
 
     number: int
@@ -86,7 +86,7 @@ class EventRecorder:
         self._began = now()
         self._state: State = Idle()
         self._since = self._began
-        self._open: _Open | None = None
+        self._open: _OpenRebalance | None = None
         self._end: tuple[State, RebalanceReport] | None = None
 
     def begin(self, step: int) -> None:
@@ -122,13 +122,13 @@ class EventRecorder:
         self._sink.emit(EngineClosed())
 
     def _turn(self, state: State, layout: Layout, at: float) -> None:
-        if name_of(state) != name_of(self._state) or self._end is not None:
+        if state_name(state) != state_name(self._state) or self._end is not None:
             self._leave(at)
             self._enter(state, layout, at)
 
     def _leave(self, at: float) -> None:
         """Close the state that was left; inside an epoch it is a phase."""
-        name, number = name_of(self._state), epoch_of(self._state)
+        name, number = state_name(self._state), rebalance_number(self._state)
         details = {} if number is None else {"epoch": number}
         if number is not None or isinstance(self._state, Draining):
             self._sink.emit(TraceSpan(name, Track.REBALANCE, self._since, at, details))
@@ -140,29 +140,34 @@ class EventRecorder:
         if self._end is not None and self._open is not None:
             self._tell_end(*self._end, self._open, layout.placement, at)
         self._end = None
-        number = epoch_of(state)
+        number = rebalance_number(state)
         if number is not None and self._open is None:
-            self._open = _Open(number, at, layout.placement, {})
+            self._open = _OpenRebalance(number, at, layout.placement, {})
         self._state, self._since = state, at
-        self._sink.emit(StateChanged(self._step, at, name_of(state), number))
+        self._sink.emit(StateChanged(self._step, at, state_name(state), number))
 
     def _tell_end(
-        self, state: State, report: RebalanceReport, opened: _Open, held: Placement, at: float
+        self,
+        state: State,
+        report: RebalanceReport,
+        opened: _OpenRebalance,
+        held: Placement,
+        at: float,
     ) -> None:
         self._open = None
-        record = _record(state, report, opened.seconds)
+        record = _rebalance_record(state, report, opened.seconds)
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
-        self._sink.emit(TraceSpan(_title(record), Track.REBALANCE, opened.since, at, details))
+        self._sink.emit(TraceSpan(_span_name(record), Track.REBALANCE, opened.since, at, details))
         placements, whose = (opened.held, held), (self._place, self._shape, self._slot_bytes)
         self._sink.emit(RebalanceEnded(record, opened.since, at, placements, *whose))
 
 
-def name_of(state: State) -> str:
+def state_name(state: State) -> str:
     """Its type's, in lower case."""
     return type(state).__name__.lower()
 
 
-def epoch_of(state: State) -> int | None:
+def rebalance_number(state: State) -> int | None:
     """Number of the epoch that the state is in; none where none is open."""
     return None if isinstance(state, Idle | Draining) else state.epoch.number
 
@@ -178,7 +183,9 @@ def proposal_of(state: State) -> Proposal | None:
     return None if voyage is None else voyage.proposal
 
 
-def _record(state: State, report: RebalanceReport, seconds: dict[str, float]) -> RebalanceRecord:
+def _rebalance_record(
+    state: State, report: RebalanceReport, seconds: dict[str, float]
+) -> RebalanceRecord:
     proposal = proposal_of(state)
     drafted = None if proposal is None else proposal.draft
     return RebalanceRecord(
@@ -198,6 +205,6 @@ def _record(state: State, report: RebalanceReport, seconds: dict[str, float]) ->
     )
 
 
-def _title(record: RebalanceRecord) -> str:
+def _span_name(record: RebalanceRecord) -> str:
     how = record.outcome if record.outcome in COMPLETED else "aborted"
     return f"epoch {record.number}: {how}"

@@ -8,9 +8,9 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.slots import Reader, SlotStore
 from equipoise.hal.stream import Event, Role, Stream
-from equipoise.hal.support.slot_access import Readers
+from equipoise.hal.support.slot_access import ReaderRegistry
 
-Copies = tuple[tuple[int, int], ...]
+SlotCopies = tuple[tuple[int, int], ...]
 """(staging, local slot) pairs."""
 
 
@@ -37,7 +37,7 @@ class ServingState:
         self._compute = accelerator.stream(Role.COMPUTE)
         self._settled = accelerator.event()
         self._changing = threading.Lock()
-        self.readers = Readers(accelerator.event)
+        self.readers = ReaderRegistry(accelerator.event)
         self._layout = layout
         self.store = store
         self.tables = Tables.empty(
@@ -73,7 +73,7 @@ class ServingState:
         """Generation of a layer's tables, for programs of the compute stream."""
         return int(self.tables.generation[layer])
 
-    def commit(self, change: LayerUpdate, copies: Copies) -> None:
+    def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
         """Copy staging into slots and install `change`, in this order on the compute stream.
 
         Weights and tables are one change to a reader on another stream: it is held from before

@@ -12,7 +12,7 @@ from equipoise.balancer.experts.routing.drift import DriftDetector
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.balancer.experts.runtime.jobs import Job, JobDone, JobHandle, immediate
 from equipoise.balancer.experts.runtime.workers import Worker
-from equipoise.hal.errors import AgreementLost
+from equipoise.hal.errors import VoteOutcomeUnknown
 
 
 class ShareRefresh(Protocol):
@@ -58,7 +58,7 @@ class StaticShares:
 
 
 @dataclass(frozen=True)
-class Resting:
+class NotSolving:
     """No solution is under way."""
 
 
@@ -96,7 +96,7 @@ class LaggedShares:
         self._load = load
         self._shape = shape
         self._follower = DriftDetector(shape, hysteresis, planned=load.sums.maxlen or 1)
-        self._state: Resting | Solving = Resting()
+        self._state: NotSolving | Solving = NotSolving()
         self._worker = worker
 
     @property
@@ -107,7 +107,7 @@ class LaggedShares:
     def before_step(self, summed: bool) -> Job[None]:
         """Install the solution that is due, then start on the new sum.
 
-        Raises `AgreementLost` where the solution does not come.
+        Raises `VoteOutcomeUnknown` where the solution does not come.
         """
         yield from self._take()
         if summed:
@@ -132,8 +132,8 @@ class LaggedShares:
         except Exception as error:
             # Other ranks may have renewed theirs, and nobody votes on it: this rank cannot go on.
             why = "not in time" if isinstance(error, TimeoutError) else str(error)
-            raise AgreementLost(f"shares were not solved on this rank: {why}") from error
-        self._state = Resting()
+            raise VoteOutcomeUnknown(f"shares were not solved on this rank: {why}") from error
+        self._state = NotSolving()
         fitting = None if change is None else change.restricted_to(self._installed.layout)
         if fitting is not None:
             self._installed.commit(fitting, ())

@@ -10,11 +10,11 @@ from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.states import (
     Failed,
     Finished,
+    InTransfer,
     RebalanceId,
     Staged,
     TransferProgress,
     Transferring,
-    Travelling,
 )
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
 from equipoise.balancer.experts.planning.proposal import (
@@ -27,11 +27,11 @@ from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_r
 from equipoise.balancer.experts.runtime.jobs import Job, JobHandle
 from equipoise.balancer.experts.runtime.workers import Worker
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer, ReadyChunk, stage_chunk
-from equipoise.hal.errors import AgreementLost
+from equipoise.hal.errors import VoteOutcomeUnknown
 
 CHUNKS_IN_FLIGHT = 2
 """Lots on the way at once: one travels while the other is voted on."""
-MOVE_FAILED = "move failed"
+TRANSFER_FAILED = "move failed"
 LOG = logging.getLogger(__name__)
 
 
@@ -79,7 +79,7 @@ class StagedPath:
         assert isinstance(proposal, StagedProposal)
         return self._go_on(TransferProgress(self, epoch, proposal, 0, step, ()))
 
-    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         """Which lots are staged by now; they are staged in the order in which they were let go."""
         staged: list[ReadyChunk] = []
         for task in voyage.in_flight:
@@ -87,7 +87,7 @@ class StagedPath:
                 break
             if (error := task.exception()) is not None:
                 LOG.warning("epoch %d: move failed: %s", voyage.epoch.number, error)
-                return Failed(voyage.epoch, MOVE_FAILED, voyage)
+                return Failed(voyage.epoch, TRANSFER_FAILED, voyage)
             staged.append(task.result())
         return Staged(voyage, tuple(staged)) if staged else Transferring(voyage)
 
@@ -98,7 +98,7 @@ class StagedPath:
             AgreementLost: they are not staged here, so ranks disagree about history.
         """
         if len(state.staged) < lots:
-            raise AgreementLost(f"told to commit {lots} lots with {len(state.staged)} staged")
+            raise VoteOutcomeUnknown(f"told to commit {lots} lots with {len(state.staged)} staged")
         for lot in state.staged[:lots]:
             self._installed.commit(lot.change, lot.staged.copies)
         voyage = state.voyage
@@ -112,7 +112,7 @@ class StagedPath:
         still fly; until it is through, the epoch drains. Who comes too late finds it failed still:
         the next epoch's move fails, and all try once more.
         """
-        if reason != MOVE_FAILED or not self._mover.can_rebuild:
+        if reason != TRANSFER_FAILED or not self._mover.can_rebuild:
             return ()
         return (self._worker.start(self._mover.rebuild_communicator(), "mend"),)
 
@@ -144,11 +144,11 @@ class StagedPath:
         try:
             staging = self._mover.stage(proposal.transfers[lot], self._installed.last_change)
         except Exception as error:
-            return _failing(error)
+            return _failed_job(error)
         return stage_chunk(staging, proposal.changes[lot])
 
 
-def _failing(error: Exception) -> Job[ReadyChunk]:
+def _failed_job(error: Exception) -> Job[ReadyChunk]:
     """A job that has failed before it began."""
     yield from ()
     raise error

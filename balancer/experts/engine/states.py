@@ -51,7 +51,7 @@ class Proposed:
 class TransferPath(Protocol):
     """Brings what travels into slots, as the ranks agree."""
 
-    def poll(self, voyage: "TransferProgress") -> "Travelling | Failed":
+    def poll(self, voyage: "TransferProgress") -> "InTransfer | Failed":
         """What this rank's own part has become."""
         ...
 
@@ -197,13 +197,13 @@ class Failed:
     within: Planning | TransferProgress | Draining
 
 
-Travelling = Transferring | Staged
-Voting = Planning | Proposed | Travelling | Failed
+InTransfer = Transferring | Staged
+Voting = Planning | Proposed | InTransfer | Failed
 """States in which every boundary has a vote."""
 State = Idle | Voting | Updating | Draining
 
 
-MOVE = "move"
+START_TRANSFER = "move"
 """What the first votes of an epoch may settle."""
 
 
@@ -241,16 +241,16 @@ def outcome_of(state: Voting) -> str:
     unmatched, which fails their communicator.
     """
     voyage = transfer_of(state)
-    return MOVE if voyage is None else f"commit/{voyage.committed}"
+    return START_TRANSFER if voyage is None else f"commit/{voyage.committed}"
 
 
-def since(state: Voting) -> int:
+def last_progress_step(state: Voting) -> int:
     """The last boundary at which the ranks came on together."""
     voyage = transfer_of(state)
     return state.epoch.opened if voyage is None else voyage.since
 
 
-def work_of(state: Voting) -> tuple[JobHandle[Any], ...]:
+def running_work(state: Voting) -> tuple[JobHandle[Any], ...]:
     """What still runs when the epoch is left, and owns its buffers."""
     match state:
         case Planning(_, plan) | Failed(_, _, Planning(_, plan)):

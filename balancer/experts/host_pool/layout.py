@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.balancer.experts.transfer.copy_threads import LINE
+from equipoise.balancer.experts.transfer.copy_threads import CACHE_LINE
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import MASK64, as_int64
 from equipoise.hal.errors import ExpertPoolError, Unsupported
 from equipoise.hal.slots import SegmentType
 
-SUM = 8
+CHECKSUM_BYTES = 8
 """Bytes of a checksum."""
 
 
@@ -59,7 +59,7 @@ class PoolLayout:
         found, at = [], 0
         for segment in self.descriptor:
             found.append(at)
-            at += round_up(segment.nbytes, LINE)
+            at += round_up(segment.nbytes, CACHE_LINE)
         return tuple(found)
 
     @cached_property
@@ -80,7 +80,7 @@ class PoolLayout:
     @cached_property
     def first(self) -> int:
         """Where the first expert begins: behind all that is about the pool itself."""
-        return self.sums + round_up(self.layers * self.experts * SUM, mmap.PAGESIZE)
+        return self.sums + round_up(self.layers * self.experts * CHECKSUM_BYTES, mmap.PAGESIZE)
 
     @property
     def total(self) -> int:
@@ -107,7 +107,7 @@ class PoolLayout:
             "layers": str(self.layers),
             "experts": str(self.experts),
             "segments": ", ".join(segments),
-            "page and line": f"{mmap.PAGESIZE} and {LINE} bytes",
+            "page and line": f"{mmap.PAGESIZE} and {CACHE_LINE} bytes",
         }
 
     @cached_property
@@ -123,7 +123,9 @@ class PoolContents:
         self._layout = layout
         self._data: Tensor | None = data
         count = layout.layers * layout.experts
-        self._sums: Tensor | None = data[layout.sums : layout.sums + count * SUM].view(torch.int64)
+        self._sums: Tensor | None = data[layout.sums : layout.sums + count * CHECKSUM_BYTES].view(
+            torch.int64
+        )
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """An expert's segments, in place. Raises `ExpertPoolError`."""

@@ -24,10 +24,10 @@ from equipoise.balancer.experts.host_pool.rendezvous import (
     SharedDescriptor,
     join_shared_memory,
 )
-from equipoise.balancer.experts.host_pool.shared_memory import HugePages, Mapping
+from equipoise.balancer.experts.host_pool.shared_memory import HugePages, SharedMapping
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import ExpertPoolError, PoolDamaged, PoolIncomplete, PoolLeased
+from equipoise.hal.errors import ExpertPoolError, PoolCorrupted, PoolIncomplete, PoolLeased
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Filling:
 
     council: NodeCoordinator
     descriptor: int
-    mapping: Mapping
+    mapping: SharedMapping
     contents: PoolContents
     writers: "Writers" = field(default_factory=lambda: Writers())
     filled: set[int] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Filling:
 class Sealed:
     """Nobody can write any more; everybody reads all of it."""
 
-    mapping: Mapping
+    mapping: SharedMapping
     contents: PoolContents
 
     def release(self) -> None:
@@ -110,11 +110,11 @@ class Writers:
 
 
 Ranks = tuple[int, ...]
-SHOWN = 3
+MAX_EXPERTS_NAMED = 3
 """How many experts a complaint names."""
 
 
-def owned(layout: PoolLayout, place: int, parts: int) -> Iterator[tuple[int, int]]:
+def owned_experts(layout: PoolLayout, place: int, parts: int) -> Iterator[tuple[int, int]]:
     """Each (layer, expert) that the rank at `place` of `parts` fills.
 
     Every so many-th, so that the memory of every layer is spread over the NUMA nodes of the ranks
@@ -142,12 +142,12 @@ def map_and_reserve(
 
 def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor) -> Filling:
     try:
-        mapping = Mapping.to_write(gathered.descriptor, layout.total)
+        mapping = SharedMapping.to_write(gathered.descriptor, layout.total)
     except ExpertPoolError as error:
         council.raise_if_any("reserved", str(error), gathered.ranks, PoolIncomplete)
         raise
     try:
-        complaint = _reserve(council, layout, gathered, mapping)
+        complaint = _reserve_pages(council, layout, gathered, mapping)
         council.raise_if_any("reserved", complaint, gathered.ranks, PoolIncomplete)
         return Filling(
             council, gathered.descriptor, mapping, PoolContents(layout, mapping.tensor())
@@ -157,12 +157,12 @@ def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescr
         raise
 
 
-def _reserve(
-    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor, mapping: Mapping
+def _reserve_pages(
+    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor, mapping: SharedMapping
 ) -> str:
     """Take this rank's pages, expert by expert; what went wrong, or ""."""
     place, parts = gathered.ranks.index(council.rank), len(gathered.ranks)
-    for layer, expert in owned(layout, place, parts):
+    for layer, expert in owned_experts(layout, place, parts):
         if council.left() <= 0.0:
             return f"had no time to reserve expert {expert} of layer {layer} and later ones"
         at = layout.at(layer, expert)
@@ -183,9 +183,9 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     council = state.council
     council.renew(timeout)
     try:
-        _finish(state, layout, ranks)
-        _forbid(state, ranks)
-        mapping = _map(state, layout, ranks)
+        _finish_filling(state, layout, ranks)
+        _seal_memory(state, ranks)
+        mapping = _map_read_only(state, layout, ranks)
     except BaseException:
         state.release()
         raise
@@ -193,7 +193,7 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     contents = PoolContents(layout, mapping.tensor())
     try:
         council.raise_if_any(
-            "verified", _verify(council, layout, ranks, contents), ranks, PoolDamaged
+            "verified", _verify_owned(council, layout, ranks, contents), ranks, PoolCorrupted
         )
     except BaseException:
         contents.release()
@@ -202,12 +202,12 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     return Sealed(mapping, contents)
 
 
-def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
+def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     """Everything is written, and mapped to be written by nobody."""
     council = state.council
-    mine = owned(layout, ranks.index(council.rank), len(ranks))
+    mine = owned_experts(layout, ranks.index(council.rank), len(ranks))
     missing = [which for which in mine if layout.number(*which) not in state.filled]
-    complaint = f"has not filled {_named(missing)}" if missing else ""
+    complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
         state.writers.close()
         state.contents.release()
@@ -217,7 +217,7 @@ def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     council.raise_if_any("filled", complaint, ranks, PoolIncomplete)
 
 
-def _forbid(state: Filling, ranks: Ranks) -> None:
+def _seal_memory(state: Filling, ranks: Ranks) -> None:
     """The first rank seals; the kernel does it only if no process could still write."""
     council, complaint = state.council, ""
     if council.rank == ranks[0]:
@@ -231,32 +231,32 @@ def _forbid(state: Filling, ranks: Ranks) -> None:
         raise ExpertPoolError(f"rank {ranks[0]}: {told}")
 
 
-def _map(state: Filling, layout: PoolLayout, ranks: Ranks) -> Mapping:
+def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMapping:
     """To be read, once this rank has seen the seal itself. A failure is told to the others."""
     try:
-        if not shared_memory.seals(state.descriptor) & shared_memory.READ_ONLY:
+        if not shared_memory.seals(state.descriptor) & shared_memory.WRITE_SEAL:
             raise ExpertPoolError("the pool is not sealed though its first rank said so")
-        return Mapping.to_read(state.descriptor, layout.total)
+        return SharedMapping.to_read(state.descriptor, layout.total)
     except ExpertPoolError as error:
-        state.council.raise_if_any("verified", str(error), ranks, PoolDamaged)
+        state.council.raise_if_any("verified", str(error), ranks, PoolCorrupted)
         raise
 
 
-def _verify(
+def _verify_owned(
     council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
 ) -> str:
     """Read this rank's part back, now that it cannot change; what is wrong with it, or ""."""
     wrong = []
-    for layer, expert in owned(layout, ranks.index(council.rank), len(ranks)):
+    for layer, expert in owned_experts(layout, ranks.index(council.rank), len(ranks)):
         if council.left() <= 0.0:
             return f"had no time to verify expert {expert} of layer {layer} and later ones"
         if not contents.verify(layer, expert):
             wrong.append((layer, expert))
-    return f"other bytes than were written in {_named(wrong)}" if wrong else ""
+    return f"other bytes than were written in {_format_experts(wrong)}" if wrong else ""
 
 
-def _named(experts: list[tuple[int, int]]) -> str:
-    named = [f"expert {expert} of layer {layer}" for layer, expert in experts[:SHOWN]]
+def _format_experts(experts: list[tuple[int, int]]) -> str:
+    named = [f"expert {expert} of layer {layer}" for layer, expert in experts[:MAX_EXPERTS_NAMED]]
     more = len(experts) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
 
@@ -323,7 +323,7 @@ class HostExpertPool:
 
     def owned(self) -> Iterator[tuple[int, int]]:
         """Each (layer, expert) that this rank has to fill."""
-        return owned(self._layout, self._place, len(self._ranks))
+        return owned_experts(self._layout, self._place, len(self._ranks))
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
         """Store an expert of this rank's part: a tensor per segment, of any device and stride.

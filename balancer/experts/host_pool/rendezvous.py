@@ -24,9 +24,13 @@ from equipoise.balancer.experts.agreement.same_on_all_ranks import (
 )
 from equipoise.balancer.experts.host_pool import shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.shared_memory import TOKEN, PoolHeader, available_memory
+from equipoise.balancer.experts.host_pool.shared_memory import (
+    TOKEN_BYTES,
+    PoolHeader,
+    available_memory,
+)
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import ExpertPoolError, ForeignMemory, NoRoom
+from equipoise.hal.errors import ExpertPoolError, HostMemoryExhausted, PoolMismatch
 
 
 class NodeCoordinator:
@@ -63,7 +67,7 @@ class NodeCoordinator:
         self._expiry = time.monotonic() + timeout
 
     def check_same(self, mine: Values) -> None:
-        """See that all have the same of the pool. Raises `AgreementLost`."""
+        """See that all have the same of the pool. Raises `VoteOutcomeUnknown`."""
         subject, question = f"pool {self._name!r}", self._question("same")
         check_same_on_all_ranks(self._control, question, self.left(), {subject: mine}, self.ranks)
 
@@ -96,8 +100,8 @@ class NodeCoordinator:
 
 
 PROC = Path("/proc")
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-STARTED = 19
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+START_TIME_FIELD = 19
 """Place of a process's start time in /proc/PID/stat, counted from behind its name."""
 
 
@@ -146,23 +150,23 @@ class MemoryHandle:
                 under the same number, or no permission; or what is there is not that pool.
         """
         if self.boot_id != boot_id():
-            raise ForeignMemory("it is on another machine")
+            raise PoolMismatch("it is on another machine")
         try:
             if start_time(self.process, proc) != self.start_time:
-                raise ForeignMemory(f"process {self.process} is another one here")
+                raise PoolMismatch(f"process {self.process} is another one here")
             path = proc / str(self.process) / "fd" / str(self.descriptor)
             # Looked at before it is opened: to open what is no memory may have an effect.
-            if not os.readlink(path).startswith(f"/memfd:{shared_memory.LABEL}"):
-                raise ForeignMemory(f"descriptor {self.descriptor} is something else")
+            if not os.readlink(path).startswith(f"/memfd:{shared_memory.MEMORY_NAME}"):
+                raise PoolMismatch(f"descriptor {self.descriptor} is something else")
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
-            raise ForeignMemory(f"cannot open it: {error}") from error
+            raise PoolMismatch(f"cannot open it: {error}") from error
         return self.checked(descriptor, layout)
 
     def checked(self, descriptor: int, layout: PoolLayout) -> int:
         """`descriptor`, if it is the memory that was offered; otherwise it is closed.
 
-        Raises `ForeignMemory`.
+        Raises `PoolMismatch`.
         """
         try:
             self.header(layout).check(descriptor)
@@ -174,7 +178,7 @@ class MemoryHandle:
 
 def boot_id() -> str:
     """Identity of the running kernel: another one after every start, and on every machine."""
-    return BOOT.read_text(encoding="ascii").strip()
+    return BOOT_ID_PATH.read_text(encoding="ascii").strip()
 
 
 def start_time(process: int, proc: Path = PROC) -> int:
@@ -182,19 +186,19 @@ def start_time(process: int, proc: Path = PROC) -> int:
     text = (proc / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
     # The name stands in parentheses and may contain any character.
     fields = text.rpartition(")")[2].split()
-    if len(fields) <= STARTED:
+    if len(fields) <= START_TIME_FIELD:
         raise ValueError(f"no start time of process {process}")
-    return int(fields[STARTED])
+    return int(fields[START_TIME_FIELD])
 
 
-SLICE = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two looks at whether to go on."""
-PATIENCE = 5.0
+CLIENT_TIMEOUT = 5.0
 """Seconds that one visitor may take."""
-ENDING = 2 * PATIENCE + SLICE
+SERVER_CLOSE_TIMEOUT = 2 * CLIENT_TIMEOUT + POLL_SECONDS
 """Seconds that closing may take: a visitor may connect at the last moment, and be slow."""
-NUMBER = struct.Struct("i")
-CREDENTIALS = struct.Struct("3i")
+DESCRIPTOR_STRUCT = struct.Struct("i")
+CREDENTIALS_STRUCT = struct.Struct("3i")
 
 
 class FdServer:
@@ -213,17 +217,19 @@ class FdServer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.bind(f"\0{self.address}")
         self._socket.listen()
-        self._socket.settimeout(SLICE)
+        self._socket.settimeout(POLL_SECONDS)
         self._thread = threading.Thread(target=self._serve, name=self.address, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Shut it. Raises `ExpertPoolError` if it failed meanwhile."""
         self._closing.set()
-        self._thread.join(ENDING)
+        self._thread.join(SERVER_CLOSE_TIMEOUT)
         self._socket.close()
         if self._thread.is_alive():
-            raise ExpertPoolError(f"the pool's door does not shut within {ENDING:g} s")
+            raise ExpertPoolError(
+                f"the pool's door does not shut within {SERVER_CLOSE_TIMEOUT:g} s"
+            )
         if self._failure is not None:
             raise ExpertPoolError(f"the pool's door failed: {self._failure}") from self._failure
 
@@ -248,8 +254,8 @@ class FdServer:
     def _receive(self, visitor: socket.socket) -> None:
         """A visitor that breaks off, or says something else, is its own business."""
         try:
-            visitor.settimeout(PATIENCE)
-            said = _read(visitor, TOKEN)
+            visitor.settimeout(CLIENT_TIMEOUT)
+            said = _read(visitor, TOKEN_BYTES)
             if same_user(visitor) and secrets.compare_digest(said, self._token):
                 socket.send_fds(visitor, [b"!"], [self._descriptor])
         except OSError:
@@ -257,34 +263,34 @@ class FdServer:
 
 
 def receive_fd(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
-    """The descriptor behind the door at `address`, checked. Raises `ForeignMemory`."""
+    """The descriptor behind the door at `address`, checked. Raises `PoolMismatch`."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as door:
-            door.settimeout(PATIENCE)
+            door.settimeout(CLIENT_TIMEOUT)
             door.connect(f"\0{address}")
             if not same_user(door):
-                raise ForeignMemory("another user opened the door")
+                raise PoolMismatch("another user opened the door")
             door.sendall(bytes.fromhex(offer.token))
             # Not by `recv_fds`, which in Python 3.11 drops the flag and lets children inherit it.
-            space = socket.CMSG_LEN(NUMBER.size)
+            space = socket.CMSG_LEN(DESCRIPTOR_STRUCT.size)
             _, extra, _, _ = door.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
-        raise ForeignMemory(f"no way to its door: {error}") from error
+        raise PoolMismatch(f"no way to its door: {error}") from error
     if not extra:
-        raise ForeignMemory("its door was shut")
-    return offer.checked(NUMBER.unpack(extra[0][2])[0], layout)
+        raise PoolMismatch("its door was shut")
+    return offer.checked(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
 
 
 def same_user(peer: socket.socket) -> bool:
     """Whether the kernel says that the other end runs as this user."""
-    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    _, user, _ = CREDENTIALS.unpack(packed)
+    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_STRUCT.size)
+    _, user, _ = CREDENTIALS_STRUCT.unpack(packed)
     return bool(user == os.geteuid())
 
 
 def _read(peer: socket.socket, nbytes: int) -> bytes:
     """So many bytes, or fewer if no more come."""
-    said, expiry = b"", time.monotonic() + PATIENCE
+    said, expiry = b"", time.monotonic() + CLIENT_TIMEOUT
     while len(said) < nbytes and time.monotonic() < expiry:
         part = peer.recv(nbytes - len(said))
         if not part:
@@ -315,37 +321,37 @@ def join_shared_memory(council: NodeCoordinator, layout: PoolLayout) -> SharedDe
     left, number = council.ranks, 0
     while True:
         if council.rank == left[0]:
-            return _lead(council, layout, left, number)
-        found = _join(council, layout, left, number)
+            return _share_memory(council, layout, left, number)
+        found = _join_owner(council, layout, left, number)
         if isinstance(found, SharedDescriptor):
             return found
         left, number = found, number + 1
 
 
-def _lead(
+def _share_memory(
     council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
 ) -> SharedDescriptor:
-    descriptor, token = _make(council, layout, number)
+    descriptor, token = _create_memory(council, layout, number)
     try:
         council.publish(f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()})
-        refused = _refused(council, f"answer{number}", ranks[1:])
+        refused = _ranks_that_failed(council, f"answer{number}", ranks[1:])
         if refused:
             with FdServer(descriptor, token) as door:
                 council.publish(f"door{number}", door.address)
-                refused = _refused(council, f"knocked{number}", refused)
+                refused = _ranks_that_failed(council, f"knocked{number}", refused)
     except BaseException:
         os.close(descriptor)
         raise
-    return SharedDescriptor(_without(ranks, refused), descriptor)
+    return SharedDescriptor(_exclude_ranks(ranks, refused), descriptor)
 
 
-def _make(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[int, bytes]:
+def _create_memory(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[int, bytes]:
     """The memory, and the token of this instance in it. What fails is told to those who wait."""
-    token = secrets.token_bytes(TOKEN)
+    token = secrets.token_bytes(TOKEN_BYTES)
     try:
         found = available_memory()
         if layout.total > found.free:
-            raise NoRoom(layout.total, found.free, found.whose)
+            raise HostMemoryExhausted(layout.total, found.free, found.whose)
         descriptor = shared_memory.create(layout.total)
         try:
             shared_memory.reserve(descriptor, 0, layout.first)
@@ -353,7 +359,7 @@ def _make(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[in
         except BaseException:
             os.close(descriptor)
             raise
-    except NoRoom as error:
+    except HostMemoryExhausted as error:
         council.publish(
             f"offer{number}", {"available_memory": [error.wanted, error.free, error.whose]}
         )
@@ -364,57 +370,59 @@ def _make(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[in
     return descriptor, token
 
 
-def _join(
+def _join_owner(
     council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
 ) -> SharedDescriptor | Ranks:
     """The memory, or the ranks that stay apart, of which this is one."""
     owner = ranks[:1]
-    offer = _offered(council.collect(f"offer{number}", owner)[owner[0]])
-    descriptor, reason = _try(lambda: offer.open(layout))
+    offer = _parse_handle(council.collect(f"offer{number}", owner)[owner[0]])
+    descriptor, reason = _open_or_reason(lambda: offer.open(layout))
     try:
         council.publish(f"answer{number}", reason)
-        refused = _refused(council, f"answer{number}", ranks[1:])
+        refused = _ranks_that_failed(council, f"answer{number}", ranks[1:])
         if council.rank in refused:
             address = str(council.collect(f"door{number}", owner)[owner[0]])
-            descriptor, reason = _try(lambda: _knock(address, offer, layout))
+            descriptor, reason = _open_or_reason(
+                lambda: _receive_from_owner(address, offer, layout)
+            )
             council.publish(f"knocked{number}", reason)
-        refused = _refused(council, f"knocked{number}", refused)
+        refused = _ranks_that_failed(council, f"knocked{number}", refused)
     except BaseException:
         if descriptor is not None:
             os.close(descriptor)
         raise
     if descriptor is None:
         return refused
-    return SharedDescriptor(_without(ranks, refused), descriptor)
+    return SharedDescriptor(_exclude_ranks(ranks, refused), descriptor)
 
 
-def _offered(told: dict[str, Any]) -> MemoryHandle:
+def _parse_handle(told: dict[str, Any]) -> MemoryHandle:
     """What the owner offers. Raises what it failed with."""
     if "available_memory" in told:
-        raise NoRoom(*told["available_memory"])
+        raise HostMemoryExhausted(*told["available_memory"])
     if "error" in told:
         raise ExpertPoolError(told["error"])
     return MemoryHandle.decode(told["offer"])
 
 
-def _knock(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
+def _receive_from_owner(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
     if offer.boot_id != boot_id():
-        raise ForeignMemory("it is on another machine")
+        raise PoolMismatch("it is on another machine")
     return receive_fd(address, offer, layout)
 
 
-def _try(opening: Callable[[], int]) -> tuple[int | None, str]:
+def _open_or_reason(opening: Callable[[], int]) -> tuple[int | None, str]:
     """A descriptor and "", or none and why."""
     try:
         return opening(), ""
-    except ForeignMemory as error:
+    except PoolMismatch as error:
         return None, str(error)
 
 
-def _refused(council: NodeCoordinator, question: str, ranks: Ranks) -> Ranks:
+def _ranks_that_failed(council: NodeCoordinator, question: str, ranks: Ranks) -> Ranks:
     """Which of `ranks` say why they have it not."""
     return tuple(rank for rank, reason in council.collect(question, ranks).items() if reason)
 
 
-def _without(ranks: Ranks, others: Ranks) -> Ranks:
+def _exclude_ranks(ranks: Ranks, others: Ranks) -> Ranks:
     return tuple(rank for rank in ranks if rank not in others)

@@ -23,17 +23,17 @@ from torch import Tensor
 
 from equipoise.balancer.experts.host_pool import shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.hal.errors import ExpertPoolError, ForeignMemory, PoolIncomplete, PoolLeased
+from equipoise.hal.errors import ExpertPoolError, PoolIncomplete, PoolLeased, PoolMismatch
 
-LABEL = "equipoise-experts"
+MEMORY_NAME = "equipoise-experts"
 """What /proc shows as the target of the descriptor; nothing can be opened by it."""
-NO_EXECUTION = 0x0008
+MFD_NOEXEC_SEAL = 0x0008
 """MFD_NOEXEC_SEAL of Linux 6.3, which hardened systems demand and older ones do not know."""
-POPULATE_WRITE = 23
+MADV_POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14."""
-SIZED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-READ_ONLY = fcntl.F_SEAL_WRITE
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+WRITE_SEAL = fcntl.F_SEAL_WRITE
+HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 class HugePages(StrEnum):
@@ -51,7 +51,7 @@ def create(nbytes: int) -> int:
         try:
             os.ftruncate(descriptor, nbytes)
             # Who maps what another process then shrinks dies of a bus error at its next read.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZED)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS)
         except BaseException:
             os.close(descriptor)
             raise
@@ -62,11 +62,11 @@ def create(nbytes: int) -> int:
 
 def _create(flags: int) -> int:
     try:
-        return os.memfd_create(LABEL, flags | NO_EXECUTION)
+        return os.memfd_create(MEMORY_NAME, flags | MFD_NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.memfd_create(LABEL, flags)
+        return os.memfd_create(MEMORY_NAME, flags)
 
 
 def seals(descriptor: int) -> int:
@@ -81,7 +81,7 @@ def seal(descriptor: int) -> None:
         ExpertPoolError: some process still has it mapped to be written.
     """
     try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, READ_ONLY | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, WRITE_SEAL | fcntl.F_SEAL_SEAL)
     except OSError as error:
         raise ExpertPoolError(f"the pool cannot be sealed: {error.strerror}") from error
 
@@ -98,7 +98,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         raise PoolIncomplete(f"cannot reserve {nbytes} bytes: {error.strerror}") from error
 
 
-class Mapping:
+class SharedMapping:
     """All of a descriptor's memory. The descriptor may be closed afterwards.
 
     Attributes:
@@ -110,7 +110,7 @@ class Mapping:
             self._map = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, prot=protection)
         except (OSError, ValueError) as error:
             raise ExpertPoolError(f"cannot map {nbytes} bytes: {error}") from error
-        self.huge_pages = self._wish(HUGE)
+        self.huge_pages = self._wish(HUGE_PAGES_SETTING)
 
     @classmethod
     def to_write(cls, descriptor: int, nbytes: int) -> Self:
@@ -165,7 +165,7 @@ class Mapping:
         Best effort: `reserve` comes afterwards and takes what is missing, or says so.
         """
         try:
-            self._map.madvise(POPULATE_WRITE, offset, nbytes)
+            self._map.madvise(MADV_POPULATE_WRITE, offset, nbytes)
         except OSError:
             return
 
@@ -184,8 +184,8 @@ class Mapping:
 
 MAGIC = b"eqpool\0\1"
 """With the version of what follows as its last byte."""
-FORM = struct.Struct("<8s16s32sQ")
-TOKEN = 16
+HEADER_STRUCT = struct.Struct("<8s16s32sQ")
+TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -203,27 +203,30 @@ class PoolHeader:
 
     def write(self, descriptor: int) -> None:
         """To the start of the memory."""
-        os.pwrite(descriptor, FORM.pack(MAGIC, self.token, self.digest, self.nbytes), 0)
+        os.pwrite(descriptor, HEADER_STRUCT.pack(MAGIC, self.token, self.digest, self.nbytes), 0)
 
     def check(self, descriptor: int) -> None:
-        """Raise `ForeignMemory` unless the memory is what this header says, and stays so long."""
+        """Raise `PoolMismatch` unless the memory is what this header says, and stays so long."""
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size != self.nbytes:
-            raise ForeignMemory(f"it has {found.st_size} bytes instead of {self.nbytes}")
+            raise PoolMismatch(f"it has {found.st_size} bytes instead of {self.nbytes}")
         try:
             sealed = shared_memory.seals(descriptor)
         except OSError as error:
-            raise ForeignMemory(f"it has no seals: {error.strerror}") from error
-        if sealed & shared_memory.SIZED != shared_memory.SIZED or sealed & shared_memory.READ_ONLY:
-            raise ForeignMemory(f"its seals are {sealed:#x}")
-        if os.pread(descriptor, FORM.size, 0) != FORM.pack(
+            raise PoolMismatch(f"it has no seals: {error.strerror}") from error
+        if (
+            sealed & shared_memory.SIZE_SEALS != shared_memory.SIZE_SEALS
+            or sealed & shared_memory.WRITE_SEAL
+        ):
+            raise PoolMismatch(f"its seals are {sealed:#x}")
+        if os.pread(descriptor, HEADER_STRUCT.size, 0) != HEADER_STRUCT.pack(
             MAGIC, self.token, self.digest, self.nbytes
         ):
-            raise ForeignMemory("its header is of another pool")
+            raise PoolMismatch("its header is of another pool")
 
 
 PROC = Path("/proc")
-GROUPS = Path("/sys/fs/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -234,18 +237,18 @@ class MemoryLimit:
     whose: str
 
 
-def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> MemoryLimit:
+def available_memory(proc: Path = PROC, groups: Path = CGROUP_ROOT) -> MemoryLimit:
     """The tightest limit: of the machine, and of each control group that this process is in.
 
     Shared memory counts as used by whoever touches it first, and a control group that is full kills
     a process of its own; nobody is told before. A limit of /dev/shm does not count: the pool has
     no name there.
     """
-    found = [_machine(proc), *_groups(proc, groups)]
+    found = [_machine_limit(proc), *_cgroup_limits(proc, groups)]
     return min(found, key=lambda limit: limit.free)
 
 
-def _machine(proc: Path) -> MemoryLimit:
+def _machine_limit(proc: Path) -> MemoryLimit:
     for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
@@ -253,7 +256,7 @@ def _machine(proc: Path) -> MemoryLimit:
     raise ValueError(f"{proc / 'meminfo'} does not say what is available")
 
 
-def _groups(proc: Path, groups: Path) -> Iterator[MemoryLimit]:
+def _cgroup_limits(proc: Path, groups: Path) -> Iterator[MemoryLimit]:
     """Limits of either version of control groups, from the process's own to the root."""
     for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -272,13 +275,13 @@ def _groups(proc: Path, groups: Path) -> Iterator[MemoryLimit]:
             continue
         place = folder / path.lstrip("/")
         while True:
-            yield from _group(place, limit, used, spare)
+            yield from _cgroup_limit(place, limit, used, spare)
             if place == folder:
                 break
             place = place.parent
 
 
-def _group(place: Path, limit: str, used: str, spare: str) -> Iterator[MemoryLimit]:
+def _cgroup_limit(place: Path, limit: str, used: str, spare: str) -> Iterator[MemoryLimit]:
     """Nothing where there is no limit, or no such folder: a container sees its own as the root."""
     try:
         most = (place / limit).read_text(encoding="ascii").strip()

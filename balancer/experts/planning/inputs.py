@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.config import Objective, Policy, default_sigma
+from equipoise.balancer.experts.config import Objective, PlanningPolicy, default_sigma
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shares
 from equipoise.hal.errors import PlacementError
 
-Active = npt.NDArray[np.bool_]
+ActiveExperts = npt.NDArray[np.bool_]
 """(batches, layers, experts): whether an expert had any rows."""
 Counts = npt.NDArray[np.int64]
-SWEEPS = 8
+MAX_SWEEPS = 8
 """Rounds over all experts in which they may change their copy, at most."""
 
 
@@ -32,7 +32,7 @@ class SingleReplicaShares:
 
 
 def assign_single_replica(
-    active: Active, placement: Placement, capacity: npt.NDArray[np.int32]
+    active: ActiveExperts, placement: Placement, capacity: npt.NDArray[np.int32]
 ) -> SingleReplicaShares:
     """Choose the copies so that the rank which runs most experts in a batch runs few.
 
@@ -45,7 +45,9 @@ def assign_single_replica(
         placement: int32 (layers, slots).
         capacity: int32 (ranks,), in 1 / 65536 of an ordinary rank.
     """
-    layers = [_Layer.start(active[:, layer], row, capacity) for layer, row in enumerate(placement)]
+    layers = [
+        _ReplicaChoice.start(active[:, layer], row, capacity) for layer, row in enumerate(placement)
+    ]
     for layer in layers:
         layer.improve()
     shares = np.stack([layer.shares() for layer in layers])
@@ -53,7 +55,7 @@ def assign_single_replica(
 
 
 @dataclass
-class _Layer:
+class _ReplicaChoice:
     """One layer's choice of copies.
 
     Attributes:
@@ -74,8 +76,8 @@ class _Layer:
 
     @staticmethod
     def start(
-        active: Active, row: npt.NDArray[np.int32], capacity: npt.NDArray[np.int32]
-    ) -> "_Layer":
+        active: ActiveExperts, row: npt.NDArray[np.int32], capacity: npt.NDArray[np.int32]
+    ) -> "_ReplicaChoice":
         """Most active first, each where the ranks' sums over all batches stay lowest."""
         ranks, experts = capacity.size, active.shape[1]
         size, slots = row.size // ranks, [list[int]() for _ in range(experts)]
@@ -84,7 +86,7 @@ class _Layer:
                 slots[expert].append(slot)
         weight = SHARE_ONE * SHARE_ONE // capacity.astype(np.int64)
         runs = active.astype(np.int64)
-        layer = _Layer(
+        layer = _ReplicaChoice(
             runs, slots, weight, size, [-1] * experts, np.zeros((len(runs), ranks), dtype=np.int64)
         )
         often = runs.sum(axis=0).tolist()
@@ -99,7 +101,7 @@ class _Layer:
     def improve(self) -> None:
         """Let experts change their copy while it lowers the largest ranks of the batches."""
         several = [expert for expert, slots in enumerate(self.slots) if len(slots) > 1]
-        for _ in range(SWEEPS):
+        for _ in range(MAX_SWEEPS):
             # A list, not a generator: every expert is asked, also after the first change.
             if not any([self._settle(expert) for expert in several]):
                 return
@@ -140,10 +142,10 @@ class _Layer:
         self.chosen[expert] = slot
 
 
-MOST = 2**46 - 1
+MAX_LAYER_ROWS = 2**46 - 1
 """Rows of a layer at most, as the native core counts them."""
 DIMENSIONS = 2, 3
-KEPT = 64
+MAX_WINDOWS = 64
 """Windows that a covariance is taken over at most: more of them say little more, and take time."""
 
 
@@ -162,11 +164,11 @@ class PlannerInput:
     load: npt.NDArray[np.int64]
     windows: npt.NDArray[np.int64] | None = None
     sigma: float = 0.0
-    active: Active | None = None
+    active: ActiveExperts | None = None
 
 
 def planner_input(
-    load: npt.ArrayLike, sigma: float | None, policy: Policy, objective: Objective
+    load: npt.ArrayLike, sigma: float | None, policy: PlanningPolicy, objective: Objective
 ) -> PlannerInput:
     """From counts (layers, experts) or (windows, layers, experts).
 
@@ -191,14 +193,14 @@ def planner_input(
     count, _, experts = windows.shape
     # In floating point, which is exact up to far beyond that: integers might wrap around. Only
     # where it may be so many: the sum takes as long as planning a few layers.
-    may_be_more = int(windows.max()) * count * experts > MOST
-    if may_be_more and windows.sum(axis=(0, 2), dtype=np.float64).max() > MOST:
-        raise PlacementError(f"a layer has more than {MOST} rows")
+    may_be_more = int(windows.max()) * count * experts > MAX_LAYER_ROWS
+    if may_be_more and windows.sum(axis=(0, 2), dtype=np.float64).max() > MAX_LAYER_ROWS:
+        raise PlacementError(f"a layer has more than {MAX_LAYER_ROWS} rows")
     # Of one window a copy, so that whoever called may write to it meanwhile.
     total = windows[0].copy() if count == 1 else windows.sum(axis=0)
     if sigma == 0.0 or windows.shape[0] == 1:
         return PlannerInput(total, active=active)
-    starts = np.unique(np.arange(KEPT) * windows.shape[0] // KEPT)
+    starts = np.unique(np.arange(MAX_WINDOWS) * windows.shape[0] // MAX_WINDOWS)
     return PlannerInput(total, np.add.reduceat(windows, starts, axis=0), sigma, active)
 
 
@@ -219,8 +221,8 @@ def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:
         )
     if given.dtype.kind not in "iu":
         raise PlacementError(f"load must be integers, got {given.dtype}")
-    if given.max() > MOST:  # before a larger one turns negative
-        raise PlacementError(f"a layer has more than {MOST} rows")
+    if given.max() > MAX_LAYER_ROWS:  # before a larger one turns negative
+        raise PlacementError(f"a layer has more than {MAX_LAYER_ROWS} rows")
     windows = np.ascontiguousarray(given.reshape(-1, *given.shape[-2:]), dtype=np.int64)
     if windows.min() < 0:
         *_, layer, expert = np.unravel_index(int(given.argmin()), given.shape)

@@ -182,10 +182,10 @@ class MigrationPlan:
         )
 
     def _place(self, rank: int, lot: int) -> int:
-        return self._lot(lot) * self.shape.ranks + _within("rank", rank, self.shape.ranks)
+        return self._lot(lot) * self.shape.ranks + _check_range("rank", rank, self.shape.ranks)
 
     def _lot(self, lot: int) -> int:
-        return _within("lot", lot, self.chunks)
+        return _check_range("lot", lot, self.chunks)
 
     def _sends(self, place: int) -> dict[int, Send]:
         """By round."""
@@ -218,7 +218,7 @@ class MigrationPlan:
         return tuple((layers * per_rank + slots % per_rank).tolist())
 
 
-def _within(what: str, number: int, count: int) -> int:
+def _check_range(what: str, number: int, count: int) -> int:
     """The number itself; one below 0 would be counted from the end."""
     if not 0 <= number < count:
         raise ValueError(f"{what}: expected 0 to {count - 1}, got {number}")
@@ -269,7 +269,7 @@ def plan_migration(
         )
     except ValueError as refused:
         raise PlacementError(str(refused)) from None
-    return _shipment(shape, staging, layers, *found)
+    return _migration_plan(shape, staging, layers, *found)
 
 
 def _layers(order: Sequence[int] | Ids) -> Ids:
@@ -279,7 +279,7 @@ def _layers(order: Sequence[int] | Ids) -> Ids:
         raise PlacementError(f"order: a layer is beyond 32 bits: {list(order)}") from None
 
 
-def _shipment(
+def _migration_plan(
     shape: ExpertShape, staging: int, layers: Ids, rows: Ids, *places: Ids
 ) -> MigrationPlan:
     """From what the native core returns; nobody may write to it."""

@@ -45,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
-from equipoise.balancer.experts.config import Objective, Policy, Split, parse_choice
+from equipoise.balancer.experts.config import Objective, PlanningPolicy, Split, parse_choice
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     ExpertShape,
@@ -60,13 +60,13 @@ from equipoise.balancer.experts.planning.inputs import (
     assign_single_replica,
     planner_input,
 )
-from equipoise.balancer.experts.planning.topology import RankTopology, most_rows, topology
+from equipoise.balancer.experts.planning.topology import RankTopology, max_layer_rows, topology
 from equipoise.hal.errors import PlacementError
 
-HYSTERESIS = 1.6
+REPLICA_SWAP_RATIO = 1.6
 """A copy changes hands when the one expert's load per copy is so much above the other's."""
-MOST = 2**31 - 1
-MOST_THREADS = 1024
+UNBOUNDED = 2**31 - 1
+MAX_THREADS = 1024
 """That the native core takes; there is one a layer at most."""
 
 
@@ -104,12 +104,12 @@ class _PlanCall:
     demand: PlannerInput
     group: RankTopology
     installed: Placement | None
-    policy: Policy
+    policy: PlanningPolicy
     aims: npt.NDArray[np.int32]
     per_rank: int
     threads: int
 
-    def run(self, policy: Policy, allowance: npt.NDArray[np.int64]) -> Plan:
+    def run(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> Plan:
         """One call; `allowance` (layers,) is how many copies a layer may move."""
         placement, shares, moves, uneven = self._call(policy, allowance)
         self.group.check_survival(placement)
@@ -122,7 +122,7 @@ class _PlanCall:
             layer_imbalance=uneven / SHARE_ONE,
         )
 
-    def _call(self, policy: Policy, allowance: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+    def _call(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> tuple[Any, ...]:
         """Raises `PlacementError` where `installed` has no slot for an expert."""
         arguments = (
             self.demand.load,
@@ -132,7 +132,7 @@ class _PlanCall:
             self.group.nodes,
             self.group.survive,
             self.installed,
-            tuple(Policy).index(policy),
+            tuple(PlanningPolicy).index(policy),
             self.aims,
             allowance,
             self.per_rank,
@@ -148,21 +148,21 @@ class _PlanCall:
 
     def within(self, budget: int | None) -> Plan:
         """The plan that moves at most so many copies."""
-        most = np.full(self.group.shape.layers, MOST, dtype=np.int64)
+        most = np.full(self.group.shape.layers, UNBOUNDED, dtype=np.int64)
         if self.installed is None:
             return self.run(self.policy, most)
         none = np.zeros_like(most)
         if budget == 0:
-            return self.run(Policy.INCREMENTAL, none)
+            return self.run(PlanningPolicy.INCREMENTAL, none)
         wanted = self.run(self.policy, most)
         if budget is None or wanted.moves <= budget:
             return wanted
-        kept = self.run(Policy.INCREMENTAL, none)
+        kept = self.run(PlanningPolicy.INCREMENTAL, none)
         uneven = kept.layer_imbalance
-        if self.policy is Policy.INCREMENTAL:
+        if self.policy is PlanningPolicy.INCREMENTAL:
             allowance = allocate_budget(wanted.layer_moves, uneven, budget)
             return self.run(self.policy, allowance)
-        return self._mixed(kept, wanted, whole_layers(wanted.layer_moves, uneven, budget))
+        return self._mixed(kept, wanted, select_layers(wanted.layer_moves, uneven, budget))
 
     def settled(self, found: Plan) -> Plan:
         """The same with whole shares, and what they promise, where active experts are planned."""
@@ -218,23 +218,25 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
 
     Raises `PlacementError` when the numbers cannot fit together.
     """
-    chosen = parse_choice(Policy, "policy", policy)
+    chosen = parse_choice(PlanningPolicy, "policy", policy)
     demand = planner_input(load, sigma, chosen, parse_choice(Objective, "objective", objective))
     if demand.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
         raise PlacementError("active_experts runs an expert on one rank: split must be level")
     layers, experts = demand.load.shape
     shape = ExpertShape(layers, experts, slots, ranks)
     group = topology(shape, nodes, survive, capacities)
-    if demand.load.sum(axis=1).max() > (most := most_rows(group.capacity)):
+    if demand.load.sum(axis=1).max() > (most := max_layer_rows(group.capacity)):
         raise PlacementError(f"a layer has more than {most} rows, the most with these capacities")
     task = _PlanCall(
         demand,
         group,
         _installed(installed, shape),
         chosen,
-        _aims(target, slack, node_cost, demand.sigma, parse_choice(Split, "split", split)),
+        _native_options(
+            target, slack, node_cost, demand.sigma, parse_choice(Split, "split", split)
+        ),
         _per_rank(max_copies_per_rank, policy, installed),
-        min(_positive("threads", threads), MOST_THREADS),
+        min(_positive("threads", threads), MAX_THREADS),
     )
     return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
 
@@ -250,7 +252,7 @@ def allocate_budget(
     return granted
 
 
-def whole_layers(
+def select_layers(
     wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
 ) -> npt.NDArray[np.bool_]:
     """Which layers get all the copies that they want: the most uneven first, of those that fit.
@@ -279,12 +281,12 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
 
 def _per_rank(most: int | None, policy: str, installed: npt.ArrayLike | None) -> int:
     if most is None:
-        return MOST
+        return UNBOUNDED
     if most < 0:
         raise PlacementError(f"max_copies_per_rank must not be negative, got {most}")
-    if policy != Policy.INCREMENTAL or installed is None:
+    if policy != PlanningPolicy.INCREMENTAL or installed is None:
         raise PlacementError("max_copies_per_rank takes policy incremental, and what is installed")
-    return min(most, MOST)
+    return min(most, UNBOUNDED)
 
 
 def _positive(name: str, value: int) -> int:
@@ -308,7 +310,7 @@ def _installed(installed: npt.ArrayLike | None, shape: ExpertShape) -> Placement
     return np.ascontiguousarray(given, dtype=np.int32)
 
 
-def _aims(
+def _native_options(
     target: float, slack: float, node_cost: float, sigma: float, split: Split
 ) -> npt.NDArray[np.int32]:
     for name, value, least, most in (
@@ -318,6 +320,6 @@ def _aims(
     ):
         if not least <= value <= most:
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
-    parts = [round(value * SHARE_ONE) for value in (target, slack, HYSTERESIS)]
+    parts = [round(value * SHARE_ONE) for value in (target, slack, REPLICA_SWAP_RATIO)]
     rest = [round(value * SHARE_ONE) for value in (node_cost, sigma)]
     return np.array([*parts, *rest, tuple(Split).index(split)], dtype=np.int32)

@@ -86,7 +86,7 @@ def staged_proposal(
         parcel=freight.slots_per_message,
     )
     lots = [shipment.layers(lot) for lot in range(shipment.chunks)]
-    changes = _changes(drafted, lots, shape)
+    changes = _layer_updates(drafted, lots, shape)
     legs = tuple(shipment.for_rank(freight.rank, lot) for lot in range(shipment.chunks))
     return StagedProposal(drafted, changes, proposal_digest(drafted, changes), shipment, legs)
 
@@ -95,7 +95,7 @@ def in_place_proposal(drafted: RebalancePlan, shape: ExpertShape, size: int) -> 
     """The proposal whose weights are at hand: `size` layers are installed at a time."""
     order = drafted.order
     groups = [order[first : first + size] for first in range(0, len(order), size)]
-    changes = _changes(drafted, groups, shape)
+    changes = _layer_updates(drafted, groups, shape)
     return Proposal(drafted, changes, proposal_digest(drafted, changes))
 
 
@@ -105,7 +105,7 @@ def proposal_digest(drafted: RebalancePlan, changes: Sequence[LayerUpdate]) -> s
     return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _changes(
+def _layer_updates(
     drafted: RebalancePlan, groups: Sequence[Sequence[int]], shape: ExpertShape
 ) -> tuple[LayerUpdate, ...]:
     return tuple(layer_update(drafted.layout, shape, group) for group in groups)

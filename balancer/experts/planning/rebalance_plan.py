@@ -10,7 +10,7 @@ import numpy.typing as npt
 from equipoise.balancer.experts.config import (
     BalancerConfig,
     PlannerOptions,
-    Policy,
+    PlanningPolicy,
     RoutingRule,
     Split,
 )
@@ -104,47 +104,49 @@ def plan_rebalance(
         PlacementError: the planner returned a malformed placement.
     """
     group = topology(shape, limits.nodes, limits.planner.survive, None)
-    frail = _frail(installed.placement, group)
-    kept = _kept(windows, installed, shape, limits)
-    fresh = _fresh(windows, kept, frail, shape, limits)
+    frail = _under_replicated_layers(installed.placement, group)
+    kept = _installed_with_new_shares(windows, installed, shape, limits)
+    fresh = _replanned(windows, kept, frail, shape, limits)
     load: Load = windows.sum(axis=0)
     old = imbalance(load, kept, shape)
     gain = old - imbalance(load, fresh, shape)
     gain[frail] = URGENT
     filled = _slots_filled(installed.placement, fresh.placement, shape)
-    worth = _worth_it(gain, filled, limits)
-    layout = _mix(kept, fresh, worth)
+    worth = _layers_worth_moving(gain, filled, limits)
+    layout = _merge_layers(kept, fresh, worth)
     check_placement(layout.placement, shape)
-    if left := _frail(layout.placement, group):
+    if left := _under_replicated_layers(layout.placement, group):
         LOG.warning("layers %s still do not survive what they have to", format_ranges(left))
     predicted = imbalance(load, layout, shape)
     short = _short_of_staging(windows, installed, filled, predicted, shape, limits)
     return RebalancePlan(layout, tuple(worth), old, predicted, short)
 
 
-def _frail(placement: Placement, group: RankTopology) -> list[int]:
+def _under_replicated_layers(placement: Placement, group: RankTopology) -> list[int]:
     """Layers that would not survive what they have to: at the start, or since ranks were lost."""
     return sorted({*group.under_replicated(placement)[:, 0].tolist()})
 
 
-def _kept(windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits) -> Layout:
+def _installed_with_new_shares(
+    windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
+) -> Layout:
     """What is installed, with the best shares for this load."""
-    found = _planned(windows, installed.placement, shape, limits, survive=0, max_copies=0)
+    found = _call_planner(windows, installed.placement, shape, limits, survive=0, max_copies=0)
     return replace(installed, shares=found.shares)
 
 
-def _fresh(
+def _replanned(
     windows: Load, kept: Layout, frail: Sequence[int], shape: ExpertShape, limits: RebalanceLimits
 ) -> Layout:
     """The best that a few copies make of it; of frail layers, what survives, whatever it takes."""
     whole = [layer for layer in range(shape.layers) if layer not in set(frail)]
     placement, shares = kept.placement.copy(), kept.shares.copy()
-    for layers, policy in _parts(whole, frail):
+    for layers, policy in _layers_by_policy(whole, frail):
         before, survive = kept.placement[layers], limits.planner.survive
         try:
-            found = _planned(windows[:, layers], before, shape, limits, survive, policy=policy)
+            found = _call_planner(windows[:, layers], before, shape, limits, survive, policy=policy)
         except PlacementError as error:
-            if policy is Policy.INCREMENTAL:
+            if policy is PlanningPolicy.INCREMENTAL:
                 raise
             LOG.warning("layer %d stays as it is: %s", layers[0], error)
             continue
@@ -152,21 +154,23 @@ def _fresh(
     return Layout(placement, shares)
 
 
-def _parts(whole: list[int], frail: Sequence[int]) -> Iterator[tuple[list[int], Policy]]:
+def _layers_by_policy(
+    whole: list[int], frail: Sequence[int]
+) -> Iterator[tuple[list[int], PlanningPolicy]]:
     """What is planned together; a frail layer alone, since it may be that no plan mends it."""
     if whole:
-        yield whole, Policy.INCREMENTAL
+        yield whole, PlanningPolicy.INCREMENTAL
     for layer in frail:
-        yield [layer], Policy.CONNECTED
+        yield [layer], PlanningPolicy.CONNECTED
 
 
-def _planned(
+def _call_planner(
     windows: Load,
     before: Placement,
     shape: ExpertShape,
     limits: RebalanceLimits,
     survive: int,
-    policy: Policy = Policy.INCREMENTAL,
+    policy: PlanningPolicy = PlanningPolicy.INCREMENTAL,
     max_copies: int | None = None,
 ) -> Plan:
     aims = limits.planner
@@ -183,7 +187,7 @@ def _planned(
         sigma=aims.sigma,
         split=limits.split,
         max_copies=max_copies,
-        max_copies_per_rank=limits.staging if policy is Policy.INCREMENTAL else None,
+        max_copies_per_rank=limits.staging if policy is PlanningPolicy.INCREMENTAL else None,
     )
 
 
@@ -214,14 +218,14 @@ def _short_of_staging(
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
     told, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
-    found = _planned(told, installed.placement[layers], shape, free, limits.planner.survive)
+    found = _call_planner(told, installed.placement[layers], shape, free, limits.planner.survive)
     reached = imbalance(
         told.sum(axis=0), Layout(found.placement, found.shares), replace(shape, layers=layers.size)
     )
     return tuple(layers[predicted[layers] - reached > limits.min_gain].tolist())
 
 
-def _worth_it(
+def _layers_worth_moving(
     gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: RebalanceLimits
 ) -> list[int]:
     """Layers worth moving, best gain first."""
@@ -239,7 +243,7 @@ def _worth_it(
     return [layer for layer in np.argsort(-gain, kind="stable").tolist() if worth[layer]]
 
 
-def _mix(kept: Layout, fresh: Layout, changed: Sequence[int]) -> Layout:
+def _merge_layers(kept: Layout, fresh: Layout, changed: Sequence[int]) -> Layout:
     placement, shares = kept.placement.copy(), kept.shares.copy()
     rows = list(changed)
     placement[rows] = fresh.placement[rows]

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement
-from equipoise.balancer.experts.planning.inputs import MOST
+from equipoise.balancer.experts.planning.inputs import MAX_LAYER_ROWS
 from equipoise.hal.errors import PlacementError
 
-MOST_UNLIKE = 1024
+MAX_CAPACITY_RATIO = 1024
 """Capacity of the largest rank, in smallest ones: beyond, a rank is better left out."""
 
 
@@ -79,9 +79,9 @@ def topology(
     return RankTopology(shape, _capacity(capacities, shape.ranks), nodes, survive)
 
 
-def most_rows(capacity: npt.NDArray[np.int32]) -> int:
+def max_layer_rows(capacity: npt.NDArray[np.int32]) -> int:
     """Rows of a layer at most, so that all of them on the smallest rank fit into 64 bits there."""
-    return MOST * min(int(capacity.min()), SHARE_ONE) // SHARE_ONE
+    return MAX_LAYER_ROWS * min(int(capacity.min()), SHARE_ONE) // SHARE_ONE
 
 
 def max_survivable(shape: ExpertShape, nodes: int, survive: int) -> int:
@@ -101,9 +101,9 @@ def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.
         raise PlacementError(f"capacities must be {ranks} positive numbers") from None
     if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
         raise PlacementError(f"capacities must be {ranks} positive numbers")
-    if given.max() > MOST_UNLIKE * given.min():
+    if given.max() > MAX_CAPACITY_RATIO * given.min():
         raise PlacementError(
-            f"capacities must be within a factor of {MOST_UNLIKE}, got {given.min():g} to "
+            f"capacities must be within a factor of {MAX_CAPACITY_RATIO}, got {given.min():g} to "
             f"{given.max():g}"
         )
     parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)

@@ -14,7 +14,7 @@ from equipoise.balancer.experts.placement import (
     solve_shares,
 )
 
-MEMORY = 5
+REMEMBERED_SUB_WINDOWS = 5
 """Sub-windows whose lessons are kept; their median outvotes the two that a switch spoils."""
 MOST_ROWS = 2**45
 """Of a layer, that are summed; beyond, every count is halved. The solver takes less than 2**46."""
@@ -45,7 +45,7 @@ class DriftDetector:
         self._shape = shape
         self._threshold = hysteresis * shape.layers
         self._before: Load | None = None
-        self._usual: deque[int] = deque(maxlen=MEMORY)
+        self._usual: deque[int] = deque(maxlen=REMEMBERED_SUB_WINDOWS)
         self._since: Load = np.zeros((shape.layers, shape.experts), dtype=np.int64)
         self._count = 0
         self._rests_on = planned

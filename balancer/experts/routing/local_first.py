@@ -86,8 +86,8 @@ def local_first_shares(
     """
     runs = ReplicaRuns.of(start, replicas, counts.shape[0])
     quotas = _quotas(counts.sum(0), runs, cumulative, salt.layer)
-    taken = _taken_at_home(counts, runs, quotas)
-    mine = _rest_of(counts, runs, quotas, taken, salt.rank)
+    taken = _rows_kept(counts, runs, quotas)
+    mine = _rows_of_others(counts, runs, quotas, taken, salt.rank)
     mine = mine + torch.where(runs.home == salt.rank, taken, 0)
     return _as_shares(runs.ends(mine), counts[salt.rank], runs, cumulative, salt)
 
@@ -102,13 +102,15 @@ def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) ->
     return ends - torch.where(runs.first, 0, before)
 
 
-def _taken_at_home(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
+def _rows_kept(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
     """Rows that each replica takes of its own rank's."""
     there = counts[runs.home, runs.owner] - runs.before_at_home(quotas)
     return torch.minimum(there.clamp(min=0), quotas)
 
 
-def _rest_of(counts: Tensor, runs: ReplicaRuns, quotas: Tensor, taken: Tensor, rank: int) -> Tensor:
+def _rows_of_others(
+    counts: Tensor, runs: ReplicaRuns, quotas: Tensor, taken: Tensor, rank: int
+) -> Tensor:
     """Rows that each replica takes of what one rank cannot keep."""
     kept = torch.zeros_like(counts).view(-1)
     kept.index_add_(0, runs.home * counts.shape[1] + runs.owner, taken)

@@ -20,7 +20,7 @@ from equipoise.balancer.experts.placement import (
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Role, Stream
 
 
@@ -156,7 +156,7 @@ class RowHashRouter:
     """
 
     def __init__(self, accelerator: Accelerator, tables: Tables, counters: Tensor) -> None:
-        self._passes = _Passes(accelerator, tables, counters)
+        self._passes = _RuleRouter(accelerator, tables, counters)
         # Made on the host: no stream can come before it.
         self.rows = torch.full((1,), ALL_ROWS, dtype=torch.int32).to(counters.device)
 
@@ -182,7 +182,7 @@ class BlockRoundRobinRouter:
     def __init__(
         self, accelerator: Accelerator, tables: Tables, offset: int, counters: Tensor
     ) -> None:
-        self._passes = _Passes(accelerator, tables, counters)
+        self._passes = _RuleRouter(accelerator, tables, counters)
         self._rule = BlockTurns(offset)
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
@@ -194,7 +194,7 @@ class BlockRoundRobinRouter:
         return even_shares(layout.placement, shape.experts)
 
 
-class _Passes:
+class _RuleRouter:
     """Passes by a rule; each is added to the counters."""
 
     def __init__(self, accelerator: Accelerator, tables: Tables, counters: Tensor) -> None:
@@ -205,7 +205,7 @@ class _Passes:
         # Made on the host: no stream can come before it.
         self._counts = torch.zeros(counters.shape[1], dtype=torch.int32).to(counters.device)
 
-    def run(self, rule: Rule, layer: int, ids: Tensor, on: Stream | None) -> Tensor:
+    def run(self, rule: ReplicaRule, layer: int, ids: Tensor, on: Stream | None) -> Tensor:
         """Slot ids for `ids`, of the same shape."""
         stream, slots = on or self._compute, torch.empty_like(ids)
         self._kernels.route_by_rule(

@@ -231,7 +231,7 @@ class EventsDropped:
     entries: int
 
 
-Told = (
+EngineEvent = (
     TraceSpan
     | StepDone
     | BoundaryDone
@@ -242,9 +242,9 @@ Told = (
     | EngineClosed
 )
 """What happens."""
-Derived = RebalanceMeasured | BalanceMeasured | StepStalled | EventsDropped
+DerivedEvent = RebalanceMeasured | BalanceMeasured | StepStalled | EventsDropped
 """What it comes to."""
-Event = Told | Derived
+Event = EngineEvent | DerivedEvent
 
 
 class EventSink(Protocol):

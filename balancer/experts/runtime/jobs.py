@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import BallotIncomplete, ControlLost, StreamTimeout
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, StreamTimeout
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Event, Stream
 from equipoise.hal.work import Work
@@ -83,7 +83,7 @@ class BallotsReady:
             self.control.collect(self.question, 0.0, self.ranks)
         except BallotIncomplete:
             return False
-        except ControlLost:
+        except ControlPlaneLost:
             return True
         return True
 

@@ -25,9 +25,9 @@ from equipoise import _native
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
-from equipoise.hal.support.numa import NODES, UNKNOWN, cpulist, listed_cpus
+from equipoise.hal.support.numa import NODES, UNKNOWN_NODE, cpulist, listed_cpus
 
-LEAST, MOST = 4, 16
+MIN_THREADS, MAX_THREADS = 4, 16
 
 
 def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
@@ -36,7 +36,7 @@ def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
     Raises:
         CopierError: the system does not list that node, or in a form that is not known.
     """
-    if node == UNKNOWN:
+    if node == UNKNOWN_NODE:
         return frozenset()
     try:
         return listed_cpus(node, root)
@@ -66,12 +66,12 @@ def thread_count(cpus: int, accelerators: int) -> int:
     """
     if cpus < 1 or accelerators < 1:
         raise CopierError(f"no threads for {accelerators} accelerators on {cpus} processors")
-    return min(cpus, MOST, max(LEAST, cpus // accelerators // 2))
+    return min(cpus, MAX_THREADS, max(MIN_THREADS, cpus // accelerators // 2))
 
 
-LINE = 64
+CACHE_LINE = 64
 """Bytes of a cache line."""
-UNLIMITED = 0.0
+UNLIMITED_RATE = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CopyLimits:
     Attributes:
         name: for messages.
         chunk_bytes: most bytes that one thread copies without stepping aside; a multiple of 64.
-        rate: bytes a second that all threads together begin, `UNLIMITED` for what they can.
+        rate: bytes a second that all threads together begin, `UNLIMITED_RATE` for what they can.
     """
 
     name: str
@@ -89,28 +89,28 @@ class CopyLimits:
     rate: float
 
     def __post_init__(self) -> None:
-        if self.chunk_bytes < LINE or self.chunk_bytes % LINE:
+        if self.chunk_bytes < CACHE_LINE or self.chunk_bytes % CACHE_LINE:
             raise CopierError(
-                f"profile {self.name!r}: chunks are multiples of {LINE} bytes, "
+                f"profile {self.name!r}: chunks are multiples of {CACHE_LINE} bytes, "
                 f"not {self.chunk_bytes}"
             )
         if not 0.0 <= self.rate < float("inf"):
             raise CopierError(f"profile {self.name!r}: no rate: {self.rate} bytes a second")
 
 
-PLAIN = CopyLimits("plain", 1 << 20, UNLIMITED)
+PLAIN = CopyLimits("plain", 1 << 20, UNLIMITED_RATE)
 """Nothing to share with: loading, tests. Chunks that are many for a slot, and stay in a cache."""
 
 
-SLICE = 0.1
+POLL_SECONDS = 0.1
 """Seconds that a wait lasts without hearing an interrupt."""
-CLOSING = 10.0
+CLOSE_TIMEOUT = 10.0
 """Seconds that copies get at the end of a `with` block."""
 PENDING, DONE, ABANDONED = range(3)
 
 
 @dataclass(frozen=True)
-class Copy:
+class HostCopy:
     """All bytes of `source` to `destination`: C-contiguous, in host memory, equally many bytes.
 
     A destination must be writable: views of a sealed pool are not.
@@ -127,7 +127,7 @@ class InFlightBuffers:
         self._numbers = itertools.count()
         # A dropped copier is ended, and swept, wherever the garbage collector happens to run.
         self._lock = threading.RLock()
-        self._tickets: dict[int, tuple[_native.CopyTicket, tuple[Copy, ...]]] = {}
+        self._tickets: dict[int, tuple[_native.CopyTicket, tuple[HostCopy, ...]]] = {}
         self._process = os.getpid()
 
     @property
@@ -140,7 +140,7 @@ class InFlightBuffers:
         if self.foreign:
             raise CopierError("threads do not come along into a forked process")
 
-    def keep(self, ticket: _native.CopyTicket, copies: tuple[Copy, ...]) -> int:
+    def keep(self, ticket: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
         """Hold `copies` until `drop` of the number it returns."""
         with self._lock:
             number = next(self._numbers)
@@ -167,7 +167,7 @@ class CopyHandle:
     """A list of copies under way; any thread may ask."""
 
     def __init__(
-        self, native: _native.CopyTicket, held: InFlightBuffers, copies: tuple[Copy, ...]
+        self, native: _native.CopyTicket, held: InFlightBuffers, copies: tuple[HostCopy, ...]
     ) -> None:
         self._native = native
         self._held = held
@@ -185,12 +185,12 @@ class CopyHandle:
             CopyAbandoned: the copier was closed first.
         """
         expiry = time.monotonic() + timeout
-        progress = self._look(min(timeout, SLICE))
+        progress = self._look(min(timeout, POLL_SECONDS))
         while progress == PENDING:
             left = expiry - time.monotonic()
             if left <= 0.0:
                 raise CopyPending(f"the copy was not done within {timeout:g} s")
-            progress = self._look(min(left, SLICE))
+            progress = self._look(min(left, POLL_SECONDS))
         if progress == ABANDONED:
             raise CopyAbandoned("the copier was closed before the copy ended")
 
@@ -257,7 +257,7 @@ class CopyThreadPool:
         """Processors that the threads are pinned to; none if they are not pinned."""
         return self._cpus
 
-    def submit(self, copies: Sequence[Copy]) -> CopyHandle:
+    def submit(self, copies: Sequence[HostCopy]) -> CopyHandle:
         """Begin to copy. The ticket, and the copier, own the tensors until the copy ended.
 
         Raises:
@@ -299,12 +299,12 @@ class CopyThreadPool:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self.close(CLOSING)
+            self.close(CLOSE_TIMEOUT)
         else:
             self._end()
 
 
-STUCK: list[InFlightBuffers] = []
+LEAKED_BUFFERS: list[InFlightBuffers] = []
 """Memory that a thread may still touch after it was told to end."""
 
 
@@ -312,7 +312,7 @@ def _close(native: _native.CopyThreads, held: InFlightBuffers, timeout: float) -
     try:
         left = native.close(timeout)
     except RuntimeError as error:
-        STUCK.append(held)
+        LEAKED_BUFFERS.append(held)
         raise CopierError(str(error)) from error
     held.sweep()
     return left
@@ -327,7 +327,7 @@ def _end(native: _native.CopyThreads, held: InFlightBuffers) -> None:
         warnings.warn(f"a copier was dropped with {left} copies", ResourceWarning, stacklevel=2)
 
 
-def _check(number: int, copy: Copy) -> None:
+def _check(number: int, copy: HostCopy) -> None:
     for name, tensor in (("source", copy.source), ("destination", copy.destination)):
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise CopierError(f"copy {number}: its {name} is {tensor.layout} on {tensor.device}")
@@ -338,5 +338,5 @@ def _check(number: int, copy: Copy) -> None:
         raise CopierError(f"copy {number}: {source} bytes do not fit into {destination}")
 
 
-def _row(copy: Copy) -> tuple[int, int, int]:
+def _row(copy: HostCopy) -> tuple[int, int, int]:
     return copy.source.data_ptr(), copy.destination.data_ptr(), copy.source.nbytes

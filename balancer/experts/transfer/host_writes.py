@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.runtime.jobs import Job, stream_idle
-from equipoise.balancer.experts.transfer.copy_threads import Copy, CopyHandle, CopyThreadPool
+from equipoise.balancer.experts.transfer.copy_threads import CopyHandle, CopyThreadPool, HostCopy
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.checksum import MASK64
 from equipoise.hal.errors import SlotError, Unsupported
@@ -104,7 +104,7 @@ class CpuWriter:
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
         """See `SlotWriter`."""
         copies = [
-            Copy(tensor.view(-1).view(torch.uint8), segment.bytes)
+            HostCopy(tensor.view(-1).view(torch.uint8), segment.bytes)
             for slot, tensors in zip(slots, sources, strict=True)
             for tensor, segment in zip(tensors, self._slots[slot], strict=True)
         ]
@@ -116,7 +116,7 @@ class CpuWriter:
             ticket.wait(self._patience)
 
 
-ATTEMPTS = 2
+WRITE_ATTEMPTS = 2
 """Times that slots are written before their bytes count as wrong for good."""
 
 
@@ -136,16 +136,20 @@ def write_and_verify(
     if not slots:
         return
     wanted = [supply.source.checksum(layer, expert) for expert in experts]
-    for _ in range(ATTEMPTS):
+    for _ in range(WRITE_ATTEMPTS):
         sources = [supply.source.view(layer, expert) for expert in experts]
         yield from supply.writer.write(slots, sources)
-        if (yield from _sums(accelerator, store, slots)) == wanted:
+        if (yield from _slot_checksums(accelerator, store, slots)) == wanted:
             return
         LOG.warning("layer %d: slots hold other bytes than were written", layer)
-    raise SlotError(f"layer {layer}: {ATTEMPTS} writes left other bytes in slots {list(slots)}")
+    raise SlotError(
+        f"layer {layer}: {WRITE_ATTEMPTS} writes left other bytes in slots {list(slots)}"
+    )
 
 
-def _sums(accelerator: Accelerator, store: SlotStore, slots: Sequence[int]) -> Job[list[int]]:
+def _slot_checksums(
+    accelerator: Accelerator, store: SlotStore, slots: Sequence[int]
+) -> Job[list[int]]:
     """Checksums of slots, in [0, 2**64)."""
     copy = accelerator.stream(Role.COPY)
     with copy.current():

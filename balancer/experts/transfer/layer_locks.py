@@ -11,7 +11,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Role
-from equipoise.hal.support.slot_access import Readers
+from equipoise.hal.support.slot_access import ReaderRegistry
 
 
 class EntryCounter:
@@ -126,7 +126,7 @@ class LayerLocks:
         self,
         accelerator: Accelerator,
         layers: int,
-        readers: Readers,
+        readers: ReaderRegistry,
         deadline: float,
         entries: Mapping[int, int] = MappingProxyType({}),
     ) -> None:

@@ -22,7 +22,7 @@ from equipoise.balancer.experts.routing.layer_update import LayerUpdate
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink, TraceSpan, Track, now
 from equipoise.balancer.experts.runtime.jobs import Job, WorkDone, stream_idle
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
@@ -193,9 +193,9 @@ class P2PTransfer:
 
     def _depart(self, part: RoundTransfers, packed: Tensor | None) -> _RoundInFlight:
         """Let a round travel: at most one blob to a peer, and one from a peer."""
-        sends = () if part.send is None else (_parcel(part.send.peer, packed),)
+        sends = () if part.send is None else (_message(part.send.peer, packed),)
         blob = None if part.receive is None else self._blob(len(part.receive.slots))
-        receives = () if part.receive is None else (_parcel(part.receive.peer, blob),)
+        receives = () if part.receive is None else (_message(part.receive.peer, blob),)
         with self._copy.current():
             work = self._communicator.exchange(Exchange(sends=sends, receives=receives))
         return _RoundInFlight(part, blob, work)
@@ -270,9 +270,9 @@ def _details(leg: RoundTransfers) -> dict[str, object]:
     return details
 
 
-def _parcel(peer: int, blob: Tensor | None) -> Parcel:
+def _message(peer: int, blob: Tensor | None) -> PeerBuffer:
     assert blob is not None
-    return Parcel(peer, blob)
+    return PeerBuffer(peer, blob)
 
 
 def checksum_sum(marks: Sequence[tuple[str, Tensor]]) -> int:

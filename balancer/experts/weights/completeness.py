@@ -121,7 +121,7 @@ def check_complete(
     strangers = _not_in_model(held, claims)
     idle = [p for p in ignore if not any(fnmatchcase(one.name, p) for one in loose)]
     if missing or strangers:
-        text = _complaint(model, missing, strangers, idle, claims)
+        text = _error_text(model, missing, strangers, idle, claims)
         names = tuple(one.name for one in missing)
         raise ModelIncomplete(text, names, strangers)
     excused = (f"{one} stays: {ignore[_patterns(one, ignore)[0]]}" for one in loose)
@@ -135,12 +135,15 @@ def _unregistered(
     return [
         one
         for one in held
-        if (_leads(one, expected) or any(outer in lists for outer, _ in _numbered(one.name)))
+        if (
+            _has_leading_count(one, expected)
+            or any(outer in lists for outer, _ in _numbered(one.name))
+        )
         and claims.bytes_covered(one.span) < one.span.nbytes
     ]
 
 
-def _leads(one: ModelTensor, expected: ExpertCounts) -> bool:
+def _has_leading_count(one: ModelTensor, expected: ExpertCounts) -> bool:
     return one.tensor.dim() > 0 and one.tensor.shape[0] in expected.counts
 
 
@@ -191,7 +194,7 @@ def _patterns(one: ModelTensor, ignore: Mapping[str, str]) -> list[str]:
     return [pattern for pattern in ignore if fnmatchcase(one.name, pattern)]
 
 
-def _complaint(
+def _error_text(
     model: str,
     missing: Sequence[ModelTensor],
     strangers: Sequence[str],

@@ -93,7 +93,7 @@ def slot_tensor(
     return SlotTensor(place, segments, order)
 
 
-def is_on(at: torch.device, wanted: torch.device) -> bool:
+def is_on_device(at: torch.device, wanted: torch.device) -> bool:
     """Whether `at` is the device that is wanted; one without an index is any of its kind."""
     return at.type == wanted.type and wanted.index in (None, at.index)
 
@@ -110,7 +110,7 @@ def _by_slot(
     place: TensorName, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
 ) -> tuple[Tensor, ...]:
     if not isinstance(given, Tensor):
-        return _each(place, given, slots_per_rank)
+        return _check_sequence(place, given, slots_per_rank)
     _check_kind(place, given)
     if given.dim() == 0:
         raise place.error(f"is one number, not one for each of {slots_per_rank} slots")
@@ -124,7 +124,9 @@ def _by_slot(
     return given.detach().unbind(0)
 
 
-def _each(place: TensorName, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
+def _check_sequence(
+    place: TensorName, given: Iterable[Tensor], slots_per_rank: int
+) -> tuple[Tensor, ...]:
     if not isinstance(given, Iterable):
         raise place.error(f"is a {type(given).__name__}, neither a tensor nor one a slot")
     tensors = tuple(given)
@@ -167,7 +169,7 @@ def _segment(
     place: TensorName, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf
 ) -> Segment:
     form = format_of(tensor)
-    data = _normal(tensor.detach()).permute(order)
+    data = _outside_inference(tensor.detach()).permute(order)
     if not data.is_contiguous():
         shape, strides = list(tensor.shape), list(tensor.stride())
         raise place.error(f"a slot of shape {shape} and strides {strides} is not dense")
@@ -190,7 +192,7 @@ def _check_bytes(place: TensorName, segment: Segment) -> None:
         raise place.error(f"{segment.data.dtype} shows its bytes only in a copy")
 
 
-def _normal(tensor: Tensor) -> Tensor:
+def _outside_inference(tensor: Tensor) -> Tensor:
     """The same memory, writable outside inference mode too."""
     if not tensor.is_inference():
         return tensor
@@ -199,7 +201,7 @@ def _normal(tensor: Tensor) -> Tensor:
     return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-Kind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
+LayerKind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
 """What the layers of a family have in common: each segment's type and order in memory."""
 
 
@@ -217,7 +219,7 @@ class LayerTensors:
     tensors: tuple[SlotTensor, ...]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LayerKind:
         """Slots of layers of one kind can be kept in one slot store."""
         return tuple((column.segments[0].type, column.order) for column in self.tensors)
 
@@ -397,7 +399,7 @@ class ExpertModel:
 
 def layer_groups(layers: tuple[LayerTensors, ...]) -> tuple[LayerGroup, ...]:
     """Group layers, given by row of the placement, by their kind."""
-    kinds: dict[Kind, list[int]] = {}
+    kinds: dict[LayerKind, list[int]] = {}
     for row, layer in enumerate(layers):
         kinds.setdefault(layer.kind, []).append(row)
     return tuple(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
-from equipoise.hal.accelerator import CountsRoutingMemory
+from equipoise.hal.accelerator import EstimatesRoutingMemory
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.kernels import Tables
 
@@ -17,7 +17,7 @@ HEADER = ("what", "bytes", "why")
 COUNTER_BYTES = 4 + 8
 """Of an expert of a layer: rows in the open sub-window, and their sum while it travels."""
 
-OWN_TABLES = "routing tables of the backend"
+BACKEND_TABLES = "routing tables of the backend"
 
 
 class RoundOrder(StrEnum):
@@ -107,11 +107,11 @@ def memory_report(
         slots = model.slots_per_rank * len(family.layers)
         what = f"{model.name}: blobs of family {number}"
         packed = family.slot_bytes * packed_slots(buffers, slots, parcel, rounds)
-        entries.append(MemoryItem(what, packed, packed_why(rounds)))
+        entries.append(MemoryItem(what, packed, packed_reason(rounds)))
     why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
     entries.append(MemoryItem(f"{model.name}: routing tables", tables_bytes(shape), why))
     of_groups = [replace(shape, layers=len(group.layers)) for group in model.groups]
-    entries += own_tables(device, of_groups, f"{model.name}: ")
+    entries += backend_tables(device, of_groups, f"{model.name}: ")
     counted = shape.layers * shape.experts * COUNTER_BYTES
     entries.append(
         MemoryItem(f"{model.name}: load counters", counted, "rows by expert, and their sum")
@@ -134,7 +134,7 @@ def packed_slots(staging: int, slots: int, parcel: int, rounds: RoundOrder) -> i
     return 2 * min(parcel, slots) if staging else 0
 
 
-def packed_why(rounds: RoundOrder) -> str:
+def packed_reason(rounds: RoundOrder) -> str:
     """What `packed_slots` counts."""
     if rounds is RoundOrder.ALL_AT_ONCE:
         return "sent and received, in all rounds of the lots in flight at once"
@@ -150,7 +150,9 @@ def tables_bytes(shape: ExpertShape) -> int:
     return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
-def own_tables(device: object, shapes: Sequence[ExpertShape], prefix: str = "") -> list[MemoryItem]:
+def backend_tables(
+    device: object, shapes: Sequence[ExpertShape], prefix: str = ""
+) -> list[MemoryItem]:
     """What the kernels of a backend keep beside `Tables` of these shapes; no entry where it does
     not say.
 
@@ -159,10 +161,10 @@ def own_tables(device: object, shapes: Sequence[ExpertShape], prefix: str = "") 
         shapes: one for each `Tables`.
         prefix: of the entry's name.
     """
-    if not isinstance(device, CountsRoutingMemory):
+    if not isinstance(device, EstimatesRoutingMemory):
         return []
     nbytes = sum(device.routing_bytes(each.layers, each.experts, each.slots) for each in shapes)
-    return [MemoryItem(prefix + OWN_TABLES, nbytes, "replicas as its kernels look them up")]
+    return [MemoryItem(prefix + BACKEND_TABLES, nbytes, "replicas as its kernels look them up")]
 
 
 def _slots(model: ExpertModel, shape: ExpertShape) -> MemoryItem:

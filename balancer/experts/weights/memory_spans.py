@@ -87,7 +87,7 @@ class SpanIndex:
         """Those that share a byte with `span`, by address."""
         first = max(0, bisect_right(self._starts, (span.device, span.start)) - 1)
         last = bisect_left(self._starts, (span.device, span.end))
-        return [claim for claim in self._claims[first:last] if _meet(claim.span, span)]
+        return [claim for claim in self._claims[first:last] if _overlap(claim.span, span)]
 
     def bytes_covered(self, span: MemorySpan) -> int:
         """How many of its bytes are claimed."""
@@ -101,7 +101,7 @@ def _start(claim: OwnedSpan) -> tuple[str, int]:
     return claim.span.device, claim.span.start
 
 
-def _meet(one: MemorySpan, two: MemorySpan) -> bool:
+def _overlap(one: MemorySpan, two: MemorySpan) -> bool:
     return one.device == two.device and one.start < two.end and two.start < one.end
 
 

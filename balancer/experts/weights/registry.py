@@ -29,7 +29,7 @@ from equipoise.balancer.experts.weights.expert_weights import (
     SlotTensor,
     SlotTensors,
     TensorName,
-    is_on,
+    is_on_device,
     layer_groups,
     slot_tensor,
     strided,
@@ -128,14 +128,14 @@ class ModelRegistry:
         """
         state = self._open(f"register layer {layer}")
         layer, entries = (
-            _whole(f"model {self._name!r}: {what}", number)
+            _parse_integer(f"model {self._name!r}: {what}", number)
             for what, number in (("layer", layer), ("entries", entries))
         )
         self._check_numbers(layer, entries, state)
         given = self._given(layer, tensors, named)
         columns = tuple(self._column(layer, name, value) for name, value in given)
         device = self._common_device(columns)
-        added = _with(state, LayerTensors(layer, columns))
+        added = _add_layer(state, LayerTensors(layer, columns))
         self._state = replace(added, entries={**state.entries, layer: entries})
         self._device = device
 
@@ -205,7 +205,7 @@ class ModelRegistry:
         first = columns[0].device
         wanted = self._device or first
         for each in columns:
-            if not is_on(each.device, wanted):
+            if not is_on_device(each.device, wanted):
                 what = f"is on {each.device}, the model's experts are on {wanted}"
                 raise each.place.error(what)
         return first
@@ -224,7 +224,7 @@ class ModelRegistry:
             slots_per_rank=self._expected.slots_per_rank,
             device=state.layers[owners[0]].tensors[0].device,
             numbers=tuple(lowest[owner] for owner in owners),
-            entries=tuple(_entries(state, owner) for owner in owners),
+            entries=tuple(_entries_per_step(state, owner) for owner in owners),
             repeats=MappingProxyType(
                 {one: other for one, other in sorted(stands_for.items()) if one != other}
             ),
@@ -233,7 +233,7 @@ class ModelRegistry:
         )
 
 
-def _whole(what: str, number: object) -> int:
+def _parse_integer(what: str, number: object) -> int:
     """As Python's own, whoever's it is. Raises `RegistrationError`."""
     try:
         if isinstance(number, bool):
@@ -244,13 +244,13 @@ def _whole(what: str, number: object) -> int:
         raise RegistrationError(f"{what} {number!r} is a {kind}, not a whole number") from None
 
 
-def _entries(state: RegistryOpen, owner: int) -> int:
+def _entries_per_step(state: RegistryOpen, owner: int) -> int:
     """How often a step enters the weights of a layer, under all their numbers."""
     numbers = [owner, *(one for one, other in state.repeats.items() if other == owner)]
     return sum(state.entries[number] for number in numbers)
 
 
-def _with(state: RegistryOpen, layer: LayerTensors) -> RegistryOpen:
+def _add_layer(state: RegistryOpen, layer: LayerTensors) -> RegistryOpen:
     """The state with one more layer. Raises `RegistrationError` where memory is shared in part."""
     spans = [
         OwnedSpan(MemorySpan.of_segment(segment), column.place, slot)

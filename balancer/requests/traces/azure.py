@@ -4,17 +4,17 @@ CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens. Times of 2023
 behind the point; those of 2024 may say a zone, and leave out a fraction of zero.
 """
 
-from equipoise.balancer.requests.traces.csv_columns import nanoseconds, read_columns
-from equipoise.balancer.requests.traces.trace_file import Source
-from equipoise.balancer.requests.traces.workload_builder import Gathering
+from equipoise.balancer.requests.traces.csv_columns import parse_timestamps, read_columns
+from equipoise.balancer.requests.traces.trace_file import TraceFile
+from equipoise.balancer.requests.traces.workload_builder import WorkloadBuilder
 from equipoise.balancer.requests.workload import Workload
 
 COLUMNS = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
 
 
-def read(source: Source, most: int | None) -> Workload:
+def read(source: TraceFile, most: int | None) -> Workload:
     """The first `most` rows, or all. Raises `FormatError` that names the line."""
-    gathering = Gathering(source)
+    gathering = WorkloadBuilder(source)
     for times, prompts, outputs in read_columns(source, COLUMNS, most):
-        gathering.add(nanoseconds(times), prompts.counts(1), outputs.counts(0))
+        gathering.add(parse_timestamps(times), prompts.counts(1), outputs.counts(0))
     return gathering.workload()

@@ -5,16 +5,16 @@ others differ between releases. Requests that failed have no response tokens.
 """
 
 from equipoise.balancer.requests.traces.csv_columns import read_columns
-from equipoise.balancer.requests.traces.trace_file import Source
-from equipoise.balancer.requests.traces.workload_builder import Gathering
+from equipoise.balancer.requests.traces.trace_file import TraceFile
+from equipoise.balancer.requests.traces.workload_builder import WorkloadBuilder
 from equipoise.balancer.requests.workload import Workload
 
 COLUMNS = "Timestamp", "Request tokens", "Response tokens"
 
 
-def read(source: Source, most: int | None) -> Workload:
+def read(source: TraceFile, most: int | None) -> Workload:
     """The first `most` rows, or all. Raises `FormatError` that names the line."""
-    gathering = Gathering(source)
+    gathering = WorkloadBuilder(source)
     for times, prompts, outputs in read_columns(source, COLUMNS, most):
         gathering.add(times.nanoseconds(), prompts.counts(1), outputs.counts(0))
     return gathering.workload()

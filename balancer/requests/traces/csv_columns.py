@@ -17,25 +17,25 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats.numbers import short
-from equipoise.balancer.requests.traces.trace_file import Block, Source
-from equipoise.balancer.requests.workload import TOKENS_MOST, Counts
+from equipoise.balancer.formats.numbers import short_repr
+from equipoise.balancer.requests.traces.trace_file import LineBlock, TraceFile
+from equipoise.balancer.requests.workload import MAX_TOKENS, Counts
 from equipoise.hal.errors import FormatError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Flags: TypeAlias = npt.NDArray[np.bool_]
-DIGITS_MOST = 18
+MAX_DIGITS = 18
 """Digits of a number that fit into 64 bits, whichever they are."""
-SECOND = 10**9
+NANOSECONDS_PER_SECOND = 10**9
 """Nanoseconds of one."""
-SECONDS_MOST = 9 * SECOND
+MAX_SECONDS = 9 * NANOSECONDS_PER_SECOND
 """285 years, which nanoseconds of 64 bits can say."""
 NANO_DIGITS = 9
 INTEGER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class CsvColumn:
     """n fields of one name.
 
     Attributes:
@@ -62,41 +62,41 @@ class Column:
         """Raise `FormatError` for the first row that is not good (bool [n])."""
         if not good.all():
             row = int(np.argmin(good))
-            what = f"{self.name} is {short(self.text(row))}, expected {expected}"
+            what = f"{self.name} is {short_repr(self.text(row))}, expected {expected}"
             raise FormatError(str(self.path), f"line {self.lines[row]}: {what}")
 
     def counts(self, least: int) -> Counts:
         """Whole numbers, int64 [n]. Raises `FormatError` for what is none, or is out of range."""
-        values, good = digits(self.data, self.begins, self.ends)
-        good &= (values >= least) & (values <= TOKENS_MOST)
+        values, good = parse_digits(self.data, self.begins, self.ends)
+        good &= (values >= least) & (values <= MAX_TOKENS)
         if not good.all():
             # A number out of range is told from what is no number.
             integer = INTEGER.fullmatch(self.text(int(np.argmin(good))))
-            kind = f"{least} to {TOKENS_MOST}" if integer else "a whole number"
+            kind = f"{least} to {MAX_TOKENS}" if integer else "a whole number"
             self.require(good, kind)
         return values
 
     def nanoseconds(self) -> Counts:
-        """Of decimal numbers of seconds, int64 [n]. Raises `FormatError`: not 0 to `SECONDS_MOST`.
+        """Of decimal numbers of seconds, int64 [n]. Raises `FormatError`: not 0 to `MAX_SECONDS`.
 
         Digits of less than a nanosecond are cut off.
         """
         points = np.flatnonzero(self.data == ord("."))
         found = np.append(points, self.data.size)[np.searchsorted(points, self.begins)]
         splits = np.minimum(found, self.ends)
-        whole, good = digits(self.data, self.begins, splits)
-        parts, fine = fractions(self.data, splits, self.ends)
-        self.require(good & fine & (whole <= SECONDS_MOST), f"seconds, 0 to {SECONDS_MOST}")
-        return whole * SECOND + parts
+        whole, good = parse_digits(self.data, self.begins, splits)
+        parts, fine = parse_fractions(self.data, splits, self.ends)
+        self.require(good & fine & (whole <= MAX_SECONDS), f"seconds, 0 to {MAX_SECONDS}")
+        return whole * NANOSECONDS_PER_SECOND + parts
 
 
-def digits(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
-    """What stands in data[begins : ends], int64 [n]; and where it is 1 to `DIGITS_MOST` digits.
+def parse_digits(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
+    """What stands in data[begins : ends], int64 [n]; and where it is 1 to `MAX_DIGITS` digits.
 
     Elsewhere the value means nothing.
     """
     widths = ends - begins
-    good = (widths > 0) & (widths <= DIGITS_MOST)
+    good = (widths > 0) & (widths <= MAX_DIGITS)
     values = np.zeros(widths.size, dtype=np.int64)
     for back in range(int(widths[good].max(initial=0))):
         inside = good & (back < widths)
@@ -107,9 +107,9 @@ def digits(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
     return values, good
 
 
-def fractions(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
+def parse_fractions(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
     """Nanoseconds of `.123`, and 0 of nothing, int64 [n]; and where it is one of both."""
-    values, fine = digits(data, begins + 1, ends)
+    values, fine = parse_digits(data, begins + 1, ends)
     widths = ends - begins - 1
     # A point cannot be looked for behind the data: there the field is empty.
     fine &= data[np.minimum(begins, data.size - 1)] == ord(".")
@@ -119,35 +119,35 @@ def fractions(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]
     return np.where(fine, values * up // down, 0), fine | (ends == begins)
 
 
-EXPECTED = "a time such as 2024-05-10 00:00:00.009930+00:00"
-SHORTEST = len("2024-05-10 00:00:00")
+TIME_EXAMPLE = "a time such as 2024-05-10 00:00:00.009930+00:00"
+SHORTEST_TIME = len("2024-05-10 00:00:00")
 PARTS = (0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2)
 """Where year, month, day, hour, minute and second begin, and how long they are."""
-SEPARATORS = (4, b"-"), (7, b"-"), (10, b" T"), (13, b":"), (16, b":")
-ZONE = len("+00:00")
+TIME_SEPARATORS = (4, b"-"), (7, b"-"), (10, b" T"), (13, b":"), (16, b":")
+ZONE_CHARS = len("+00:00")
 YEARS = 1970, 2200
 """Nanoseconds of these fit into 64 bits."""
 
 
-def nanoseconds(column: Column) -> Counts:
+def parse_timestamps(column: CsvColumn) -> Counts:
     """Since 1970, int64 [n]; where no zone is said it is UTC. Raises `FormatError`.
 
     The fraction may be of up to 18 digits, or be left out where it is zero, as Python writes it.
     """
-    column.require(column.ends - column.begins >= SHORTEST, EXPECTED)
+    column.require(column.ends - column.begins >= SHORTEST_TIME, TIME_EXAMPLE)
     zones, behind, zoned = _zones(column)
-    parts, fine = fractions(column.data, column.begins + SHORTEST, behind)
+    parts, fine = parse_fractions(column.data, column.begins + SHORTEST_TIME, behind)
     seconds, real = _seconds(column)
-    column.require(zoned & fine & real, EXPECTED)
-    return (seconds - zones) * SECOND + parts
+    column.require(zoned & fine & real, TIME_EXAMPLE)
+    return (seconds - zones) * NANOSECONDS_PER_SECOND + parts
 
 
-def _seconds(column: Column) -> tuple[Counts, Flags]:
+def _seconds(column: CsvColumn) -> tuple[Counts, Flags]:
     """Without fraction and zone; and which are times that exist."""
     data, begins = column.data, column.begins
-    found = [digits(data, begins + at, begins + at + size) for at, size in PARTS]
+    found = [parse_digits(data, begins + at, begins + at + size) for at, size in PARTS]
     good = np.logical_and.reduce([fine for _, fine in found])
-    for at, allowed in SEPARATORS:
+    for at, allowed in TIME_SEPARATORS:
         good &= np.isin(data[begins + at], np.frombuffer(allowed, dtype=np.uint8))
     year, month, day, hour, minute, second = (values for values, _ in found)
     good &= (year >= YEARS[0]) & (year < YEARS[1]) & (month >= 1) & (month <= 12)
@@ -163,41 +163,43 @@ def _days(year: Counts, month: Counts) -> Counts:
     return months.astype("datetime64[D]").astype(np.int64)
 
 
-def _zones(column: Column) -> tuple[Counts, Counts, Flags]:
+def _zones(column: CsvColumn) -> tuple[Counts, Counts, Flags]:
     """Seconds east of Greenwich, where the time ends that stands before it, and which are good."""
     data, ends = column.data, column.ends
     # A time is longer than a zone, so this is inside the field; a date's "-" is further ahead.
-    sign, last = data[ends - ZONE], data[ends - 1]
-    said = ((sign == ord("+")) | (sign == ord("-"))) & (ends - ZONE >= column.begins + SHORTEST)
-    hours, whole = digits(data, ends - 5, ends - 3)
-    minutes, fine = digits(data, ends - 2, ends)
+    sign, last = data[ends - ZONE_CHARS], data[ends - 1]
+    said = ((sign == ord("+")) | (sign == ord("-"))) & (
+        ends - ZONE_CHARS >= column.begins + SHORTEST_TIME
+    )
+    hours, whole = parse_digits(data, ends - 5, ends - 3)
+    minutes, fine = parse_digits(data, ends - 2, ends)
     good = ~said | (whole & fine & (hours < 24) & (minutes < 60) & (data[ends - 3] == ord(":")))
     east = np.where(said, np.where(sign == ord("-"), -1, 1) * (hours * 3600 + minutes * 60), 0)
-    behind = np.where(said, ends - ZONE, np.where(last == ord("Z"), ends - 1, ends))
+    behind = np.where(said, ends - ZONE_CHARS, np.where(last == ord("Z"), ends - 1, ends))
     return east, behind, good
 
 
 NEWLINE, RETURN, COMMA = b"\n\r,"
 
 
-def header(head: bytes) -> list[str]:
+def csv_header(head: bytes) -> list[str]:
     """Names in the first line of a file that begins so."""
     line = head.partition(b"\n")[0][:1000]
     return [name.strip() for name in line.decode(errors="replace").split(",")]
 
 
 def read_columns(
-    source: Source, names: Sequence[str], most: int | None
-) -> Iterator[tuple[Column, ...]]:
+    source: TraceFile, names: Sequence[str], most: int | None
+) -> Iterator[tuple[CsvColumn, ...]]:
     """The columns `names`, block by block, of the first `most` rows; None: of all.
 
     Other columns may stand between them, in any order: releases of one trace differ in those. Empty
     lines are no rows. Raises `FormatError`: a name is missing, a row has more or fewer columns.
     """
-    found = header(source.head)
+    found = csv_header(source.head)
     missing = [name for name in names if found.count(name) != 1]
     if missing:
-        begins = short(",".join(found))
+        begins = short_repr(",".join(found))
         raise source.error(f"begins with {begins}, expected columns {', '.join(names)}", 1)
     left = most
     for block in source.blocks():
@@ -212,7 +214,7 @@ def read_columns(
 class _Table:
     """The lines of a block without the header and the empty ones; `most` of them."""
 
-    def __init__(self, source: Source, block: Block, most: int | None) -> None:
+    def __init__(self, source: TraceFile, block: LineBlock, most: int | None) -> None:
         self._source = source
         self._data: Bytes = np.frombuffer(block.data, dtype=np.uint8)
         ends = np.append(np.flatnonzero(self._data == NEWLINE), self._data.size)
@@ -230,12 +232,12 @@ class _Table:
         """How many."""
         return self._begins.size
 
-    def column(self, name: str, at: int, width: int) -> Column:
+    def column(self, name: str, at: int, width: int) -> CsvColumn:
         """Column `at` of `width`."""
         commas = self._split(width)
         begins = self._begins if at == 0 else commas[:, at - 1] + 1
         ends = self._ends if at == width - 1 else commas[:, at]
-        return Column(self._source.path, name, self._data, begins, ends, self._lines)
+        return CsvColumn(self._source.path, name, self._data, begins, ends, self._lines)
 
     def _split(self, width: int) -> Counts:
         """int64 [rows, width - 1]: where the commas are."""

@@ -7,8 +7,8 @@ import codecs
 from collections.abc import Iterator
 from json import JSONDecodeError, JSONDecoder
 
-from equipoise.balancer.formats.numbers import WORD, short
-from equipoise.balancer.requests.traces.trace_file import Source
+from equipoise.balancer.formats.numbers import INT64_LIMIT, short_repr
+from equipoise.balancer.requests.traces.trace_file import TraceFile
 
 
 def _constant(name: str) -> object:
@@ -18,7 +18,7 @@ def _constant(name: str) -> object:
 DECODER = JSONDecoder(parse_constant=_constant)
 
 
-def decode(text: str, begin: int = 0) -> tuple[object, int]:
+def decode_value(text: str, begin: int = 0) -> tuple[object, int]:
     """The value that begins there, and where it ends.
 
     Raises: JSONDecodeError where the text is no JSON, or ends too early; ValueError where it is
@@ -30,58 +30,58 @@ def decode(text: str, begin: int = 0) -> tuple[object, int]:
         raise ValueError("it is nested too deep") from None
 
 
-def reason(error: ValueError) -> str:
+def error_reason(error: ValueError) -> str:
     """Why a text is not JSON, in a few words."""
     return error.msg.removesuffix(" at") if isinstance(error, JSONDecodeError) else str(error)[:80]
 
 
-def field(value: object, name: str) -> object:
+def object_field(value: object, name: str) -> object:
     """A field of what should be an object. Raises `ValueError`."""
     if not isinstance(value, dict):
-        raise ValueError(f"is {short(value)}, expected an object")
+        raise ValueError(f"is {short_repr(value)}, expected an object")
     if name not in value:
         raise ValueError(f"has no {name}")
     found: object = value[name]
     return found
 
 
-def whole(value: object, name: str, least: int, most: int = WORD - 1) -> int:
+def integer_field(value: object, name: str, least: int, most: int = INT64_LIMIT - 1) -> int:
     """A field that is an integer. Raises `ValueError`."""
-    found = field(value, name)
+    found = object_field(value, name)
     if type(found) is not int:
-        raise ValueError(f"{name} is {short(found)}, expected a whole number")
+        raise ValueError(f"{name} is {short_repr(found)}, expected a whole number")
     if not least <= found <= most:
-        raise ValueError(f"{name} is {short(found)}, expected {least} to {most}")
+        raise ValueError(f"{name} is {short_repr(found)}, expected {least} to {most}")
     return found
 
 
-def text(value: object, name: str) -> str:
+def string_field(value: object, name: str) -> str:
     """A field that is a string. Raises `ValueError`."""
-    found = field(value, name)
+    found = object_field(value, name)
     if not isinstance(found, str):
-        raise ValueError(f"{name} is {short(found)}, expected a string")
+        raise ValueError(f"{name} is {short_repr(found)}, expected a string")
     return found
 
 
-def entries(value: object, name: str) -> list[object]:
+def list_field(value: object, name: str) -> list[object]:
     """A field that is a list. Raises `ValueError`."""
-    found = field(value, name)
+    found = object_field(value, name)
     if not isinstance(found, list):
-        raise ValueError(f"{name} is {short(found)}, expected a list")
+        raise ValueError(f"{name} is {short_repr(found)}, expected a list")
     return found
 
 
-OBJECT_MOST = 1 << 26
+MAX_OBJECT_CHARS = 1 << 26
 """Characters of one object at most."""
 
 
-class Conversations:
+class JsonListReader:
     """Iterates over (line, value) of a list's objects.
 
     Raises `FormatError` that names the line: not JSON, not a list, cut off.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TraceFile) -> None:
         self._source = source
         self._pieces = source.pieces()
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -100,13 +100,13 @@ class Conversations:
                 yield self._line, self._object()
         if self._next():
             raise self._source.error(
-                f"{short(self._rest())} behind the end of the list", self._line
+                f"{short_repr(self._rest())} behind the end of the list", self._line
             )
 
     def _expect(self, allowed: str) -> str:
         found = self._next()
         if not found or found not in allowed:
-            what = short(self._rest()) if found else "the end of the file"
+            what = short_repr(self._rest()) if found else "the end of the file"
             expected = " or ".join(map(repr, allowed))
             raise self._source.error(f"is not JSON: {what}, expected {expected}", self._line)
         self._advance(1)
@@ -115,15 +115,17 @@ class Conversations:
     def _object(self) -> object:
         while True:
             try:
-                value, end = decode(self._text, self._at)
+                value, end = decode_value(self._text, self._at)
             except JSONDecodeError as error:
                 # Perhaps only cut off. The text doubles each time: all tries cost as much as two.
-                if len(self._text) - self._at <= OBJECT_MOST and self._more():
+                if len(self._text) - self._at <= MAX_OBJECT_CHARS and self._more():
                     continue
                 line = self._line + self._text.count("\n", self._at, error.pos)
-                raise self._source.error(f"is not JSON: {reason(error)}", line) from None
+                raise self._source.error(f"is not JSON: {error_reason(error)}", line) from None
             except ValueError as error:
-                raise self._source.error(f"is not JSON: {reason(error)}", self._line) from None
+                raise self._source.error(
+                    f"is not JSON: {error_reason(error)}", self._line
+                ) from None
             self._advance(end - self._at)
             return value
 

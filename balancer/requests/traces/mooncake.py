@@ -8,21 +8,27 @@ from array import array
 
 import numpy as np
 
-from equipoise.balancer.formats.numbers import WORD, short
-from equipoise.balancer.requests.traces.csv_columns import SECOND, SECONDS_MOST
-from equipoise.balancer.requests.traces.json_objects import decode, entries, field, reason, whole
-from equipoise.balancer.requests.traces.trace_file import Source
-from equipoise.balancer.requests.traces.workload_builder import Gathering
-from equipoise.balancer.requests.workload import BLOCK, TOKENS_MOST, Workload
+from equipoise.balancer.formats.numbers import INT64_LIMIT, short_repr
+from equipoise.balancer.requests.traces.csv_columns import MAX_SECONDS, NANOSECONDS_PER_SECOND
+from equipoise.balancer.requests.traces.json_objects import (
+    decode_value,
+    error_reason,
+    integer_field,
+    list_field,
+    object_field,
+)
+from equipoise.balancer.requests.traces.trace_file import TraceFile
+from equipoise.balancer.requests.traces.workload_builder import WorkloadBuilder
+from equipoise.balancer.requests.workload import BLOCK_TOKENS, MAX_TOKENS, Workload
 
 TIME, PROMPT, OUTPUT, HASHES = "timestamp", "input_length", "output_length", "hash_ids"
-MILLISECOND = SECOND // 1000
-MILLISECONDS_MOST = SECONDS_MOST * 1000
+MILLISECOND = NANOSECONDS_PER_SECOND // 1000
+MILLISECONDS_MOST = MAX_SECONDS * 1000
 
 
-def read(source: Source, most: int | None) -> Workload:
+def read(source: TraceFile, most: int | None) -> Workload:
     """The first `most` rows, or all. Raises `FormatError` that names the line."""
-    gathering = Gathering(source)
+    gathering = WorkloadBuilder(source)
     left = most
     for block in source.blocks():
         rows = _Rows()
@@ -51,33 +57,39 @@ class _Rows:
     def add(self, value: object) -> None:
         """One more. Raises `ValueError` that says which field is wrong."""
         time = _time(value)
-        prompt, output = (whole(value, *which, TOKENS_MOST) for which in ((PROMPT, 1), (OUTPUT, 0)))
-        ids = entries(value, HASHES)
-        if len(ids) > -(-prompt // BLOCK):
-            raise ValueError(f"{HASHES} has {len(ids)} for {prompt} tokens, in blocks of {BLOCK}")
+        prompt, output = (
+            integer_field(value, *which, MAX_TOKENS) for which in ((PROMPT, 1), (OUTPUT, 0))
+        )
+        ids = list_field(value, HASHES)
+        if len(ids) > -(-prompt // BLOCK_TOKENS):
+            raise ValueError(
+                f"{HASHES} has {len(ids)} for {prompt} tokens, in blocks of {BLOCK_TOKENS}"
+            )
         for hashed in ids:
-            if type(hashed) is not int or not 0 <= hashed < WORD:
-                raise ValueError(f"{HASHES} holds {short(hashed)}, expected 0 to {WORD - 1}")
+            if type(hashed) is not int or not 0 <= hashed < INT64_LIMIT:
+                raise ValueError(
+                    f"{HASHES} holds {short_repr(hashed)}, expected 0 to {INT64_LIMIT - 1}"
+                )
             self._ids.append(hashed)
         self._times.append(time)
         self._prompts.append(prompt)
         self._outputs.append(output)
         self._ends.append(len(self._ids))
 
-    def move_to(self, gathering: Gathering) -> None:
+    def move_to(self, gathering: WorkloadBuilder) -> None:
         """Hand them over."""
         counts = (self._times, self._prompts, self._outputs, self._ids, self._ends)
         times, prompts, outputs, ids, ends = (np.array(part, dtype=np.int64) for part in counts)
         gathering.add(times, prompts, outputs, (ids, ends))
 
 
-def _add(source: Source, number: int, line: bytes, rows: _Rows) -> None:
+def _add(source: TraceFile, number: int, line: bytes, rows: _Rows) -> None:
     try:
-        value, end = decode(line.decode().strip())
+        value, end = decode_value(line.decode().strip())
         if end != len(line.decode().strip()):
             raise ValueError("there is more behind the object")
     except ValueError as error:  # of JSON, and of UTF-8
-        raise source.error(f"is not JSON: {reason(error)}", number) from None
+        raise source.error(f"is not JSON: {error_reason(error)}", number) from None
     try:
         rows.add(value)
     except ValueError as error:
@@ -86,9 +98,9 @@ def _add(source: Source, number: int, line: bytes, rows: _Rows) -> None:
 
 def _time(value: object) -> int:
     """Nanoseconds, to the nearest of those where it is no whole number of milliseconds."""
-    time = field(value, TIME)
+    time = object_field(value, TIME)
     if type(time) not in (int, float) or not isinstance(time, int | float):
-        raise ValueError(f"{TIME} is {short(time)}, expected milliseconds")
+        raise ValueError(f"{TIME} is {short_repr(time)}, expected milliseconds")
     if not 0 <= time <= MILLISECONDS_MOST:
-        raise ValueError(f"{TIME} is {short(time)}, expected 0 to {MILLISECONDS_MOST}")
+        raise ValueError(f"{TIME} is {short_repr(time)}, expected 0 to {MILLISECONDS_MOST}")
     return round(time * MILLISECOND)

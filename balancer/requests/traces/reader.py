@@ -5,15 +5,15 @@ from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 
-from equipoise.balancer.formats.numbers import short
+from equipoise.balancer.formats.numbers import short_repr
 from equipoise.balancer.requests.catalogue import FORMATS
 from equipoise.balancer.requests.traces import azure, burstgpt, mooncake, sharegpt
-from equipoise.balancer.requests.traces.csv_columns import header
-from equipoise.balancer.requests.traces.trace_file import Source, opened
+from equipoise.balancer.requests.traces.csv_columns import csv_header
+from equipoise.balancer.requests.traces.trace_file import TraceFile, open_trace_file
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import UsageError
 
-READERS: Mapping[str, Callable[[Source, int | None], Workload]] = MappingProxyType(
+READERS: Mapping[str, Callable[[TraceFile, int | None], Workload]] = MappingProxyType(
     {
         "azure": azure.read,
         "mooncake": mooncake.read,
@@ -21,7 +21,7 @@ READERS: Mapping[str, Callable[[Source, int | None], Workload]] = MappingProxyTy
         "sharegpt": sharegpt.read,
     }
 )
-MARKS = {"azure": azure.COLUMNS, "burstgpt": burstgpt.COLUMNS}
+CSV_COLUMNS = {"azure": azure.COLUMNS, "burstgpt": burstgpt.COLUMNS}
 """By format, columns that its CSV has."""
 
 
@@ -45,19 +45,19 @@ def read_trace(
         raise UsageError(f"no trace format is called {format!r}: there are {', '.join(FORMATS)}")
     if most is not None and most < 1:
         raise UsageError(f"at most {most} rows of a trace are none: at least 1")
-    with opened(Path(path)) as source:
-        return READERS[format or _told(source)](source, most)
+    with open_trace_file(Path(path)) as source:
+        return READERS[format or _detect_format(source)](source, most)
 
 
-def _told(source: Source) -> str:
+def _detect_format(source: TraceFile) -> str:
     """The format of what begins so."""
-    names = header(source.head)
-    for name, columns in MARKS.items():
+    names = csv_header(source.head)
+    for name, columns in CSV_COLUMNS.items():
         if set(columns) <= set(names):
             return name
     first = source.head.lstrip()[:1]
     if first in (b"[", b"{"):
         return "sharegpt" if first == b"[" else "mooncake"
-    begins = short(source.head[:100].partition(b"\n")[0].decode(errors="replace"))
-    headers = " or ".join(repr(",".join(columns)) for columns in MARKS.values())
+    begins = short_repr(source.head[:100].partition(b"\n")[0].decode(errors="replace"))
+    headers = " or ".join(repr(",".join(columns)) for columns in CSV_COLUMNS.values())
     raise source.error(f"begins with {begins}, expected columns {headers}, or JSON", 1)

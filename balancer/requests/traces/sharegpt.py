@@ -10,39 +10,39 @@ from array import array
 
 import numpy as np
 
-from equipoise.balancer.requests.traces.json_objects import Conversations, entries, text
-from equipoise.balancer.requests.traces.trace_file import Source
-from equipoise.balancer.requests.traces.workload_builder import Gathering
-from equipoise.balancer.requests.workload import TOKENS_MOST, Workload
+from equipoise.balancer.requests.traces.json_objects import JsonListReader, list_field, string_field
+from equipoise.balancer.requests.traces.trace_file import TraceFile
+from equipoise.balancer.requests.traces.workload_builder import WorkloadBuilder
+from equipoise.balancer.requests.workload import MAX_TOKENS, Workload
 
-CHARACTERS = 4
+CHARACTERS_PER_TOKEN = 4
 """Of a token, as estimated."""
-ANSWERS = frozenset({"gpt", "chatgpt", "bard", "bing", "assistant"})
+ANSWER_ROLES = frozenset({"gpt", "chatgpt", "bard", "bing", "assistant"})
 """Who answers; what all others say is of the prompt."""
-TURNS = 1 << 16
+MAX_BUFFERED_ANSWERS = 1 << 16
 """Requests that are held before they are handed over."""
-ESTIMATED = f"tokens are estimated: {CHARACTERS} characters each"
+ESTIMATE_NOTE = f"tokens are estimated: {CHARACTERS_PER_TOKEN} characters each"
 
 
-def read(source: Source, most: int | None) -> Workload:
+def read(source: TraceFile, most: int | None) -> Workload:
     """A request for each answer of the first `most` conversations, or of all.
 
     Its prompt is all turns before the answer, its output the answer. Answers without text, and
     those that nothing comes before, are no requests. Raises `FormatError` that names the line.
     """
-    gathering, answers, silent = Gathering(source), _Answers(), 0
-    for at, (line, value) in enumerate(Conversations(source)):
+    gathering, answers, silent = WorkloadBuilder(source), _Answers(), 0
+    for at, (line, value) in enumerate(JsonListReader(source)):
         if at == most:
             break
         try:
             silent += answers.add(value)
         except ValueError as error:
             raise source.error(str(error), line) from None
-        if len(answers) >= TURNS:
+        if len(answers) >= MAX_BUFFERED_ANSWERS:
             answers.move_to(gathering)
     answers.move_to(gathering)
     dropped = f"{silent} answers had no text, or no prompt: dropped"
-    return gathering.workload((ESTIMATED, *([dropped] if silent else [])))
+    return gathering.workload((ESTIMATE_NOTE, *([dropped] if silent else [])))
 
 
 class _Answers:
@@ -57,17 +57,17 @@ class _Answers:
     def add(self, value: object) -> int:
         """Those of a conversation; returns how many were none. Raises `ValueError`."""
         before = silent = 0
-        for turn in entries(value, "conversations"):
-            speaker, said = text(turn, "from"), len(text(turn, "value"))
-            if speaker in ANSWERS and before and said:
+        for turn in list_field(value, "conversations"):
+            speaker, said = string_field(turn, "from"), len(string_field(turn, "value"))
+            if speaker in ANSWER_ROLES and before and said:
                 self._prompts.append(_tokens(before))
                 self._outputs.append(_tokens(said))
-            elif speaker in ANSWERS:
+            elif speaker in ANSWER_ROLES:
                 silent += 1
             before += said
         return silent
 
-    def move_to(self, gathering: Gathering) -> None:
+    def move_to(self, gathering: WorkloadBuilder) -> None:
         """Hand them over, and begin anew."""
         prompts, outputs = (
             np.array(part, dtype=np.int64) for part in (self._prompts, self._outputs)
@@ -77,4 +77,4 @@ class _Answers:
 
 
 def _tokens(characters: int) -> int:
-    return min(-(-characters // CHARACTERS), TOKENS_MOST)
+    return min(-(-characters // CHARACTERS_PER_TOKEN), MAX_TOKENS)

@@ -11,16 +11,16 @@ from typing import IO, cast
 
 from equipoise.hal.errors import FormatError
 
-PIECE = 1 << 22
+READ_BYTES = 1 << 22
 """Bytes read at once."""
-LINE_MOST = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 """Bytes of a line at most: a prompt of a million tokens has 2000 hashes."""
-GZIP = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Block:
+class LineBlock:
     """Whole lines.
 
     Attributes:
@@ -32,7 +32,7 @@ class Block:
     data: bytes
 
 
-class Source:
+class TraceFile:
     """A file that is read once, from its beginning to its end.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source:
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self.path = path
         self._stream = stream
-        self.head = self._read(PIECE).removeprefix(BOM)
+        self.head = self._read(READ_BYTES).removeprefix(BOM)
         self._held = self.head
 
     def error(self, what: str, line: int | None = None) -> FormatError:
@@ -55,20 +55,20 @@ class Source:
         piece, self._held = self._held, b""
         while piece:
             yield piece
-            piece = self._read(PIECE)
+            piece = self._read(READ_BYTES)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[LineBlock]:
         """All of it, in blocks of whole lines. Raises `FormatError`, for an endless line too."""
         line, rest = 1, b""
         for piece in self.pieces():
             whole, ended, rest = (rest + piece).rpartition(b"\n")
             if ended:
-                yield Block(line, whole)
+                yield LineBlock(line, whole)
                 line += whole.count(b"\n") + 1
-            if len(rest) > LINE_MOST:
-                raise self.error(f"is longer than {LINE_MOST} bytes", line)
+            if len(rest) > MAX_LINE_BYTES:
+                raise self.error(f"is longer than {MAX_LINE_BYTES} bytes", line)
         if rest:
-            yield Block(line, rest)
+            yield LineBlock(line, rest)
 
     def _read(self, size: int) -> bytes:
         try:
@@ -80,13 +80,13 @@ class Source:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def open_trace_file(path: Path) -> Iterator[TraceFile]:
     """Open a file, and what gzip made of one. Raises `FormatError`, for a folder too."""
     with _open(path) as raw:
         # By content: a file that was downloaded through something may have lost its suffix.
-        packed = raw.read(len(GZIP)) == GZIP
+        packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
-        source = Source(path, cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw)
+        source = TraceFile(path, cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw)
         if not source.head:
             raise FormatError(str(path), "is empty")
         yield source

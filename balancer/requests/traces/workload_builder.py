@@ -4,29 +4,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.balancer.requests.traces.csv_columns import SECOND
-from equipoise.balancer.requests.traces.trace_file import Source
-from equipoise.balancer.requests.workload import BLOCK, Counts, Hashes, Workload, chosen
+from equipoise.balancer.requests.traces.csv_columns import NANOSECONDS_PER_SECOND
+from equipoise.balancer.requests.traces.trace_file import TraceFile
+from equipoise.balancer.requests.workload import (
+    BLOCK_TOKENS,
+    BlockHashes,
+    Counts,
+    Workload,
+    select_hashes,
+)
 
 SUFFIXES = ".gz", ".csv", ".jsonl", ".json"
 
 
-class Gathering:
+class WorkloadBuilder:
     """What was read of a trace so far.
 
     Requests without output are left out, and counted in a note: those are of requests that failed.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TraceFile) -> None:
         self._source = source
         self._rows = self._failed = 0
         self._times: list[Counts] = []
         self._prompts: list[Counts] = []
         self._outputs: list[Counts] = []
-        self._hashes: list[Hashes] = []
+        self._hashes: list[BlockHashes] = []
 
     def add(
-        self, times: Counts | None, prompts: Counts, outputs: Counts, hashes: Hashes | None = None
+        self,
+        times: Counts | None,
+        prompts: Counts,
+        outputs: Counts,
+        hashes: BlockHashes | None = None,
     ) -> None:
         """The next ones, [k] each; times in nanoseconds. All have times or none, and so hashes."""
         rows = np.flatnonzero(outputs)
@@ -37,7 +47,7 @@ class Gathering:
         if times is not None:
             self._times.append(times[rows])
         if hashes is not None:
-            self._hashes.append(chosen(hashes, rows))
+            self._hashes.append(select_hashes(hashes, rows))
 
     def workload(self, notes: Sequence[str] = ()) -> Workload:
         """All of them in order of time. Raises `FormatError` where there is none.
@@ -50,16 +60,16 @@ class Gathering:
             failed = f": none of {self._failed} has output" if self._failed else ""
             raise self._source.error(f"has no requests{failed}")
         prompts, outputs = np.concatenate(self._prompts), np.concatenate(self._outputs)
-        hashes = _joined(self._hashes) if self._hashes else None
+        hashes = _join_hashes(self._hashes) if self._hashes else None
         times = np.concatenate(self._times) if self._times else None
         said = [*notes, *self._said(times)]
         if times is not None and (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
             times, prompts, outputs = times[order], prompts[order], outputs[order]
-            hashes = None if hashes is None else chosen(hashes, order)
+            hashes = None if hashes is None else select_hashes(hashes, order)
         # The difference first: nanoseconds since 1970 have more digits than a float64.
-        arrivals = None if times is None else (times - times[0]) / SECOND
-        return Workload(self._name(), arrivals, prompts, outputs, hashes, BLOCK, tuple(said))
+        arrivals = None if times is None else (times - times[0]) / NANOSECONDS_PER_SECOND
+        return Workload(self._name(), arrivals, prompts, outputs, hashes, BLOCK_TOKENS, tuple(said))
 
     def _said(self, times: Counts | None) -> list[str]:
         notes = []
@@ -77,7 +87,7 @@ class Gathering:
         return name
 
 
-def _joined(parts: Sequence[Hashes]) -> Hashes:
+def _join_hashes(parts: Sequence[BlockHashes]) -> BlockHashes:
     lengths = [np.diff(offsets) for _, offsets in parts]
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     return np.concatenate([ids for ids, _ in parts]), offsets

@@ -6,7 +6,7 @@ from torch import Tensor
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import Rule, route_by_rule
+from equipoise.hal.routing_rules import ReplicaRule, route_by_rule
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
@@ -66,7 +66,7 @@ class InlineKernels:
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,

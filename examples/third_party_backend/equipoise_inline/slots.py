@@ -11,8 +11,13 @@ from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
-from equipoise.hal.support.slot_access import Leases, SlotLease
-from equipoise.hal.support.validation import check_packed, check_sums, known, source_segments
+from equipoise.hal.support.slot_access import LeaseTable, SlotLease
+from equipoise.hal.support.validation import (
+    check_checksum_out,
+    check_numbers,
+    check_packed_blob,
+    source_segments,
+)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -35,7 +40,7 @@ class InlineSlotStore:
             raise Unsupported("no private format is known here")
         self._layout = layout
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
-        self._leases = Leases()
+        self._leases = LeaseTable()
 
     @property
     def layout(self) -> SlotLayout:
@@ -74,7 +79,7 @@ class InlineSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         blob = torch.empty(len(slots) * self._layout.slot_bytes, dtype=torch.uint8)
-        check_sums(out, len(slots))
+        check_checksum_out(out, len(slots))
         self.pack(slots, blob, stream)
         rows = self._rows(blob, len(slots))
         stream.launch(lambda: _sum_rows(rows, out))
@@ -82,7 +87,7 @@ class InlineSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         rows = [self._buffer(number) for number in staging]
-        check_sums(out, len(rows))
+        check_checksum_out(out, len(rows))
         stream.launch(lambda: _sum_rows(rows, out))
 
     def attach(self, stream: Stream) -> InlineReader:
@@ -96,15 +101,15 @@ class InlineSlotStore:
         return self._leases.take(slots)
 
     def _slot(self, number: int) -> list[Tensor]:
-        known([number], len(self._layout.slots), "slot")
+        check_numbers([number], len(self._layout.slots), "slot")
         return [_bytes(segment.data) for segment in self._layout.slots[number]]
 
     def _buffer(self, number: int) -> Tensor:
-        known([number], len(self._staging), "staging")
+        check_numbers([number], len(self._staging), "staging")
         return self._staging[number]
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
-        check_packed(self._layout, blob, count)
+        check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:

@@ -16,10 +16,18 @@ from torch import Tensor
 from equipoise.hal.accelerator import Accelerator, Backend
 from equipoise.hal.capabilities import CommunicatorCapabilities, SlotFormat
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.conformance.context import GONE, NEXT, Bench, End, Play, Until, demand
+from equipoise.hal.conformance.context import (
+    NEXT,
+    RANK_ENDED,
+    Play,
+    RankContext,
+    Termination,
+    Until,
+    require,
+)
 from equipoise.hal.conformance.program import Case
-from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
+from equipoise.hal.conformance.subject import compare_answers, to_violation
 from equipoise.hal.errors import Violation
 from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
@@ -107,12 +115,12 @@ class ControlledBackend(Backend, Protocol):
         ...
 
 
-PATIENCE = 100_000
+MAX_MOVES = 100_000
 """Moves after which a program that should have ended counts as a hang."""
 
 
 @dataclass
-class Actor:
+class ScheduledThread:
     """A host that plays: where it stands, and what it returned."""
 
     rank: int
@@ -128,35 +136,35 @@ class Actor:
         world.step_in(self.rank, self.host)
         try:
             self.waits = next(self.play)
-            if self.waits is GONE:
+            if self.waits is RANK_ENDED:
                 self.gone = True
                 self.play.close()  # what the host held goes with its rank
         except StopIteration as end:
             self.answer, self.ended = end.value, True
 
 
-def drive(world: ControlledWorld, actors: Sequence[Actor]) -> list[Any]:
+def run_schedule(world: ControlledWorld, actors: Sequence[ScheduledThread]) -> list[Any]:
     """Let all play to their ends; their answers, in order.
 
     Raises:
         Violation: of C8, when some host waits for something that can never come, even after all
             deadlines have struck; or what a host itself raises.
     """
-    for _ in range(PATIENCE):
+    for _ in range(MAX_MOVES):
         alive = [actor for actor in actors if not (actor.ended or actor.gone)]
         if not alive:
             return [actor.answer for actor in actors]
-        _move(world, alive)
-    raise Violation("C8", f"no end after {PATIENCE} moves")
+        _make_move(world, alive)
+    raise Violation("C8", f"no end after {MAX_MOVES} moves")
 
 
-def settle(world: ControlledWorld) -> None:
+def run_until_idle(world: ControlledWorld) -> None:
     """Let the device run until nothing can move."""
     while count := world.movable():
         world.advance(world.choose(count))
 
 
-def _move(world: ControlledWorld, alive: Sequence[Actor]) -> None:
+def _make_move(world: ControlledWorld, alive: Sequence[ScheduledThread]) -> None:
     """One move: a micro-step of the world, or a host that need not wait; else time passes."""
     count = world.movable()
     ready = [actor for actor in alive if actor.waits.ready()]
@@ -171,18 +179,18 @@ def _move(world: ControlledWorld, alive: Sequence[Actor]) -> None:
         ready[choice - count].proceed(world)
 
 
-def _hang(alive: Sequence[Actor]) -> Violation:
+def _hang(alive: Sequence[ScheduledThread]) -> Violation:
     stuck = "; ".join(f"rank {a.rank} host {a.host} waits for {a.waits.what}" for a in alive)
     return Violation("C8", f"a hang that no deadline ends: {stuck}")
 
 
-DEADLINE = 1.0
+NOMINAL_DEADLINE = 1.0
 """Nominal seconds of an operation; there is no clock, it strikes when nothing can move."""
-SIZES = (1, 2, 3, 4, 5, 8)
+GROUP_SIZES = (1, 2, 3, 4, 5, 8)
 
 
 @dataclass
-class ControlledSurroundings:
+class ControlledEnvironment:
     """What a controlled world does for one rank's bench."""
 
     world: ControlledWorld
@@ -216,14 +224,14 @@ class ControlledSurroundings:
         """The world is fresh in every case, and so is every purpose."""
         return self.world.fabric(self.rank).open(purpose, ranks)
 
-    def end(self, how: End) -> None:
+    def end(self, how: Termination) -> None:
         """By the world."""
-        if how is End.KILL:
+        if how is Termination.KILL:
             self.world.kill(self.rank)
         else:
             self.world.stop(self.rank)
 
-    def lose_store(self, how: End) -> None:
+    def lose_store(self, how: Termination) -> None:
         """By the world, which has no clock: to be gone and to be silent is one and the same."""
         self.world.lose_store()
 
@@ -241,7 +249,7 @@ class ControlledSubject:
     def __init__(self, backend: ControlledBackend) -> None:
         self._backend = backend
         self._traits = Traits(
-            backend.capabilities, backend.groups, SIZES, controlled=True, expendable=True
+            backend.capabilities, backend.groups, GROUP_SIZES, controlled=True, expendable=True
         )
 
     @property
@@ -261,14 +269,14 @@ class ControlledSubject:
             actors = [
                 actor
                 for rank in range(case.program.size)
-                for actor in _actors(self._backend, world, claim, case, rank)
+                for actor in _threads_of_rank(self._backend, world, claim, case, rank)
             ]
-            reported = judge(claim, case, drive(world, actors))
+            reported = compare_answers(claim, case, run_schedule(world, actors))
             if claim.loses is not None:
-                _rest(world, case.program.size, claim.loses(case.program))
+                _close_and_check_leaks(world, case.program.size, claim.loses(case.program))
             return reported
         except Exception as error:
-            raise blame(claim, error) from error
+            raise to_violation(claim, error) from error
         finally:
             world.close()
 
@@ -276,7 +284,7 @@ class ControlledSubject:
         """Nothing is held between cases."""
 
 
-def _rest(world: ControlledWorld, size: int, lost: frozenset[int]) -> None:
+def _close_and_check_leaks(world: ControlledWorld, size: int, lost: frozenset[int]) -> None:
     """Close everything, as the survivors would. Raises `Violation` of R1 if anything is left."""
     for rank in range(size):
         if rank in lost:
@@ -288,28 +296,28 @@ def _rest(world: ControlledWorld, size: int, lost: frozenset[int]) -> None:
     if any(world.leftovers().values()):
         gc.collect()  # an error and the frames it came through hold each other
     left = {name: count for name, count in world.leftovers().items() if count}
-    demand("R1", not left, f"after everything was closed there are {left}")
+    require("R1", not left, f"after everything was closed there are {left}")
 
 
-def _actors(
+def _threads_of_rank(
     backend: ControlledBackend, world: ControlledWorld, claim: Property, case: Case, rank: int
-) -> list[Actor]:
-    fabric = world.fabric(rank) if claim.ranks is Ranks.GROUP else None
-    around = ControlledSurroundings(world, rank)
+) -> list[ScheduledThread]:
+    fabric = world.fabric(rank) if claim.ranks is PropertyScope.GROUP else None
+    around = ControlledEnvironment(world, rank)
     shared: dict[str, Any] = {}
     actors = []
     for host in range(claim.hosts):
-        bench = Bench(
+        bench = RankContext(
             rank=rank,
             size=case.program.size,
             host=host,
             backend=backend,
             accelerator=world.accelerator(rank),
             fabric=fabric,
-            deadline=DEADLINE,
-            patience=2 * DEADLINE,
+            deadline=NOMINAL_DEADLINE,
+            patience=2 * NOMINAL_DEADLINE,
             surroundings=around,
             shared=shared,
         )
-        actors.append(Actor(rank, host, claim.play(bench, case.program)))
+        actors.append(ScheduledThread(rank, host, claim.play(bench, case.program)))
     return actors

@@ -17,14 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.hal.accelerator import Accelerator, Backend, open_for
+from equipoise.hal.accelerator import Accelerator, Backend, open_for_rank
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.conformance.context import Bench, End, Play, settled
-from equipoise.hal.conformance.executors.leak_detector import POLL, halted, usage
+from equipoise.hal.conformance.context import Play, RankContext, Termination, sync_current_stream
+from equipoise.hal.conformance.executors.leak_detector import (
+    POLL_INTERVAL,
+    all_threads_stopped,
+    process_usage,
+)
 from equipoise.hal.conformance.executors.steering import Steer
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.conformance.subject import compare_answers, to_violation
 from equipoise.hal.errors import Unsupported, Violation
 from equipoise.hal.stream import Stream
 
@@ -32,17 +36,17 @@ WATCHDOG = 60.0
 """Seconds that the hosts of a rank may take for one case."""
 
 
-def play_hosts(claim: Property, case: Case, bench: Bench) -> list[Any]:
+def play_threads(claim: Property, case: Case, bench: RankContext) -> list[Any]:
     """What each host returned. Raises what the first of them raised, or `Violation` of C8."""
     if claim.hosts == 1:
-        return [run(claim.play(bench, case.program))]
+        return [play_to_end(claim.play(bench, case.program))]
     answers: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 
     def serve(host: int) -> None:
         try:
             seat = dataclasses.replace(bench, host=host)
-            answers[host] = run(claim.play(seat, case.program))
+            answers[host] = play_to_end(claim.play(seat, case.program))
         except BaseException as error:
             errors[host] = error
 
@@ -58,7 +62,7 @@ def play_hosts(claim: Property, case: Case, bench: Bench) -> list[Any]:
     return [answers[host] for host in range(claim.hosts)]
 
 
-def run(play: Play) -> Any:
+def play_to_end(play: Play) -> Any:
     """Play to the end: where it yields, the call that follows blocks by itself."""
     try:
         while True:
@@ -67,22 +71,22 @@ def run(play: Play) -> Any:
         return end.value
 
 
-PATIENCE = 20.0
+WAIT_TIMEOUT = 20.0
 """Seconds that a wait which must succeed may take."""
-LONGEST = 0.002
+MAX_HOST_DELAY = 0.002
 """Seconds of the longest delay on the host's processors."""
-SIDE = 64
+MATRIX_SIDE = 64
 """Rows and columns of the matrices that delay a device: small, since a simulated one multiplies
 them on the host."""
-PRODUCTS = 16
+MAX_PRODUCTS = 16
 """How many of them are multiplied at most."""
 SCRIBBLE = 0xA5
-REMEMBERED = 64
+MAX_REMEMBERED_SIZES = 64
 """How many sizes of dropped memory `churn` writes over."""
 
 
 @dataclass
-class RealSurroundings:
+class DeviceEnvironment:
     """What a real device does for its bench.
 
     Attributes:
@@ -105,14 +109,14 @@ class RealSurroundings:
 
     def empty(self, nbytes: int) -> Tensor:
         """Memory of the device, scribbled before anybody else can write to it."""
-        self.sizes = [*self.sizes[1 - REMEMBERED :], nbytes]
+        self.sizes = [*self.sizes[1 - MAX_REMEMBERED_SIZES :], nbytes]
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
-        return settled(flat.fill_(SCRIBBLE))
+        return sync_current_stream(flat.fill_(SCRIBBLE))
 
     def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """One row of them; the device decides on the padding."""
         made = self.accelerator.private((1, elements), dtype)
-        settled(self.accelerator.stored(made).fill_(SCRIBBLE))
+        sync_current_stream(self.accelerator.stored(made).fill_(SCRIBBLE))
         return made
 
     def stored(self, tensor: Tensor) -> Tensor:
@@ -126,11 +130,11 @@ class RealSurroundings:
             for size in self.sizes
         ]
         for block in blocks[-1:]:  # they were all filled on one stream
-            settled(block)
+            sync_current_stream(block)
 
     def hold(self, stream: Stream) -> Callable[[], None]:
         """By a stream lock that nobody has signalled yet."""
-        lock = self.accelerator.stream_lock(PATIENCE)
+        lock = self.accelerator.stream_lock(WAIT_TIMEOUT)
         lock.acquire(stream)
         return lambda: lock.signal(lock.epoch)
 
@@ -142,9 +146,9 @@ class RealSurroundings:
         self.taken += 1
         device = self.accelerator.device
         if device.type == "cpu":
-            stream.launch(lambda: time.sleep(part * LONGEST))
+            stream.launch(lambda: time.sleep(part * MAX_HOST_DELAY))
         else:
-            stream.launch(lambda: _multiply(device, int(part * PRODUCTS)))
+            stream.launch(lambda: _multiply(device, int(part * MAX_PRODUCTS)))
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
         """A communicator under a name of this case."""
@@ -152,18 +156,18 @@ class RealSurroundings:
             raise Unsupported("a device by itself has no communicator")
         return self.fabric.open(f"{self.prefix}{purpose}", ranks)
 
-    def end(self, how: End) -> None:
+    def end(self, how: Termination) -> None:
         """By a signal to the whole process."""
-        os.kill(os.getpid(), signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL if how is Termination.KILL else signal.SIGSTOP)
 
-    def lose_store(self, how: End) -> None:
+    def lose_store(self, how: Termination) -> None:
         """By a signal to the process that holds it."""
         if self.holder is None:
             raise Unsupported("the store of this fabric may not be ended")
-        os.kill(self.holder, signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
-        expiry = time.monotonic() + PATIENCE
-        while not halted(self.holder) and time.monotonic() < expiry:
-            time.sleep(POLL)
+        os.kill(self.holder, signal.SIGKILL if how is Termination.KILL else signal.SIGSTOP)
+        expiry = time.monotonic() + WAIT_TIMEOUT
+        while not all_threads_stopped(self.holder) and time.monotonic() < expiry:
+            time.sleep(POLL_INTERVAL)
 
     def pause(self, seconds: float) -> None:
         """Stopped by somebody who then lets it go on."""
@@ -172,18 +176,18 @@ class RealSurroundings:
 
     def leftovers(self) -> Mapping[str, int]:
         """What of the process is counted."""
-        held = usage()
+        held = process_usage()
         return {"threads": held.threads, "descriptors": held.descriptors}
 
 
 def _multiply(device: torch.device, count: int) -> None:
     """Keep the current stream busy; what it needs is made on that stream, and dies with it."""
-    square = torch.ones(SIDE, SIDE, device=device)
+    square = torch.ones(MATRIX_SIDE, MATRIX_SIDE, device=device)
     for _ in range(count):
         square = square @ square
 
 
-class SteeredSurroundings(RealSurroundings):
+class SteeredEnvironment(DeviceEnvironment):
     """Those of a device whose schedule was chosen before the case began."""
 
     def disturb(self, stream: Stream) -> None:
@@ -224,33 +228,33 @@ class DeviceSubject:
         if self._steer is not None:
             self._steer(case.schedule)
         try:
-            with closing(open_for(self._backend, 0)) as accelerator:
-                return judge(claim, case, self._answers(claim, case, accelerator))
+            with closing(open_for_rank(self._backend, 0)) as accelerator:
+                return compare_answers(claim, case, self._answers(claim, case, accelerator))
         except Exception as error:
-            raise blame(claim, error) from error
+            raise to_violation(claim, error) from error
 
     def _answers(self, claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
-        kind = RealSurroundings if self._steer is None else SteeredSurroundings
+        kind = DeviceEnvironment if self._steer is None else SteeredEnvironment
         around = kind(accelerator, case.schedule)
-        return play_alone(claim, case, self._backend, around)
+        return play_on_device(claim, case, self._backend, around)
 
     def close(self) -> None:
         """Nothing is held between cases."""
 
 
-def play_alone(
-    claim: Property, case: Case, backend: Backend, around: RealSurroundings
+def play_on_device(
+    claim: Property, case: Case, backend: Backend, around: DeviceEnvironment
 ) -> list[object]:
     """The answers of the hosts of a rank that needs no fabric."""
-    bench = Bench(
+    bench = RankContext(
         rank=0,
         size=1,
         host=0,
         backend=backend,
         accelerator=around.accelerator,
         fabric=None,
-        deadline=PATIENCE,
-        patience=PATIENCE,
+        deadline=WAIT_TIMEOUT,
+        patience=WAIT_TIMEOUT,
         surroundings=around,
     )
-    return play_hosts(claim, case, bench)
+    return play_threads(claim, case, bench)

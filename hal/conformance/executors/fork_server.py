@@ -19,10 +19,10 @@ from typing import NoReturn, TypeAlias
 
 from equipoise.hal.conformance.executors.worker_process import die_with_parent
 
-Verb: TypeAlias = bytes
-FORK: Verb = b"f"
+RequestKind: TypeAlias = bytes
+FORK: RequestKind = b"f"
 """Make a copy; the answer is its process id."""
-WAIT: Verb = b"w"
+WAIT: RequestKind = b"w"
 """How has that copy ended? The answer is its exit status, or `RUNNING`."""
 REQUEST = struct.Struct("!ci")
 PID = struct.Struct("!i")
@@ -45,18 +45,18 @@ def main() -> None:
             if not line:
                 return
             verb, pid = REQUEST.unpack(line)
-            answer = _ended(pid) if verb == WAIT else _copy(driver, descriptors)
+            answer = _poll_exit_status(pid) if verb == WAIT else _fork(driver, descriptors)
             driver.sendall(PID.pack(answer))
 
 
-def _ended(pid: int) -> int:
+def _poll_exit_status(pid: int) -> int:
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else RUNNING
 
 
-def _copy(driver: socket.socket, descriptors: Sequence[int]) -> int:
+def _fork(driver: socket.socket, descriptors: Sequence[int]) -> int:
     """Fork, or start an interpreter afresh where an import has started threads: none survives."""
-    become = _run if len(os.listdir(TASKS)) == 1 else _start
+    become = _run if len(os.listdir(TASKS)) == 1 else _exec
     pid = os.fork()
     if pid == 0:
         driver.close()
@@ -82,7 +82,7 @@ def _run(command: Sequence[str]) -> None:
     import_module(command[0]).main()
 
 
-def _start(command: Sequence[str]) -> None:
+def _exec(command: Sequence[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-P", "-m", *command])
 
 

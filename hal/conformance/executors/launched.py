@@ -18,21 +18,26 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
 from equipoise.hal.conformance.executors.multi_rank import (
     DEADLINES,
-    Call,
-    ExpendableStore,
-    RankedSubject,
+    DisposableStore,
+    GatherOptions,
+    MultiRankSubject,
 )
-from equipoise.hal.conformance.executors.processes import traits
-from equipoise.hal.conformance.executors.rank_worker import Answer, Blame, Order, Seat
-from equipoise.hal.conformance.property import Pace
+from equipoise.hal.conformance.executors.processes import declared_traits
+from equipoise.hal.conformance.executors.rank_worker import (
+    FaultPriority,
+    RankReply,
+    RankRequest,
+    RankWorker,
+)
+from equipoise.hal.conformance.property import DeadlineLength
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import BallotIncomplete, ControlLost, Unsupported, Violation
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, Unsupported, Violation
 
-LOOK = 2.0
+REQUEST_POLL_TIMEOUT = 2.0
 """Seconds of one wait for the next order."""
 SILENT = 15
 """Waits in a row at which rank 0 must be found lost before its ranks give up."""
-GRACE = 10.0
+REPLY_GRACE = 10.0
 """Seconds beyond the watchdog of an order that its answer may take to arrive."""
 
 
@@ -47,7 +52,7 @@ class LaunchedRankGroup:
 
     def __init__(self, backend: str, communicator: str, where: Rendezvous) -> None:
         self._communicator = registry.communicator(communicator)
-        self._seat = Seat(registry.accelerator(backend), self._communicator)
+        self._seat = RankWorker(registry.accelerator(backend), self._communicator)
         self._fabric = self._communicator.connect(where)
         self._count = 0
 
@@ -55,17 +60,17 @@ class LaunchedRankGroup:
         """A further store in this process."""
         return self._communicator.host()
 
-    def expendable_host(self) -> ExpendableStore:
+    def expendable_host(self) -> DisposableStore:
         """Not possible: there are the processes of the launch, and no other."""
         raise Unsupported("no process of a launch may be ended")
 
-    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer; its own answer is made here."""
         self._broadcast({"orders": dict(orders), "watchdog": call.watchdog})
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RankReply] = {}
         if 0 in orders:
-            answers[0] = attend(self._seat, orders[0], call.watchdog)
-        return answers | self._collect(orders.keys() - {0}, call.watchdog + GRACE)
+            answers[0] = handle_with_timeout(self._seat, orders[0], call.watchdog)
+        return answers | self._collect(orders.keys() - {0}, call.watchdog + REPLY_GRACE)
 
     def replace(self, ranks: Collection[int]) -> None:
         """Not possible: the launcher started them, once."""
@@ -74,15 +79,15 @@ class LaunchedRankGroup:
     def close(self) -> None:
         """Let the others go; the store may end with this rank, so they have to have heard it."""
         self._broadcast({"orders": {}, "end": True})
-        with suppress(Violation, ControlLost):
-            self._collect(set(range(1, self._fabric.control.size)), GRACE)
+        with suppress(Violation, ControlPlaneLost):
+            self._collect(set(range(1, self._fabric.control.size)), REPLY_GRACE)
         self._fabric.close()
 
     def _broadcast(self, order: dict[str, Any]) -> None:
         self._count += 1
         self._fabric.control.cast(f"order/{self._count}", json.dumps(order).encode())
 
-    def _collect(self, ranks: Set[int], timeout: float) -> dict[int, Answer]:
+    def _collect(self, ranks: Set[int], timeout: float) -> dict[int, RankReply]:
         others = sorted(ranks)
         if not others:
             return {}
@@ -94,7 +99,7 @@ class LaunchedRankGroup:
         return dict(zip(others, map(json.loads, told), strict=True))
 
 
-class LaunchedSubject(RankedSubject):
+class LaunchedSubject(MultiRankSubject):
     """An accelerator and a communicator on the ranks of a launch; for rank 0.
 
     Args:
@@ -109,26 +114,28 @@ class LaunchedSubject(RankedSubject):
         backend: str,
         communicator: str,
         where: Rendezvous,
-        deadlines: Mapping[Pace, float] = DEADLINES,
+        deadlines: Mapping[DeadlineLength, float] = DEADLINES,
     ) -> None:
         rank_group = LaunchedRankGroup(backend, communicator, where)
-        declared = replace(traits(backend, communicator, where.size), expendable=False)
+        declared = replace(declared_traits(backend, communicator, where.size), expendable=False)
         name = f"{backend} with {communicator} on {where.size} launched ranks"
         super().__init__(name, declared, rank_group, deadlines)
 
 
-def serve(backend: str, communicator: str, where: Rendezvous) -> None:
+def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
     """Be a rank other than 0, until rank 0 says that this is the end.
 
-    Raises `ControlLost` when rank 0, or the store, is gone before it has said so.
+    Raises `ControlPlaneLost` when rank 0, or the store, is gone before it has said so.
     """
-    seat = Seat(registry.accelerator(backend), registry.communicator(communicator))
+    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
     fabric = registry.communicator(communicator).connect(where)
     try:
         count = 1
-        while "end" not in (line := _await(fabric.control, f"order/{count}")):
+        while "end" not in (line := _next_request(fabric.control, f"order/{count}")):
             if str(where.rank) in line["orders"]:
-                answer = attend(seat, line["orders"][str(where.rank)], line["watchdog"])
+                answer = handle_with_timeout(
+                    seat, line["orders"][str(where.rank)], line["watchdog"]
+                )
                 fabric.control.cast(f"answer/{count}", json.dumps(answer).encode())
             count += 1
         fabric.control.cast(f"answer/{count}", b"{}")
@@ -136,13 +143,13 @@ def serve(backend: str, communicator: str, where: Rendezvous) -> None:
         fabric.close()
 
 
-def attend(seat: Seat, order: Order, watchdog: float) -> Answer:
+def handle_with_timeout(seat: RankWorker, order: RankRequest, watchdog: float) -> RankReply:
     """The answer; after `watchdog` seconds a fault that quotes the stack of whoever makes it.
 
     Nobody can end a rank of a foreign launcher without ending them all. So what hangs is left
     behind in a thread of its own, and the rank goes on without it.
     """
-    answers: list[Answer] = []
+    answers: list[RankReply] = []
     thread = threading.Thread(target=lambda: answers.append(seat.answer(order)), daemon=True)
     thread.start()
     thread.join(watchdog)
@@ -150,19 +157,19 @@ def attend(seat: Seat, order: Order, watchdog: float) -> Answer:
         return answers[0]
     frame = sys._current_frames().get(thread.ident or 0)
     stack = "".join(traceback.format_stack(frame)) if frame is not None else "it has died"
-    return {"fault": [Blame.VIOLATION, "C8", f"no answer within {watchdog:g} s:\n{stack}"]}
+    return {"fault": [FaultPriority.VIOLATION, "C8", f"no answer within {watchdog:g} s:\n{stack}"]}
 
 
-def _await(control: ControlPlane, question: str) -> dict[str, Any]:
+def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
     """The next order, however long it takes, while rank 0 lives."""
     silent = 0
     while silent < SILENT:
         try:
-            (line,) = control.collect(question, LOOK, [0])
+            (line,) = control.collect(question, REQUEST_POLL_TIMEOUT, [0])
         except BallotIncomplete:
             loss = control.lost(0.0)
             silent = silent + 1 if loss is not None and loss.rank == 0 else 0
             continue
         found: dict[str, Any] = json.loads(line)
         return found
-    raise ControlLost("rank 0 is silent, and gives no more orders")
+    raise ControlPlaneLost("rank 0 is silent, and gives no more orders")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from equipoise.hal.errors import Violation
 
-SETTLING = 5.0
+SETTLE_TIMEOUT = 5.0
 """Seconds that threads and connections get to end after everything was closed."""
-POLL = 0.01
-GROWTH = 128 << 20
+POLL_INTERVAL = 0.01
+MAX_MEMORY_GROWTH = 128 << 20
 """Bytes that the memory of a process may grow by over all of its cases."""
-SHARED = "/dev/shm/"
+SHM_PREFIX = "/dev/shm/"
 
 
 @dataclass(frozen=True)
-class Usage:
+class ProcessUsage:
     """What a process holds.
 
     Attributes:
@@ -44,14 +44,14 @@ class Usage:
         """How many."""
         return len(self.targets)
 
-    def beyond(self, base: "Usage") -> str:
+    def beyond(self, base: "ProcessUsage") -> str:
         """What it holds beyond `base`, in words; empty when it holds no more."""
         counts = {
             f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
             f"descriptors ({_more(self.targets, base.targets)})": self.descriptors
             - base.descriptors,
             "names in shared memory": len(self.shared - base.shared),
-            "bytes of memory": (self.memory - base.memory) // GROWTH * GROWTH,
+            "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }
         return ", ".join(f"{count} more {what}" for what, count in counts.items() if count > 0)
 
@@ -62,11 +62,11 @@ def _more(now: Iterable[str], before: Iterable[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
 
 
-def usage() -> Usage:
+def process_usage() -> ProcessUsage:
     """What this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
-    return Usage(
+    return ProcessUsage(
         thread_names=tuple(name for name in tasks if name),
         targets=tuple(name for name in map(_target, os.listdir("/proc/self/fd")) if name),
         memory=pages * os.sysconf("SC_PAGE_SIZE"),
@@ -90,20 +90,20 @@ def _target(descriptor: str) -> str:
         return ""
 
 
-def halted(pid: int) -> bool:
+def all_threads_stopped(pid: int) -> bool:
     """Whether every thread of a process has stopped or ended."""
     return all(_state(task) in "TtZX" for task in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 @dataclass
-class Meter:
+class LeakDetector:
     """Compares what a process holds at rest with what it held when it first was at rest.
 
     The first use of everything stays out of the account: libraries start threads once for all.
     """
 
-    measure: Callable[[], Usage] = usage
-    base: Usage | None = None
+    measure: Callable[[], ProcessUsage] = process_usage
+    base: ProcessUsage | None = None
     named: set[str] = field(default_factory=set)
     _growth_expected: bool = False
 
@@ -115,7 +115,7 @@ class Meter:
         """A case of real sizes was played: what allocators keep of it for later is no leak."""
         self._growth_expected = True
 
-    def rest(self, patience: float = SETTLING) -> None:
+    def rest(self, patience: float = SETTLE_TIMEOUT) -> None:
         """To be called when everything was closed. Raises `Violation` of R1."""
         if self.base is None:
             gc.collect()
@@ -131,9 +131,9 @@ class Meter:
             gc.collect()  # an error and the frames it came through hold each other
             if late and (excess := self._excess(self.base)):
                 raise Violation("R1", f"after everything was closed there are {excess}")
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
 
-    def _excess(self, base: Usage) -> str:
+    def _excess(self, base: ProcessUsage) -> str:
         left = sorted(name for name in self.named - base.shared if os.path.exists(name))
         names = f"the names {', '.join(left)} left in shared memory" if left else ""
         return ", ".join(filter(None, (self.measure().beyond(base), names)))
@@ -150,5 +150,7 @@ def _state(stat: Path) -> str:
 def _shared() -> frozenset[str]:
     """Names in shared memory that are mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    found = {line.partition("/")[1] + line.partition("/")[2] for line in lines if SHARED in line}
+    found = {
+        line.partition("/")[1] + line.partition("/")[2] for line in lines if SHM_PREFIX in line
+    }
     return frozenset(name for name in found if not name.endswith("(deleted)"))

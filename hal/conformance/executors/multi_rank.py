@@ -11,34 +11,34 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.conformance.executors.property_reference import refer
-from equipoise.hal.conformance.executors.rank_worker import Answer, Order
-from equipoise.hal.conformance.executors.worker_pool import Mourn
-from equipoise.hal.conformance.program import Case, to_json
-from equipoise.hal.conformance.property import Pace, Property, Traits
-from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.conformance.executors.property_reference import property_reference
+from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest
+from equipoise.hal.conformance.executors.worker_pool import OnRankExit
+from equipoise.hal.conformance.program import Case, case_to_json
+from equipoise.hal.conformance.property import DeadlineLength, Property, Traits
+from equipoise.hal.conformance.subject import compare_answers, to_violation
 from equipoise.hal.errors import Violation
 
 LOG = logging.getLogger(__name__)
-SIZES = (1, 2, 3, 4, 5, 8)
-DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
+GROUP_SIZES = (1, 2, 3, 4, 5, 8)
+DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.CALM: 15.0, DeadlineLength.BRISK: 1.0}
 """Seconds that an operation may last; a brisk one at least."""
-OPENINGS = 10.0
+OPEN_TIMES_PER_DEADLINE = 10.0
 """A brisk deadline is so many times what it takes to open a communicator: that has to be possible
 where deadlines strike, and some libraries take seconds for it."""
-STRETCH = 3.0
+RETRY_DEADLINE_FACTOR = 3.0
 """A brisk case that fails is played once more with a deadline so many times as long."""
-TIMELESS = ("C8", "R1")
+TIME_INDEPENDENT_CLAUSES = ("C8", "R1")
 """Clauses that are not broken for want of time: a rank that does not answer had `WATCHDOG` seconds
 more, and what is left over in the end is counted."""
-LONGEST = 2.0
+MAX_DEADLINE_RATIO = 2.0
 """A fabric serves later cases, too, unless its deadline is so many times longer than they need."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
 
 @dataclass(frozen=True)
-class Call:
+class GatherOptions:
     """How to wait for the answers to an order.
 
     Attributes:
@@ -49,10 +49,10 @@ class Call:
 
     watchdog: float
     lost: frozenset[int]
-    mourn: Mourn
+    mourn: OnRankExit
 
 
-class Store(Protocol):
+class RankStore(Protocol):
     """Where ranks meet; a `RendezvousHost` is one."""
 
     @property
@@ -69,7 +69,7 @@ class Store(Protocol):
         ...
 
 
-class ExpendableStore(Store, Protocol):
+class DisposableStore(RankStore, Protocol):
     """One that a case may end."""
 
     @property
@@ -81,15 +81,15 @@ class ExpendableStore(Store, Protocol):
 class RankGroup(Protocol):
     """Ranks that obey orders."""
 
-    def host(self) -> Store:
+    def host(self) -> RankStore:
         """A store at which some of them can meet."""
         ...
 
-    def expendable_host(self) -> ExpendableStore:
+    def expendable_host(self) -> DisposableStore:
         """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
         ...
 
-    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
         ...
 
@@ -103,30 +103,30 @@ class RankGroup(Protocol):
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _OpenFabric:
     """A fabric, open on these ranks; `size` were there when it was opened."""
 
     name: str
-    host: Store
+    host: RankStore
     size: int
     ranks: tuple[int, ...]
     deadline: float
     holder: int | None
 
-    def call(self, lost: Collection[int] = ()) -> Call:
-        return Call(self.deadline + WATCHDOG, frozenset(lost), self.host.report_loss)
+    def call(self, lost: Collection[int] = ()) -> GatherOptions:
+        return GatherOptions(self.deadline + WATCHDOG, frozenset(lost), self.host.report_loss)
 
-    def without(self, lost: Collection[int]) -> "_Stage":
+    def without(self, lost: Collection[int]) -> "_OpenFabric":
         return replace(self, ranks=tuple(rank for rank in self.ranks if rank not in lost))
 
-    def opening(self, rank: int) -> Order:
+    def opening(self, rank: int) -> RankRequest:
         name, port = self.host.address
         where = Rendezvous(rank=rank, size=self.size, host=name, port=port, deadline=self.deadline)
         place = {"where": asdict(where), "holder": self.holder}
         return {"do": "open", "fabric": self.name, **place}
 
 
-class RankedSubject:
+class MultiRankSubject:
     """Plays cases on the first ranks of a rank_group.
 
     A fabric is kept over the cases of one size and one pace, and replaced after a violation. The
@@ -141,13 +141,17 @@ class RankedSubject:
     """
 
     def __init__(
-        self, name: str, traits: Traits, rank_group: RankGroup, deadlines: Mapping[Pace, float]
+        self,
+        name: str,
+        traits: Traits,
+        rank_group: RankGroup,
+        deadlines: Mapping[DeadlineLength, float],
     ) -> None:
         self._name = name
         self._traits = traits
         self._rank_group = rank_group
         self._deadlines = deadlines
-        self._stages: dict[tuple[int, Pace], _Stage] = {}
+        self._stages: dict[tuple[int, DeadlineLength], _OpenFabric] = {}
         self._gauge: tuple[str, float] = ("", 0.0)
         self._stretched: set[str] = set()
         self._failed: set[str] = set()
@@ -167,14 +171,14 @@ class RankedSubject:
 
     def play(self, claim: Property, case: Case) -> str | None:
         """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
-        reference = refer(claim)
+        reference = property_reference(claim)
         while True:
             try:
-                return judge(claim, case, self._perform(claim, case, reference))
+                return compare_answers(claim, case, self._perform(claim, case, reference))
             except Exception as error:
                 self._clear()
                 if not self._stretch(claim, error):
-                    raise blame(claim, error) from error
+                    raise to_violation(claim, error) from error
 
     def close(self) -> None:
         """End every rank, and every store."""
@@ -192,34 +196,39 @@ class RankedSubject:
         told = self._ask(claim, stage, self._order(case, stage, reference), lost)
         self._strike((stage.size, claim.pace))
         survivors = stage.without(lost)
-        orders: dict[int, Order] = {rank: {"do": "rest"} for rank in survivors.ranks}
-        observed("R1", self._tell(orders, survivors.call()))
+        orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
+        answers_or_raise("R1", self._tell(orders, survivors.call()))
         return told
 
-    def _order(self, case: Case, stage: _Stage, reference: str) -> Order:
+    def _order(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
         self._played += 1
         return {
             "do": "play",
             "fabric": stage.name,
             "property": reference,
-            "case": to_json(case),
+            "case": case_to_json(case),
             "number": self._played,
         }
 
-    def _ask(self, claim: Property, stage: _Stage, order: Order, lost: frozenset[int]) -> list[Any]:
+    def _ask(
+        self, claim: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
+    ) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
         replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call(lost))
         if lost:
             self._rank_group.replace(lost)
             self._stages[stage.size, claim.pace] = stage.without(lost)
-        told, absent = observed(claim.clauses[0], replies), [None] * claim.hosts
+        told, absent = answers_or_raise(claim.clauses[0], replies), [None] * claim.hosts
         return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
 
-    def _stage(self, claim: Property, case: Case) -> _Stage:
+    def _stage(self, claim: Property, case: Case) -> _OpenFabric:
         """The fabric for so many ranks and that pace; opened if there is none."""
         key = case.program.size, claim.pace
         deadline = self._deadline(claim)
-        if key in self._stages and not deadline <= self._stages[key].deadline <= LONGEST * deadline:
+        if (
+            key in self._stages
+            and not deadline <= self._stages[key].deadline <= MAX_DEADLINE_RATIO * deadline
+        ):
             self._strike(key)
         if key not in self._stages:
             host, holder = self._host(claim)
@@ -229,27 +238,29 @@ class RankedSubject:
     def _begin(
         self,
         claim: Property,
-        key: tuple[int, Pace],
+        key: tuple[int, DeadlineLength],
         deadline: float,
-        host: Store,
+        host: RankStore,
         holder: int | None,
-    ) -> _Stage:
+    ) -> _OpenFabric:
         """Open a fabric on the first ranks."""
         size, _ = key
         self._opened += 1
-        stage = _Stage(f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder)
+        stage = _OpenFabric(
+            f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder
+        )
         self._stages[key] = stage
         replies = self._tell({rank: stage.opening(rank) for rank in stage.ranks}, stage.call())
-        observed(claim.clauses[0], replies)
+        answers_or_raise(claim.clauses[0], replies)
         return stage
 
     def _deadline(self, claim: Property) -> float:
         """Of a fabric for that property, in seconds."""
         deadline = self._deadlines[claim.pace]
-        if claim.pace is not Pace.BRISK:
+        if claim.pace is not DeadlineLength.BRISK:
             return deadline
-        stretch = STRETCH if claim.name in self._stretched - self._failed else 1.0
-        return stretch * max(deadline, OPENINGS * self._opening(claim))
+        stretch = RETRY_DEADLINE_FACTOR if claim.name in self._stretched - self._failed else 1.0
+        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._opening(claim))
 
     def _stretch(self, claim: Property, error: Exception) -> bool:
         """Whether a case that failed is to be played again, with a longer deadline.
@@ -257,9 +268,9 @@ class RankedSubject:
         On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
         property: what goes wrong for another reason fails again, in this case or in a later one.
         """
-        if claim.pace is not Pace.BRISK or claim.name in self._failed:
+        if claim.pace is not DeadlineLength.BRISK or claim.name in self._failed:
             return False
-        if isinstance(error, Violation) and error.clause in TIMELESS:
+        if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
         if claim.name in self._stretched:
             # Shrinking plays many that fail, and need not wait so long.
@@ -271,7 +282,7 @@ class RankedSubject:
             "%s: a case failed under a brisk deadline and is played again with one %g times as "
             "long, in case the machine was only too busy: %s",
             claim.name,
-            STRETCH,
+            RETRY_DEADLINE_FACTOR,
             " ".join(str(error).split()),
         )
         return True
@@ -282,21 +293,21 @@ class RankedSubject:
         Gauged anew for each property: a machine may be busier than it was before.
         """
         if self._gauge[0] != claim.name:
-            key = max(self._traits.sizes), Pace.CALM
+            key = max(self._traits.sizes), DeadlineLength.CALM
             stage, fresh = self._stages.get(key), key not in self._stages
             if stage is None:
-                deadline = self._deadlines[Pace.CALM]
+                deadline = self._deadlines[DeadlineLength.CALM]
                 stage = self._begin(claim, key, deadline, self._rank_group.host(), None)
             self._gauge_count += 1
             order = {"do": "gauge", "fabric": stage.name, "number": self._gauge_count}
             replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
-            told = observed(claim.clauses[0], replies)
+            told = answers_or_raise(claim.clauses[0], replies)
             if fresh:
                 self._strike(key)
             self._gauge = claim.name, max(float(seconds) for (seconds,) in told.values())
         return self._gauge[1]
 
-    def _host(self, claim: Property) -> tuple[Store, int | None]:
+    def _host(self, claim: Property) -> tuple[RankStore, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""
         if not claim.takes_store:
             return self._rank_group.host(), None
@@ -313,16 +324,16 @@ class RankedSubject:
         for key in list(self._stages):
             self._strike(key)
 
-    def _strike(self, key: tuple[int, Pace]) -> None:
+    def _strike(self, key: tuple[int, DeadlineLength]) -> None:
         """Close a fabric on every rank that still has it."""
         stage = self._stages.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
-            observed("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
+            answers_or_raise("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
         finally:
             stage.host.close()
 
-    def _tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+    def _tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         try:
             return self._rank_group.tell(orders, call)
         except Violation:  # the ranks are gone, and their fabrics with them
@@ -331,7 +342,7 @@ class RankedSubject:
             raise
 
 
-def observed(clause: str, replies: Mapping[int, Answer]) -> dict[int, list[Any]]:
+def answers_or_raise(clause: str, replies: Mapping[int, RankReply]) -> dict[int, list[Any]]:
     """What each rank observed. Raises the worst fault, of `clause` where it names none."""
     faults = sorted(
         (rating, rank, named or clause, text)

@@ -6,32 +6,32 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import CommunicatorBackend, RendezvousHost
 from equipoise.hal.conformance.executors.multi_rank import (
     DEADLINES,
-    SIZES,
-    Call,
-    RankedSubject,
-    observed,
+    GROUP_SIZES,
+    GatherOptions,
+    MultiRankSubject,
+    answers_or_raise,
 )
-from equipoise.hal.conformance.executors.rank_worker import Answer, Order
-from equipoise.hal.conformance.executors.worker_pool import Crew
-from equipoise.hal.conformance.property import Pace, Traits
+from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest
+from equipoise.hal.conformance.executors.worker_pool import WorkerPool
+from equipoise.hal.conformance.property import DeadlineLength, Traits
 
-START = 60.0
+START_TIMEOUT = 60.0
 """Seconds that a process may take to import everything."""
-HOLDER = -1
+STORE_WORKER = -1
 """What stands in the place of a rank for the process that holds a store."""
-SEAT = "equipoise.hal.conformance.executors.rank_worker"
+RANK_WORKER_MODULE = "equipoise.hal.conformance.executors.rank_worker"
 
 
-class _Elsewhere:
+class _StoreProcess:
     """A store in a process of its own: a member of the crew that is no rank."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: WorkerPool) -> None:
         self._crew = crew
-        crew.start([HOLDER])
-        crew.order({HOLDER: {"do": "hold"}})
-        told = crew.gather([HOLDER], (), START, lambda _rank, _how: None)
-        name, port = observed("C6", told)[HOLDER]
-        self.holder: int = crew.members[HOLDER].pid
+        crew.start([STORE_WORKER])
+        crew.order({STORE_WORKER: {"do": "hold"}})
+        told = crew.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
+        name, port = answers_or_raise("C6", told)[STORE_WORKER]
+        self.holder: int = crew.members[STORE_WORKER].pid
         self.address: tuple[str, int] = (name, port)
 
     def report_loss(self, rank: int, how: str) -> None:
@@ -39,7 +39,7 @@ class _Elsewhere:
 
     def close(self) -> None:
         """End the process, unless it was ended with all others."""
-        self._crew.end({HOLDER} & self._crew.members.keys())
+        self._crew.end({STORE_WORKER} & self._crew.members.keys())
 
 
 class ProcessRankGroup:
@@ -52,17 +52,17 @@ class ProcessRankGroup:
 
     def __init__(self, backend: str, communicator: str) -> None:
         self._communicator: CommunicatorBackend = registry.communicator(communicator)
-        self._crew = Crew([SEAT, backend, communicator])
+        self._crew = WorkerPool([RANK_WORKER_MODULE, backend, communicator])
 
     def host(self) -> RendezvousHost:
         """A store in this process, which outlives every rank."""
         return self._communicator.host()
 
-    def expendable_host(self) -> _Elsewhere:
+    def expendable_host(self) -> _StoreProcess:
         """A store in a process of its own."""
-        return _Elsewhere(self._crew)
+        return _StoreProcess(self._crew)
 
-    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer; after a `Violation` no process is left."""
         self._start(orders.keys() - self._crew.members.keys())
         self._crew.order(orders)
@@ -80,10 +80,10 @@ class ProcessRankGroup:
         """Importing takes longer than a brisk deadline: nobody is told to meet anybody before."""
         self._crew.start(ranks)
         self._crew.order({rank: {"do": "greet"} for rank in ranks})
-        self._crew.gather(ranks, (), START, lambda _rank, _how: None)
+        self._crew.gather(ranks, (), START_TIMEOUT, lambda _rank, _how: None)
 
 
-class ProcessSubject(RankedSubject):
+class ProcessSubject(MultiRankSubject):
     """An accelerator and a communicator on up to `ranks` processes.
 
     Args:
@@ -98,19 +98,19 @@ class ProcessSubject(RankedSubject):
         backend: str,
         communicator: str,
         ranks: int,
-        deadlines: Mapping[Pace, float] = DEADLINES,
+        deadlines: Mapping[DeadlineLength, float] = DEADLINES,
     ) -> None:
         rank_group = ProcessRankGroup(backend, communicator)
         name = f"{backend} with {communicator} on {ranks} processes"
-        super().__init__(name, traits(backend, communicator, ranks), rank_group, deadlines)
+        super().__init__(name, declared_traits(backend, communicator, ranks), rank_group, deadlines)
 
 
-def traits(backend: str, communicator: str, ranks: int) -> Traits:
+def declared_traits(backend: str, communicator: str, ranks: int) -> Traits:
     """What the backends declare, on sizes up to `ranks`."""
     return Traits(
         registry.accelerator(backend).capabilities,
         registry.communicator(communicator).capabilities,
-        tuple(sorted({size for size in SIZES if size < ranks} | {ranks})),
+        tuple(sorted({size for size in GROUP_SIZES if size < ranks} | {ranks})),
         controlled=False,
         expendable=True,
     )

@@ -9,7 +9,7 @@ from equipoise.hal.conformance.property import Property
 from equipoise.hal.errors import UsageError
 
 
-def refer(claim: Property) -> str:
+def property_reference(claim: Property) -> str:
     """PACKAGE:OBJECT where the module of its play names it, else FAMILY/NAME in the suite.
 
     Raises `UsageError` when it is neither: then no other process can find it.
@@ -23,7 +23,7 @@ def refer(claim: Property) -> str:
     raise UsageError(f"property {claim.name!r} is in no suite, and {module} has no name for it")
 
 
-def resolve(reference: str) -> Property:
+def resolve_property(reference: str) -> Property:
     """The property that `refer` was given. Raises `UsageError` when there is none."""
     module, colon, name = reference.partition(":")
     try:

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Backend, open_for
+from equipoise.hal.accelerator import Backend, open_for_rank
 from equipoise.hal.communicator import (
     Communicator,
     CommunicatorBackend,
@@ -25,20 +25,20 @@ from equipoise.hal.communicator import (
     Rendezvous,
     RendezvousHost,
 )
-from equipoise.hal.conformance.context import Bench
-from equipoise.hal.conformance.executors.device import PATIENCE, RealSurroundings, play_hosts
-from equipoise.hal.conformance.executors.leak_detector import Meter
-from equipoise.hal.conformance.executors.property_reference import resolve
-from equipoise.hal.conformance.executors.worker_process import serve
-from equipoise.hal.conformance.program import Case, from_json
-from equipoise.hal.conformance.subject import words
+from equipoise.hal.conformance.context import RankContext
+from equipoise.hal.conformance.executors.device import WAIT_TIMEOUT, DeviceEnvironment, play_threads
+from equipoise.hal.conformance.executors.leak_detector import LeakDetector
+from equipoise.hal.conformance.executors.property_reference import resolve_property
+from equipoise.hal.conformance.executors.worker_process import serve_requests
+from equipoise.hal.conformance.program import Case, case_from_json
+from equipoise.hal.conformance.subject import describe_error
 from equipoise.hal.errors import CommunicatorError, ControlError, Violation
 
-Order = dict[str, Any]
-Answer = dict[str, Any]
+RankRequest = dict[str, Any]
+RankReply = dict[str, Any]
 
 
-class Blame(IntEnum):
+class FaultPriority(IntEnum):
     """Which fault of several ranks is reported: the lowest."""
 
     VIOLATION = 0
@@ -48,7 +48,7 @@ class Blame(IntEnum):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _FabricEntry:
     """A fabric, where it met, and the process that holds its store if that may be ended."""
 
     fabric: Fabric
@@ -57,7 +57,7 @@ class _Place:
 
 
 @dataclass
-class _Tracking(RealSurroundings):
+class _TrackingEnvironment(DeviceEnvironment):
     """Keeps what a case opened, so that it can be closed when no rank needs it any more."""
 
     opened: list[Communicator] = field(default_factory=list)
@@ -68,20 +68,20 @@ class _Tracking(RealSurroundings):
         return made
 
 
-class Seat:
+class RankWorker:
     """One rank of a subject; obeys one order at a time."""
 
     def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
         self._backend = backend
         self._communicator = communicator
-        self._fabrics: dict[str, _Place] = {}
+        self._fabrics: dict[str, _FabricEntry] = {}
         self._held: list[RendezvousHost] = []
         self._leftovers: list[Communicator] = []
-        self._meter = Meter()
+        self._meter = LeakDetector()
 
-    def answer(self, order: Order) -> Answer:
+    def answer(self, order: RankRequest) -> RankReply:
         """Do it; what is raised becomes a part of the answer."""
-        verbs: dict[str, Callable[[Order], list[Any]]] = {
+        verbs: dict[str, Callable[[RankRequest], list[Any]]] = {
             "greet": lambda _: [],
             "hold": self._hold,
             "open": self._open,
@@ -96,57 +96,59 @@ class Seat:
         except Violation as violation:
             clause = violation.clause
             text = str(violation).removeprefix(f"{clause}: ")
-            return {"fault": [Blame.VIOLATION, clause, text]}
+            return {"fault": [FaultPriority.VIOLATION, clause, text]}
         except (CommunicatorError, ControlError) as error:
-            return {"fault": [Blame.FOLLOWED, None, words(error)]}
+            return {"fault": [FaultPriority.FOLLOWED, None, describe_error(error)]}
         except Exception as error:
-            return {"fault": [Blame.RAISED, None, words(error)]}
+            return {"fault": [FaultPriority.RAISED, None, describe_error(error)]}
 
-    def _open(self, order: Order) -> list[Any]:
+    def _open(self, order: RankRequest) -> list[Any]:
         where = Rendezvous(**order["where"])
         fabric = self._communicator.connect(where)
-        self._fabrics[order["fabric"]] = _Place(fabric, where, order["holder"])
+        self._fabrics[order["fabric"]] = _FabricEntry(fabric, where, order["holder"])
         return []
 
-    def _hold(self, _: Order) -> list[Any]:
+    def _hold(self, _: RankRequest) -> list[Any]:
         self._held.append(self._communicator.host())
         return list(self._held[-1].address)
 
-    def _close(self, order: Order) -> list[Any]:
+    def _close(self, order: RankRequest) -> list[Any]:
         self._fabrics.pop(order["fabric"]).fabric.close()
         return []
 
-    def _rest(self, _: Order) -> list[Any]:
+    def _rest(self, _: RankRequest) -> list[Any]:
         self._meter.rest()
         return []
 
-    def _play(self, order: Order) -> list[Any]:
+    def _play(self, order: RankRequest) -> list[Any]:
         place = self._fabrics[order["fabric"]]
-        accelerator = open_for(self._backend, place.where.rank)
+        accelerator = open_for_rank(self._backend, place.where.rank)
         try:
-            case = from_json(order["case"])
+            case = case_from_json(order["case"])
             prefix = f"case{order['number']}/"
-            around = _Tracking(accelerator, case.schedule, place.fabric, prefix, place.holder)
+            around = _TrackingEnvironment(
+                accelerator, case.schedule, place.fabric, prefix, place.holder
+            )
             self._leftovers = around.opened
-            bench = _bench(self._backend, around, place.where, case)
-            found = resolve(order["property"])
+            bench = _rank_context(self._backend, around, place.where, case)
+            found = resolve_property(order["property"])
             if found.large:
                 self._meter.expect_growth()
-            return play_hosts(found, case, bench)
+            return play_threads(found, case, bench)
         finally:
             self._meter.look()
             accelerator.close()
 
-    def _gauge(self, order: Order) -> list[Any]:
+    def _gauge(self, order: RankRequest) -> list[Any]:
         """The second one counts: the first one finds libraries asleep."""
         place = self._fabrics[order["fabric"]]
-        accelerator = open_for(self._backend, place.where.rank)
+        accelerator = open_for_rank(self._backend, place.where.rank)
         try:
             for count in (1, 2):
                 began = time.monotonic()
                 made = place.fabric.open(f"gauge{order['number']}/{count}")
                 self._leftovers.append(made)
-                made.barrier().result(PATIENCE)
+                made.barrier().result(WAIT_TIMEOUT)
             return [time.monotonic() - began]
         finally:
             accelerator.close()
@@ -157,8 +159,10 @@ class Seat:
             self._leftovers.pop().close()
 
 
-def _bench(backend: Backend, around: RealSurroundings, where: Rendezvous, case: Case) -> Bench:
-    return Bench(
+def _rank_context(
+    backend: Backend, around: DeviceEnvironment, where: Rendezvous, case: Case
+) -> RankContext:
+    return RankContext(
         rank=where.rank,
         size=case.program.size,
         host=0,
@@ -166,7 +170,7 @@ def _bench(backend: Backend, around: RealSurroundings, where: Rendezvous, case: 
         accelerator=around.accelerator,
         fabric=around.fabric,
         deadline=where.deadline,
-        patience=PATIENCE,
+        patience=WAIT_TIMEOUT,
         surroundings=around,
     )
 
@@ -174,8 +178,8 @@ def _bench(backend: Backend, around: RealSurroundings, where: Rendezvous, case: 
 def main() -> None:
     """Serve as a rank of the accelerator and the communicator that the command line names."""
     backend, communicator = sys.argv[1:3]
-    seat = Seat(registry.accelerator(backend), registry.communicator(communicator))
-    serve(seat.answer)
+    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    serve_requests(seat.answer)
 
 
 if __name__ == "__main__":

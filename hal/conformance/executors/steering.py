@@ -9,7 +9,7 @@ Steer = Callable[[bytes], object]
 """Takes the choices of the next case, one a byte; what it does beyond them is its own business."""
 
 
-def steering(name: str) -> Steer:
+def load_steer(name: str) -> Steer:
     """The callable that is named as PACKAGE:OBJECT.
 
     What it raises when it is called becomes a `UsageError` too, since it says nothing of the

@@ -19,12 +19,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from equipoise.hal.conformance.executors.fork_server import FORK, PID, REQUEST, RUNNING, WAIT, Verb
+from equipoise.hal.conformance.executors.fork_server import (
+    FORK,
+    PID,
+    REQUEST,
+    RUNNING,
+    WAIT,
+    RequestKind,
+)
 from equipoise.hal.errors import Violation
 
-ANSWER = 60.0
+START_TIMEOUT = 60.0
 """Seconds that the template may take to answer, by default."""
-POLL = 0.005
+EXIT_POLL_INTERVAL = 0.005
 """Seconds between two looks at whether a copy has ended."""
 # torch's store looks up the name of every peer; where a name server drops datagrams now and then,
 # each drop would cost 5 s. Over TCP none is lost. Read at a process's first look-up, so the driver
@@ -32,7 +39,7 @@ POLL = 0.005
 os.environ.setdefault("RES_OPTIONS", "use-vc")
 
 
-class Template:
+class ForkServer:
     """A spawned interpreter that imports a module once, and is then copied for every rank.
 
     Importing torch takes a second of processor time, a copy some milliseconds. It imports what its
@@ -43,7 +50,7 @@ class Template:
         patience: seconds that it may take to answer; before its first answer it imports the module.
     """
 
-    def __init__(self, command: Sequence[str], patience: float = ANSWER) -> None:
+    def __init__(self, command: Sequence[str], patience: float = START_TIMEOUT) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(patience)
@@ -76,12 +83,12 @@ class Template:
         """Whether it can be copied."""
         return self._process.poll() is None
 
-    def copy(self, stdin: int, stdout: int, stderr: int) -> "Copy":
+    def copy(self, stdin: int, stdout: int, stderr: int) -> "ForkedProcess":
         """A process that runs the module's `main` with these descriptors.
 
         Raises `Violation` of E1 when the template has ended.
         """
-        return Copy(self, self._ask(FORK, 0, [stdin, stdout, stderr]))
+        return ForkedProcess(self, self._ask(FORK, 0, [stdin, stdout, stderr]))
 
     def ended(self, pid: int) -> int | None:
         """The exit status of a copy, negative for a signal; None while it runs. Told once."""
@@ -98,7 +105,7 @@ class Template:
         self._process.wait()
         self._errors.close()
 
-    def _ask(self, verb: Verb, pid: int, descriptors: Sequence[int] = ()) -> int:
+    def _ask(self, verb: RequestKind, pid: int, descriptors: Sequence[int] = ()) -> int:
         try:
             socket.send_fds(self._socket, [REQUEST.pack(verb, pid)], descriptors)
             (answer,) = PID.unpack(self._socket.recv(PID.size))
@@ -113,10 +120,10 @@ class Template:
         return self._errors.read().decode(errors="replace")
 
 
-class Copy:
+class ForkedProcess:
     """One process that was copied; its process id is its own until it was waited for."""
 
-    def __init__(self, template: Template, pid: int) -> None:
+    def __init__(self, template: ForkServer, pid: int) -> None:
         self._template = template
         self._status: int | None = None
         self.pid = pid
@@ -135,23 +142,23 @@ class Copy:
             if self._status is None and time.monotonic() >= expiry:
                 return None
             if self._status is None:
-                time.sleep(POLL)
+                time.sleep(EXIT_POLL_INTERVAL)
         return self._status
 
 
-TAIL = 4000
+STDERR_TAIL_BYTES = 4000
 """Bytes of a rank's standard error that a failure quotes."""
-CHUNK = 1 << 16
-ENDING = 10.0
+READ_BYTES = 1 << 16
+EXIT_TIMEOUT = 10.0
 """Seconds that a process which has closed its pipe, or was killed, may take to end."""
-STACKS = 2.0
+STACK_DUMP_TIMEOUT = 2.0
 """Seconds that a process gets to write the stacks of its threads."""
 
 
-class Member:
+class WorkerProcess:
     """A copy of a template that runs a module which calls `process.serve`."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: ForkServer) -> None:
         self._said = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         theirs, self._orders = os.pipe()
@@ -186,7 +193,7 @@ class Member:
 
     def hear(self) -> dict[str, Any] | None:
         """Read once; a whole answer, or None. Raises `EOFError` when the rank is gone."""
-        part = os.read(self._answers, CHUNK)
+        part = os.read(self._answers, READ_BYTES)
         if not part:
             raise EOFError
         self._said += part
@@ -199,7 +206,7 @@ class Member:
 
     def death(self) -> str:
         """Why it ended, in words; waits for the end, bounded."""
-        code = self._process.wait(ENDING)
+        code = self._process.wait(EXIT_TIMEOUT)
         if code is None:
             return "has closed its pipe, and does not end"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
@@ -208,19 +215,19 @@ class Member:
         """End it by a signal at which it writes the stacks of its threads."""
         self._process.signal(signal.SIGABRT)
         self._process.signal(signal.SIGCONT)
-        self._process.wait(STACKS)
+        self._process.wait(STACK_DUMP_TIMEOUT)
 
     def complaints(self) -> str:
         """The end of its standard error."""
         self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, self._errors.tell() - TAIL))
+        self._errors.seek(max(0, self._errors.tell() - STDERR_TAIL_BYTES))
         return self._errors.read().decode(errors="replace")
 
     def end(self) -> None:
         """Kill it, stopped or not, and give everything back."""
         self._process.signal(signal.SIGKILL)
         try:
-            self._process.wait(ENDING)
+            self._process.wait(EXIT_TIMEOUT)
         finally:
             self._close()
 
@@ -230,11 +237,11 @@ class Member:
         self._errors.close()
 
 
-Mourn = Callable[[int, str], None]
+OnRankExit = Callable[[int, str], None]
 """Told at once which rank has ended, and how."""
 
 
-class Crew:
+class WorkerPool:
     """Processes by rank. Not for several threads.
 
     Args:
@@ -242,11 +249,11 @@ class Crew:
         patience: seconds that importing the module may take.
     """
 
-    def __init__(self, command: Sequence[str], patience: float = ANSWER) -> None:
+    def __init__(self, command: Sequence[str], patience: float = START_TIMEOUT) -> None:
         self._command = tuple(command)
         self._patience = patience
-        self._template: Template | None = None
-        self.members: dict[int, Member] = {}
+        self._template: ForkServer | None = None
+        self.members: dict[int, WorkerProcess] = {}
 
     def start(self, ranks: Collection[int]) -> None:
         """Start those of these ranks that do not run. Raises `Violation` of E1."""
@@ -254,12 +261,12 @@ class Crew:
             if rank not in self.members:
                 self.members[rank] = self.hire()
 
-    def hire(self) -> Member:
+    def hire(self) -> WorkerProcess:
         """One more process, which is no rank; whoever asks ends it. Raises `Violation` of E1."""
         if self._template is None or not self._template.runs():
             self._dismiss()
-            self._template = Template(self._command, self._patience)
-        return Member(self._template)
+            self._template = ForkServer(self._command, self._patience)
+        return WorkerProcess(self._template)
 
     def order(self, orders: Mapping[int, dict[str, Any]]) -> None:
         """Send each rank its line."""
@@ -267,7 +274,7 @@ class Crew:
             self.members[rank].order(line)
 
     def gather(
-        self, ranks: Collection[int], lost: Collection[int], watchdog: float, mourn: Mourn
+        self, ranks: Collection[int], lost: Collection[int], watchdog: float, mourn: OnRankExit
     ) -> dict[int, dict[str, Any]]:
         """One answer of each of `ranks`; nobody waits for those in `lost`, whose end is due.
 
@@ -315,7 +322,7 @@ class Crew:
             self._template.close()
             self._template = None
 
-    def _lose(self, rank: int, lost: Collection[int], mourn: Mourn) -> None:
+    def _lose(self, rank: int, lost: Collection[int], mourn: OnRankExit) -> None:
         how = self.members[rank].death()
         mourn(rank, how)
         if rank not in lost:

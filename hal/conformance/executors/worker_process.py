@@ -12,11 +12,11 @@ from typing import IO, Any
 import torch
 
 PR_SET_PDEATHSIG = 1
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
+RequestHandler = Callable[[dict[str, Any]], dict[str, Any]]
 """Does what a line of the driver says; must not raise."""
 
 
-def serve(answer: Answer) -> None:
+def serve_requests(answer: RequestHandler) -> None:
     """Answer every line until the driver closes the pipe; ends at once, whatever threads do.
 
     Ends with its driver, and writes the stacks of its threads when it is aborted.

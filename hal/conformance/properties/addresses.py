@@ -20,9 +20,24 @@ from torch import Tensor
 
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, equal, told
-from equipoise.hal.conformance.fixtures.collectives import dtype_of
-from equipoise.hal.conformance.fixtures.slot_store import ROLE, ROLES, Part, Room, Shelf, shelf
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Play,
+    RankContext,
+    catch,
+    require,
+    require_equal,
+    to_host,
+)
+from equipoise.hal.conformance.fixtures.collectives import dtype_named
+from equipoise.hal.conformance.fixtures.slot_store import (
+    SLOT_ROLES,
+    VERB_ROLE,
+    SegmentSpec,
+    SlotStoreFixture,
+    TrackedSlotStore,
+    shelf,
+)
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties import addresses_in_use
 from equipoise.hal.conformance.properties.kernels_large import random_bytes
@@ -32,7 +47,7 @@ from equipoise.hal.slots import SlotLayout, SlotStore
 from equipoise.hal.stream import Stream
 
 FAMILY = "addresses"
-LONGEST = 8
+MAX_CALLS = 8
 """Calls of a program."""
 SLOTS = 2
 STAGING = 2
@@ -44,7 +59,7 @@ PADDINGS = 4
 """Elements at most that a private segment stores behind those that its tensor shows."""
 SLOT = st.integers(0, SLOTS - 1)
 BUFFER = st.integers(0, STAGING - 1)
-_Sums = tuple[str, Tensor, list[Tensor]]
+_Checksums = tuple[str, Tensor, list[Tensor]]
 """Of what, its checksums, and the contents whose checksums they are to be."""
 
 
@@ -59,7 +74,7 @@ def _calls() -> st.SearchStrategy[Step]:
 def _parts(dtypes: Sequence[str], offsets: int) -> st.SearchStrategy[Step]:
     return st.builds(
         lambda dtype, elements, offset: Step(
-            "part", (dtype, elements, offset * dtype_of(dtype).itemsize)
+            "part", (dtype, elements, offset * dtype_named(dtype).itemsize)
         ),
         st.sampled_from(dtypes),
         st.integers(1, 5),
@@ -72,16 +87,16 @@ def _with_parts(parts: st.SearchStrategy[Step], most: int) -> st.SearchStrategy[
     return st.builds(
         lambda layout, calls: program([*layout, *calls]),
         st.lists(parts, min_size=1, max_size=most),
-        st.lists(_calls(), min_size=1, max_size=LONGEST),
+        st.lists(_calls(), min_size=1, max_size=MAX_CALLS),
     )
 
 
-def _layout(found: Program) -> list[Part]:
+def _segment_specs(found: Program) -> list[SegmentSpec]:
     rows = [step.args for step in found.steps if step.op == "part"]
-    return [Part(dtype_of(dtype), int(count), int(off)) for dtype, count, off in rows]
+    return [SegmentSpec(dtype_named(dtype), int(count), int(off)) for dtype, count, off in rows]
 
 
-def _play_calls(room: Room, found: Program) -> Play:
+def _play_calls(room: TrackedSlotStore, found: Program) -> Play:
     """Every call, then a pack of every slot that was changed."""
     for number, step in enumerate(found.steps, start=1):
         if step.op != "part":
@@ -99,17 +114,19 @@ def _segments(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(DTYPES, OFFSETS), 3)
 
 
-def _play_segments(bench: Bench, found: Program) -> Play:
-    room = Room(shelf(bench, SLOTS, STAGING, _layout(found)))
+def _play_segments(bench: RankContext, found: Program) -> Play:
+    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, _segment_specs(found)))
     before = _addresses(room.shelf.layout)
     yield from _play_calls(room, found)
     after = _addresses(room.shelf.store.layout)
-    demand("A1", after == before, f"slots are at {after}, not as they were at {before}")
-    demand("A4", room.shelf.intact(), "a byte beside a segment, or beside a blob, was written")
+    require("A1", after == before, f"slots are at {after}, not as they were at {before}")
+    require("A4", room.shelf.intact(), "a byte beside a segment, or beside a blob, was written")
     for what, blob, due in room.packed:
-        equal("A6", blob, due, what)
+        require_equal("A6", blob, due, what)
     for slot, due in room.slots.items():
-        equal("A1", room.shelf.bytes_of(slot), due, f"slot {slot} through the layout's own tensors")
+        require_equal(
+            "A1", room.shelf.bytes_of(slot), due, f"slot {slot} through the layout's own tensors"
+        )
 
 
 def _addresses(layout: SlotLayout) -> list[object]:
@@ -124,14 +141,14 @@ def _floats(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(FLOATS, 0), 1)
 
 
-def _play_floats(bench: Bench, found: Program) -> Play:
-    parts = _layout(found)
-    room = Room(shelf(bench, SLOTS, STAGING, parts), wild=parts[0].dtype.itemsize)
+def _play_floats(bench: RankContext, found: Program) -> Play:
+    parts = _segment_specs(found)
+    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, parts), wild=parts[0].dtype.itemsize)
     yield from _play_calls(room, found)
     for what, blob, due in room.packed:
-        equal("A7", blob, due, f"{parts[0].dtype}, {what}")
+        require_equal("A7", blob, due, f"{parts[0].dtype}, {what}")
     count = room.shelf.store.conversions
-    demand("A7", count == 0, f"{count} conversions between slots of equal strided descriptors")
+    require("A7", count == 0, f"{count} conversions between slots of equal strided descriptors")
 
 
 def _private(_: Traits) -> st.SearchStrategy[Program]:
@@ -139,92 +156,105 @@ def _private(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(FLOATS, PADDINGS), 2)
 
 
-def _declared_private(traits: Traits) -> str | None:
+def _private_format_support(traits: Traits) -> str | None:
     declared = SlotFormat.PRIVATE in traits.accelerator.slot_formats
     return None if declared else "slot_formats"
 
 
-def _play_private(bench: Bench, found: Program) -> Play:
+def _play_private(bench: RankContext, found: Program) -> Play:
     """What fills a slot, or is read from it, is its whole storage."""
     parts = [
-        Part(part.dtype, part.elements, format=SlotFormat.PRIVATE, padding=part.offset)
-        for part in _layout(found)
+        SegmentSpec(part.dtype, part.elements, format=SlotFormat.PRIVATE, padding=part.offset)
+        for part in _segment_specs(found)
     ]
-    room = Room(shelf(bench, SLOTS, STAGING, parts))
+    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, parts))
     yield from _play_calls(room, found)
-    sums = _add_up(room)
+    sums = _issue_checksums(room)
     bench.drain()
     for what, blob, due in room.packed:
-        equal("A10", blob, due, f"in a private format, padding included, {what}")
+        require_equal("A10", blob, due, f"in a private format, padding included, {what}")
     for slot, due in room.slots.items():
-        equal("A10", room.shelf.bytes_of(slot), due, f"slot {slot}, the storage of its segments")
-    _demand_sums("A10", sums)
+        require_equal(
+            "A10", room.shelf.bytes_of(slot), due, f"slot {slot}, the storage of its segments"
+        )
+    _require_checksums("A10", sums)
 
 
 # ----- A5: any mapping of slots to slots ----------------------------------------------------------
 
-MANY = 4
+MAPPED_SLOTS = 4
 """Slots of a mapping."""
 
 
 def _mappings(_: Traits) -> st.SearchStrategy[Program]:
-    digits = st.lists(st.integers(0, MANY - 1), min_size=MANY, max_size=MANY)
+    digits = st.lists(
+        st.integers(0, MAPPED_SLOTS - 1), min_size=MAPPED_SLOTS, max_size=MAPPED_SLOTS
+    )
     mapping = digits.map(lambda sources: "".join(map(str, sources)))
     kinds = st.sampled_from(("each", "shared"))
     step = st.builds(lambda kind, sources: Step(kind, (sources,)), kinds, mapping)
     return st.lists(step, min_size=1, max_size=3).map(program)
 
 
-def _play_mappings(bench: Bench, found: Program) -> Play:
+def _play_mappings(bench: RankContext, found: Program) -> Play:
     """Step *each* brings every slot through a staging buffer of its own; in *shared*, slots with
     one source share a buffer. Digit k of the mapping is the slot whose contents go to slot k."""
-    place = shelf(bench, MANY, MANY, [Part(torch.uint8, 3), Part(torch.int16, 2)])
-    for slot in range(MANY):
-        place.write([slot], slot + 1, ROLE)
-    due = list(range(1, MANY + 1))
+    place = shelf(
+        bench,
+        MAPPED_SLOTS,
+        MAPPED_SLOTS,
+        [SegmentSpec(torch.uint8, 3), SegmentSpec(torch.int16, 2)],
+    )
+    for slot in range(MAPPED_SLOTS):
+        place.write([slot], slot + 1, VERB_ROLE)
+    due = list(range(1, MAPPED_SLOTS + 1))
     for step in found.steps:
         sources = [int(digit) for digit in str(step.args[0])]
         _remap(place, step.op, sources)
         due = [due[source] for source in sources]
         yield NEXT
-    blob = place.pack(range(MANY), ROLE)
+    blob = place.pack(range(MAPPED_SLOTS), VERB_ROLE)
     bench.drain()
-    held = [sorted(set(row)) for row in blob.view(MANY, -1).tolist()]
+    held = [sorted(set(row)) for row in blob.view(MAPPED_SLOTS, -1).tolist()]
     wanted = [[version] for version in due]
-    demand("A5", held == wanted, f"slots hold what came from {held}, not from {wanted}")
+    require("A5", held == wanted, f"slots hold what came from {held}, not from {wanted}")
 
 
-def _remap(place: Shelf, kind: str, sources: list[int]) -> None:
+def _remap(place: SlotStoreFixture, kind: str, sources: list[int]) -> None:
     packed = sources if kind == "each" else sorted(set(sources))
-    blob = place.pack(packed, ROLE)
+    blob = place.pack(packed, VERB_ROLE)
     place.kept.append(blob)
-    place.store.unpack(blob, range(len(packed)), place.stream(ROLE))
-    buffers = range(MANY) if kind == "each" else [packed.index(source) for source in sources]
-    place.store.commit(list(zip(buffers, range(MANY), strict=True)), place.stream(ROLE))
+    place.store.unpack(blob, range(len(packed)), place.stream(VERB_ROLE))
+    buffers = (
+        range(MAPPED_SLOTS) if kind == "each" else [packed.index(source) for source in sources]
+    )
+    place.store.commit(
+        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), place.stream(VERB_ROLE)
+    )
 
 
 # ----- D4: one checksum everywhere ----------------------------------------------------------------
 
 
-def _sums(_: Traits) -> st.SearchStrategy[Program]:
+def _checksum_programs(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(("uint8", "float32"), 0), 3)
 
 
-def _play_sums(bench: Bench, found: Program) -> Play:
+def _play_checksums(bench: RankContext, found: Program) -> Play:
     """Behind each call, the checksums of everything that holds something."""
-    room = Room(shelf(bench, SLOTS, STAGING, _layout(found)))
-    seen: list[_Sums] = []
+    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, _segment_specs(found)))
+    seen: list[_Checksums] = []
     for number, step in enumerate(found.steps, start=1):
         if step.op == "part":
             continue
         room.do(number, step)
-        seen += [(f"step {number}: {what}", out, due) for what, out, due in _add_up(room)]
+        seen += [(f"step {number}: {what}", out, due) for what, out, due in _issue_checksums(room)]
         yield NEXT
     bench.drain()
-    _demand_sums("D4", seen)
+    _require_checksums("D4", seen)
 
 
-def _add_up(room: Room) -> list[_Sums]:
+def _issue_checksums(room: TrackedSlotStore) -> list[_Checksums]:
     store, found = room.shelf.store, []
     for what, contents, verb in (
         ("slots", room.slots, store.checksum_slots),
@@ -233,15 +263,15 @@ def _add_up(room: Room) -> list[_Sums]:
         if contents:
             numbers = sorted(contents)
             out = room.shelf.bench.empty((len(numbers),), torch.int64)
-            verb(numbers, out, room.shelf.stream(ROLE))
+            verb(numbers, out, room.shelf.stream(VERB_ROLE))
             found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
     return found
 
 
-def _demand_sums(clause: str, seen: Sequence[_Sums]) -> None:
+def _require_checksums(clause: str, seen: Sequence[_Checksums]) -> None:
     for what, out, contents in seen:
         due = [as_int64(checksum(content)) for content in contents]
-        demand(clause, out.tolist() == due, f"checksums of {what} are {out.tolist()}, not {due}")
+        require(clause, out.tolist() == due, f"checksums of {what} are {out.tolist()}, not {due}")
 
 
 CONTENTS = (
@@ -268,7 +298,7 @@ CONTENTS = (
         claim="Segments of a private format are copied, and summed, with all that they store.",
         programs=_private,
         play=_play_private,
-        needs=_declared_private,
+        needs=_private_format_support,
     ),
     Property(
         name="any-mapping-of-slots-ends-as-proposed",
@@ -283,76 +313,91 @@ CONTENTS = (
         family=FAMILY,
         clauses=("D4",),
         claim="Checksums of slots and staging are the defined function of their bytes.",
-        programs=_sums,
-        play=_play_sums,
+        programs=_checksum_programs,
+        play=_play_checksums,
     ),
 )
 
 
-LENGTHS = (4097, 65_535, 65_536, (1 << 20) + 1, (4 << 20) - 1, (4 << 20) + 1)
+SEGMENT_BYTES = (4097, 65_535, 65_536, (1 << 20) + 1, (4 << 20) - 1, (4 << 20) + 1)
 """Bytes of a segment: powers of two, a copy's chunk of 4 MiB, and neighbours."""
-BESIDE = 3
+SECOND_SEGMENT_BYTES = 3
 """Bytes of the segment that stands behind it."""
-COUNTS = ((300, 70),)
+STORE_SIZES = ((300, 70),)
 """Slots and staging buffers of a store."""
-WIDTH = 5
+SMALL_SLOT_BYTES = 5
 """Bytes of each of many slots."""
 
 
 def _long(_: Traits) -> st.SearchStrategy[Program]:
     """`long(bytes, key)` of every length; `key` draws the contents."""
     return st.integers(0, 255).map(
-        lambda key: program([Step("long", (length, key)) for length in LENGTHS])
+        lambda key: program([Step("long", (length, key)) for length in SEGMENT_BYTES])
     )
 
 
-def _play_long(bench: Bench, found: Program) -> Play:
+def _play_long(bench: RankContext, found: Program) -> Play:
     """Every verb once, each with contents of its own, then every byte is compared."""
     for step in found.steps:
         length, key = (int(number) for number in step.args)
-        place = shelf(bench, 2, 1, [Part(torch.uint8, length), Part(torch.uint8, BESIDE)])
-        written, brought = (random_bytes(length + BESIDE, key + k) for k in (0, 1))
+        place = shelf(
+            bench,
+            2,
+            1,
+            [SegmentSpec(torch.uint8, length), SegmentSpec(torch.uint8, SECOND_SEGMENT_BYTES)],
+        )
+        written, brought = (random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1))
         sums = bench.empty((2,), torch.int64), bench.empty((1,), torch.int64)
-        stream = place.stream(ROLE)
+        stream = place.stream(VERB_ROLE)
         place.store.write([0], [place.source(written)], stream)
         blob = bench.of(brought)
         place.kept.append(blob)
         place.store.unpack(blob, [0], stream)
         place.store.commit([(0, 1)], stream)
-        packed = place.pack([0, 1], ROLE)
+        packed = place.pack([0, 1], VERB_ROLE)
         place.store.checksum_slots([0, 1], sums[0], stream)
         place.store.checksum_staging([0], sums[1], stream)
         yield NEXT
         bench.drain(stream)
         for slot, due in ((0, written), (1, brought)):
-            equal("A6", place.bytes_of(slot), due, f"slot {slot} of {length} + {BESIDE} bytes")
-        equal("A6", packed, torch.cat([written, brought]), f"a pack of {length} + {BESIDE} bytes")
-        demand("A4", place.intact(), f"a byte beside a segment of {length} was written")
+            require_equal(
+                "A6",
+                place.bytes_of(slot),
+                due,
+                f"slot {slot} of {length} + {SECOND_SEGMENT_BYTES} bytes",
+            )
+        require_equal(
+            "A6",
+            packed,
+            torch.cat([written, brought]),
+            f"a pack of {length} + {SECOND_SEGMENT_BYTES} bytes",
+        )
+        require("A4", place.intact(), f"a byte beside a segment of {length} was written")
         for name, out, parts in (
             ("slots", sums[0], (written, brought)),
             ("staging", sums[1], (brought,)),
         ):
             wanted = [as_int64(checksum(part)) for part in parts]
-            demand("D4", told(out).tolist() == wanted, f"checksums of {name} of {length} bytes")
+            require("D4", to_host(out).tolist() == wanted, f"checksums of {name} of {length} bytes")
 
 
 def _many(_: Traits) -> st.SearchStrategy[Program]:
     """`many(slots, staging, key)`; `key` draws contents, and which slot takes which buffer."""
     return st.integers(0, 255).map(
-        lambda key: program([Step("many", (*counts, key)) for counts in COUNTS])
+        lambda key: program([Step("many", (*counts, key)) for counts in STORE_SIZES])
     )
 
 
-def _play_many(bench: Bench, found: Program) -> Play:
+def _play_many(bench: RankContext, found: Program) -> Play:
     """Each verb is one call for all of its slots."""
     for step in found.steps:
         slots, staging, key = (int(number) for number in step.args)
-        place = shelf(bench, slots, staging, [Part(torch.uint8, WIDTH)])
-        written = random_bytes(slots * WIDTH, key).view(slots, WIDTH)
-        brought = random_bytes(staging * WIDTH, key + 1).view(staging, WIDTH)
+        place = shelf(bench, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
+        written = random_bytes(slots * SMALL_SLOT_BYTES, key).view(slots, SMALL_SLOT_BYTES)
+        brought = random_bytes(staging * SMALL_SLOT_BYTES, key + 1).view(staging, SMALL_SLOT_BYTES)
         drawn = torch.Generator().manual_seed(key)
         targets = torch.randperm(slots, generator=drawn)[:staging].tolist()
-        stream, store = place.stream(ROLE), place.store
+        stream, store = place.stream(VERB_ROLE), place.store
         store.write(range(slots), [place.source(row) for row in written], stream)
         blob = bench.of(brought.reshape(-1))
         place.kept.append(blob)
@@ -360,22 +405,22 @@ def _play_many(bench: Bench, found: Program) -> Play:
         store.commit(list(zip(range(staging), targets, strict=True)), stream)
         due = written.clone()
         due[targets] = brought
-        packed = place.pack(range(slots), ROLE)
+        packed = place.pack(range(slots), VERB_ROLE)
         sums = bench.empty((slots,), torch.int64)
         store.checksum_slots(range(slots), sums, stream)
         yield NEXT
         bench.drain(stream)
-        _judge_many(place, packed, due)
+        _require_slots(place, packed, due)
         wanted = [as_int64(checksum(row)) for row in due]
-        wrong = [k for k, total in enumerate(told(sums).tolist()) if total != wanted[k]]
-        demand("D4", not wrong, f"checksums of slots {wrong[:5]} of {slots}")
+        wrong = [k for k, total in enumerate(to_host(sums).tolist()) if total != wanted[k]]
+        require("D4", not wrong, f"checksums of slots {wrong[:5]} of {slots}")
 
 
-def _judge_many(place: Shelf, packed: Tensor, due: Tensor) -> None:
+def _require_slots(place: SlotStoreFixture, packed: Tensor, due: Tensor) -> None:
     for slot, row in enumerate(due):
-        equal("A8", place.bytes_of(slot), row, f"slot {slot} of {len(due)}")
-    equal("A8", packed, due.reshape(-1), f"a pack of {len(due)} slots")
-    demand("A4", place.intact(), "a byte beside a segment was written")
+        require_equal("A8", place.bytes_of(slot), row, f"slot {slot} of {len(due)}")
+    require_equal("A8", packed, due.reshape(-1), f"a pack of {len(due)} slots")
+    require("A4", place.intact(), "a byte beside a segment was written")
 
 
 LARGE_SLOTS = (
@@ -402,19 +447,19 @@ LARGE_SLOTS = (
 
 SLOT_COUNT = 2
 """Slots, and staging buffers."""
-PARTS = [Part(torch.uint8, 4), Part(torch.int16, 2)]
+BAD_CALL_SEGMENTS = [SegmentSpec(torch.uint8, 4), SegmentSpec(torch.int16, 2)]
 SIZE = 8
 """Bytes of a slot."""
 UNTOUCHED_BYTE = 0x77
 """What outputs hold before, and must hold after."""
-CALL_ROLE = ROLES[1]
+CALL_ROLE = SLOT_ROLES[1]
 
 
 @dataclass
 class _BadCallRunner:
     """A store with known contents, and outputs that no bad call may touch."""
 
-    place: Shelf
+    place: SlotStoreFixture
     outputs: list[Tensor] = field(default_factory=list)
 
     @property
@@ -509,26 +554,26 @@ def _bad_call_programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.lists(steps, min_size=1, max_size=4).map(program)
 
 
-def _play_bad_calls(bench: Bench, found: Program) -> Play:
-    desk = _BadCallRunner(shelf(bench, SLOT_COUNT, SLOT_COUNT, PARTS))
+def _play_bad_calls(bench: RankContext, found: Program) -> Play:
+    desk = _BadCallRunner(shelf(bench, SLOT_COUNT, SLOT_COUNT, BAD_CALL_SEGMENTS))
     for number in range(SLOT_COUNT):
         desk.place.write([number], number + 1, CALL_ROLE)
         desk.place.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
     for step in found.steps:
-        refusal = attempt(partial(BAD_CALLS[step.op], desk), Exception)
+        refusal = catch(partial(BAD_CALLS[step.op], desk), Exception)
         named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
-        demand("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
+        require("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
         yield NEXT
     held = desk.place.pack(range(SLOT_COUNT), CALL_ROLE)
-    leased = attempt(partial(_commit_all, desk), SlotLeased)
-    demand("A8", not leased, f"a refused lease holds slots: {leased}")
+    leased = catch(partial(_commit_all, desk), SlotLeased)
+    require("A8", not leased, f"a refused lease holds slots: {leased}")
     staged = desk.place.pack(range(SLOT_COUNT), CALL_ROLE)
     bench.drain()
     for what, blob, due in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
         rows = [sorted(set(row)) for row in blob.view(SLOT_COUNT, SIZE).tolist()]
-        demand("A8", rows == [[v] for v in due], f"a refused call changed {what}: {rows}")
-    touched = any(bool((told(output) != UNTOUCHED_BYTE).any()) for output in desk.outputs)
-    demand("A8", not touched, "a refused call wrote to its output")
+        require("A8", rows == [[v] for v in due], f"a refused call changed {what}: {rows}")
+    touched = any(bool((to_host(output) != UNTOUCHED_BYTE).any()) for output in desk.outputs)
+    require("A8", not touched, "a refused call wrote to its output")
 
 
 def _commit_all(desk: _BadCallRunner) -> None:

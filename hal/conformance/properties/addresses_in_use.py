@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.accelerator import Graph, HostPool, Page
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand
-from equipoise.hal.conformance.fixtures.slot_store import ROLES, Shelf, listed, plain, versions
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require
+from equipoise.hal.conformance.fixtures.slot_store import (
+    SLOT_ROLES,
+    SlotStoreFixture,
+    format_versions,
+    make_plain_slot_store,
+    versions_in,
+)
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import PoolExhausted, SlotError, SlotLeased
@@ -21,7 +27,7 @@ from equipoise.hal.stream import Event, Role
 
 MAX_READER_STEPS = 12
 """Steps of a program, behind those that attach: only what comes later is ordered."""
-STREAM = st.sampled_from(ROLES[:2])
+STREAM = st.sampled_from(SLOT_ROLES[:2])
 
 
 def _reader_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -59,7 +65,7 @@ class _AttachedReaderRunner:
     A stream may be attached more than once.
     """
 
-    place: Shelf
+    place: SlotStoreFixture
     version: int = 0
     readers: list[tuple[str, Reader]] = field(default_factory=list)
     due: list[tuple[str, Tensor, int]] = field(default_factory=list)
@@ -108,15 +114,15 @@ class _AttachedReaderRunner:
         self.version = number
 
 
-def _play_readers(bench: Bench, found: Program) -> Play:
-    desk = _AttachedReaderRunner(plain(bench, 1, len(found.steps) + 1, 1))
+def _play_readers(bench: RankContext, found: Program) -> Play:
+    desk = _AttachedReaderRunner(make_plain_slot_store(bench, 1, len(found.steps) + 1, 1))
     for number, step in enumerate(found.steps, start=1):
         desk.do(number, step)
         yield NEXT
     bench.drain()
     for what, blob, version in desk.due:
-        seen = versions(blob)
-        demand("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
+        seen = versions_in(blob)
+        require("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
 
 
 READERS = (
@@ -134,14 +140,14 @@ READERS = (
 MAX_LEASE_STEPS = 12
 """Steps of a program."""
 SLOTS = 2
-SETS = 3
+SLOT_SETS = 3
 """Sets of slots that are not empty."""
-ROLE = ROLES[1]
+ROLE = SLOT_ROLES[1]
 
 
 def _lease_programs(_: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("lease", "commit", "write", "release"))
-    steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SETS - 1))
+    steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SLOT_SETS - 1))
     return st.lists(steps, min_size=1, max_size=MAX_LEASE_STEPS).map(
         lambda drawn: program(_valid_lease_steps(drawn))
     )
@@ -166,7 +172,7 @@ def _valid_lease_steps(steps: list[Step]) -> list[Step]:
 class _LeaseRunner:
     """Leases, and verbs that must be refused while one of their slots is leased."""
 
-    place: Shelf
+    place: SlotStoreFixture
     due: list[int] = field(default_factory=lambda: [0] * SLOTS)
     leases: list[Lease] = field(default_factory=list)
     held: list[set[int]] = field(default_factory=list)
@@ -189,14 +195,14 @@ class _LeaseRunner:
         lease = self.place.store.lease(slots)
         self.leases.append(lease)
         self.held.append(set(slots))
-        demand("A11", list(lease.slots) == slots, f"a lease of {slots} says {lease.slots}")
+        require("A11", list(lease.slots) == slots, f"a lease of {slots} says {lease.slots}")
 
     def change(self, number: int, op: str, slots: list[int]) -> None:
         leased = sorted(set.union(set(), *self.held) & set(slots))
         verb = self.write if op == "write" else self.commit
-        refusal = attempt(lambda: verb(number, slots), SlotLeased)
+        refusal = catch(lambda: verb(number, slots), SlotLeased)
         what = f"step {number}: {op} to slots {slots} while {leased or 'none'} of them are leased"
-        demand("A11", (refusal is not None) == bool(leased), f"{what}: {refusal or 'no error'}")
+        require("A11", (refusal is not None) == bool(leased), f"{what}: {refusal or 'no error'}")
         if not leased:
             self.due = [number if slot in slots else old for slot, old in enumerate(self.due)]
 
@@ -208,8 +214,8 @@ class _LeaseRunner:
         self.place.store.commit([(slot, slot) for slot in slots], self.place.stream(ROLE))
 
 
-def _play_leases(bench: Bench, found: Program) -> Play:
-    desk = _LeaseRunner(plain(bench, SLOTS, SLOTS, 1))
+def _play_leases(bench: RankContext, found: Program) -> Play:
+    desk = _LeaseRunner(make_plain_slot_store(bench, SLOTS, SLOTS, 1))
     for number, step in enumerate(found.steps, start=1):
         desk.do(number, step)
         yield NEXT
@@ -218,7 +224,7 @@ def _play_leases(bench: Bench, found: Program) -> Play:
     bench.drain()
     for number, blob, due in desk.packed:
         what = f"after step {number} the slots hold versions {blob.tolist()}, not {due}"
-        demand("A11", blob.tolist() == due, what)
+        require("A11", blob.tolist() == due, what)
 
 
 LEASES = (
@@ -235,12 +241,12 @@ LEASES = (
 
 MAX_PAGE_STEPS = 10
 """Steps of a program: at most as many slots are written."""
-WIDTH = 8
+PAGE_BYTES = 8
 """Bytes of a page and of a slot."""
 
 
 def _page_programs(_: Traits) -> st.SearchStrategy[Program]:
-    copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(ROLES))
+    copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(SLOT_ROLES))
     steps = st.one_of(st.just(Step("take")), copy, st.just(Step("give_back")))
     return st.lists(steps, min_size=1, max_size=MAX_PAGE_STEPS).map(
         lambda drawn: program(_valid_page_steps(drawn))
@@ -268,7 +274,7 @@ class _PageRunner:
         due: the version of each copy.
     """
 
-    place: Shelf
+    place: SlotStoreFixture
     pool: HostPool
     page: Page | None = None
     version: int = 0
@@ -287,8 +293,8 @@ class _PageRunner:
     def take(self, number: int) -> None:
         """The page is filled at once: if a copy still reads it, that copy shows it."""
         if self.page is not None:
-            refusal = attempt(lambda: self.pool.take(0.0), PoolExhausted)
-            demand("A13", refusal, f"step {number}: the page in hand was handed out again")
+            refusal = catch(lambda: self.pool.take(0.0), PoolExhausted)
+            require("A13", refusal, f"step {number}: the page in hand was handed out again")
             return
         self.page = self.pool.take(self.place.bench.patience)
         self.page.data.fill_(number)
@@ -308,21 +314,21 @@ class _PageRunner:
         """Once."""
         page.give_back(self.last)
         self.page = None
-        again = attempt(lambda: page.give_back(None), SlotError)
-        demand("A13", again, f"the page of version {self.version} could be given back twice")
+        again = catch(lambda: page.give_back(None), SlotError)
+        require("A13", again, f"the page of version {self.version} could be given back twice")
 
 
-def _play_pages(bench: Bench, found: Program) -> Play:
-    place = plain(bench, MAX_PAGE_STEPS, 0, WIDTH)
-    desk = _PageRunner(place, bench.accelerator.host_pool(WIDTH, 1))
+def _play_pages(bench: RankContext, found: Program) -> Play:
+    place = make_plain_slot_store(bench, MAX_PAGE_STEPS, 0, PAGE_BYTES)
+    desk = _PageRunner(place, bench.accelerator.host_pool(PAGE_BYTES, 1))
     for number, step in enumerate(found.steps, start=1):
         desk.do(number, step)
         yield NEXT
     bench.drain()
     for slot, version in enumerate(desk.due):
-        seen = versions(place.bytes_of(slot))
-        what = f"copy {slot} read version {listed(seen)} of its page, not {version}"
-        demand("A13", seen == [version], what)
+        seen = versions_in(place.bytes_of(slot))
+        what = f"copy {slot} read version {format_versions(seen)} of its page, not {version}"
+        require("A13", seen == [version], what)
 
 
 PAGES = (

@@ -13,82 +13,82 @@ from hypothesis import strategies as st
 
 from equipoise.hal.conformance.context import (
     NEXT,
-    Bench,
-    End,
     Play,
+    RankContext,
+    Termination,
     Until,
-    attempt,
-    demand,
-    finish,
-    gather,
-    meet,
-    plane,
+    catch,
+    control_barrier,
+    control_plane,
+    gather_ballots,
+    require,
+    wait_for_success,
 )
-from equipoise.hal.conformance.fixtures.collectives import shape_of, text_of
-from equipoise.hal.conformance.fixtures.comm_operations import company
-from equipoise.hal.conformance.fixtures.strategies import by_size, common
+from equipoise.hal.conformance.fixtures.collectives import parse_shape, shape_text
+from equipoise.hal.conformance.fixtures.comm_operations import several_ranks
+from equipoise.hal.conformance.fixtures.strategies import common_sizes, programs_by_size
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties.control_checked_mode import CHECKED_MODE
-from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import (
     BallotIncomplete,
     ControlError,
-    ControlLost,
+    ControlPlaneLost,
     EquipoiseError,
     RankLost,
     Violation,
 )
 
-STORE_CALLS: dict[str, Callable[[Bench, str], object]] = {
-    "cast": lambda bench, question: plane(bench).cast(question, b"a"),
-    "look": lambda bench, question: plane(bench).collect(question, 0.0),
-    "wait": lambda bench, question: plane(bench).collect(question, bench.patience),
-    "decide": lambda bench, question: plane(bench).decide(question, b"a"),
-    "forget": lambda bench, question: plane(bench).forget(question),
+STORE_CALLS: dict[str, Callable[[RankContext, str], object]] = {
+    "cast": lambda bench, question: control_plane(bench).cast(question, b"a"),
+    "look": lambda bench, question: control_plane(bench).collect(question, 0.0),
+    "wait": lambda bench, question: control_plane(bench).collect(question, bench.patience),
+    "decide": lambda bench, question: control_plane(bench).decide(question, b"a"),
+    "forget": lambda bench, question: control_plane(bench).forget(question),
 }
 """What nobody can be told any more."""
 OTHERS = ("lost", "leave")
 """What ends all the same: one has nothing to tell, the other nobody."""
-MOST_STEPS = 6
+MAX_STEPS = 6
 
 
 def _lost_store_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
-        rank, how = st.integers(0, size - 1), st.sampled_from([end.value for end in End])
+        rank, how = st.integers(0, size - 1), st.sampled_from([end.value for end in Termination])
         one = st.builds(
             lambda r, op: Step(op, (), r), rank, st.sampled_from([*STORE_CALLS, *OTHERS])
         )
-        drawn = st.lists(one, min_size=1, max_size=MOST_STEPS)
+        drawn = st.lists(one, min_size=1, max_size=MAX_STEPS)
         return st.builds(lambda steps, end: program(steps, size, {"store": end}), drawn, how)
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_lost_store(bench: Bench, found: Program) -> Play:
+def _play_lost_store(bench: RankContext, found: Program) -> Play:
     """Every rank takes the store away, so that none has to be told that another one did."""
-    bench.surroundings.lose_store(End(str(found.setting("store"))))
+    bench.surroundings.lose_store(Termination(str(found.setting("store"))))
     for number, step in enumerate(found.of(bench.rank)):
         yield NEXT
         if step.op == "lost":
-            _nobody_is_accused(bench)
+            _require_no_loss(bench)
         elif step.op == "leave":
-            plane(bench).leave("without a store")
+            control_plane(bench).leave("without a store")
         else:
-            _refused(bench, step.op, f"question {number}")
+            _require_control_lost(bench, step.op, f"question {number}")
 
 
-def _refused(bench: Bench, op: str, question: str) -> None:
+def _require_control_lost(bench: RankContext, op: str, question: str) -> None:
     told: list[object] = []
-    error = attempt(lambda: told.append(STORE_CALLS[op](bench, question)), ControlError)
+    error = catch(lambda: told.append(STORE_CALLS[op](bench, question)), ControlError)
     outcome = repr(error) if error is not None else f"{told}"
     what = f"rank {bench.rank}: {op} without a store ended with {outcome}, not with ControlLost"
-    demand("C6", isinstance(error, ControlLost), what)
+    require("C6", isinstance(error, ControlPlaneLost), what)
 
 
-def _nobody_is_accused(bench: Bench) -> None:
+def _require_no_loss(bench: RankContext) -> None:
     found = []
-    attempt(lambda: found.append(plane(bench).lost(0.0)), ControlLost)
-    demand("C5", found in ([], [None]), f"rank {bench.rank} is told {found}; the store is lost")
+    catch(lambda: found.append(control_plane(bench).lost(0.0)), ControlPlaneLost)
+    require("C5", found in ([], [None]), f"rank {bench.rank} is told {found}; the store is lost")
 
 
 LOST_STORE = Property(
@@ -99,8 +99,8 @@ LOST_STORE = Property(
     programs=_lost_store_programs,
     play=_play_lost_store,
     where=lambda traits: traits.expendable,
-    ranks=Ranks.GROUP,
-    pace=Pace.BRISK,
+    ranks=PropertyScope.GROUP,
+    pace=DeadlineLength.BRISK,
     loses=lambda _: frozenset(),
     takes_store=True,
 )
@@ -118,60 +118,60 @@ def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank, name = st.integers(0, size - 1), st.sampled_from(NAMES)
         forget = st.builds(lambda r, q: Step("forget", (q,), r), rank, name)
-        drawn = st.lists(forget, min_size=1, max_size=MOST_STEPS)
+        drawn = st.lists(forget, min_size=1, max_size=MAX_STEPS)
         return drawn.map(lambda steps: program(steps, size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_forgetting(bench: Bench, found: Program) -> Play:
+def _play_forgetting(bench: RankContext, found: Program) -> Play:
     """All say something, some forget, all look; then what is gone is asked once more."""
-    control, prefix = plane(bench), (yield from bench.communicator()).purpose
+    control, prefix = control_plane(bench), (yield from bench.communicator()).purpose
     gone = {str(step.args[0]) for step in found.steps}
     for name in NAMES:
         control.cast(f"{prefix}/{name}", FIRST)
         control.decide(f"{prefix}/{name}", FIRST)
-    yield from meet(bench, f"{prefix}: all have said")
+    yield from control_barrier(bench, f"{prefix}: all have said")
     for step in found.of(bench.rank):
         _forget(bench, f"{prefix}/{step.args[0]}")
         yield NEXT
-    yield from meet(bench, f"{prefix}: all have forgotten")
+    yield from control_barrier(bench, f"{prefix}: all have forgotten")
     for name in NAMES:
-        _look(bench, f"{prefix}/{name}", name in gone)
-    yield from meet(bench, f"{prefix}: all have looked")
-    yield from _ask_anew(bench, prefix, gone)
+        _check_ballots(bench, f"{prefix}/{name}", name in gone)
+    yield from control_barrier(bench, f"{prefix}: all have looked")
+    yield from _ask_again(bench, prefix, gone)
 
 
-def _forget(bench: Bench, question: str) -> None:
-    error = attempt(lambda: plane(bench).forget(question), EquipoiseError, KeyError)
-    demand(CLAUSE, error is None, f"rank {bench.rank} cannot forget {question}: {error!r}")
+def _forget(bench: RankContext, question: str) -> None:
+    error = catch(lambda: control_plane(bench).forget(question), EquipoiseError, KeyError)
+    require(CLAUSE, error is None, f"rank {bench.rank} cannot forget {question}: {error!r}")
 
 
-def _look(bench: Bench, question: str, gone: bool) -> None:
+def _check_ballots(bench: RankContext, question: str, gone: bool) -> None:
     """No ballot is there, or every one is."""
     who = f"rank {bench.rank}, {question}, {'forgotten' if gone else 'not forgotten'}"
     everybody = set(range(bench.size))
     try:
-        ballots = plane(bench).collect(question, 0.0)
+        ballots = control_plane(bench).collect(question, 0.0)
     except BallotIncomplete as error:
         missing = set(error.missing)
-        demand(CLAUSE, missing == (everybody if gone else set()), f"{who}: {missing} are missing")
+        require(CLAUSE, missing == (everybody if gone else set()), f"{who}: {missing} are missing")
         return
-    demand(CLAUSE, not gone and set(ballots) == {FIRST}, f"{who}: reads {ballots}")
+    require(CLAUSE, not gone and set(ballots) == {FIRST}, f"{who}: reads {ballots}")
 
 
-def _ask_anew(bench: Bench, prefix: str, gone: set[str]) -> Play:
+def _ask_again(bench: RankContext, prefix: str, gone: set[str]) -> Play:
     """Of what is forgotten the name is free; what is not was settled before."""
-    control = plane(bench)
+    control = control_plane(bench)
     for name in NAMES:
         question, due = f"{prefix}/{name}", ANEW if name in gone else FIRST
         who = f"rank {bench.rank}, {question}"
         told = control.decide(question, ANEW)
-        demand(CLAUSE, told == due, f"{who}: is told {told!r} where {due!r} was due")
-        error = attempt(partial(control.cast, question, due), EquipoiseError)
-        demand(CLAUSE, error is None, f"{who}: cannot cast {due!r}: {error!r}")
-        read = yield from gather(bench, question)
-        demand(CLAUSE, set(read) == {due}, f"{who}: reads {read}, {due!r} was cast")
+        require(CLAUSE, told == due, f"{who}: is told {told!r} where {due!r} was due")
+        error = catch(partial(control.cast, question, due), EquipoiseError)
+        require(CLAUSE, error is None, f"{who}: cannot cast {due!r}: {error!r}")
+        read = yield from gather_ballots(bench, question)
+        require(CLAUSE, set(read) == {due}, f"{who}: reads {read}, {due!r} was cast")
 
 
 FORGETTING = Property(
@@ -181,7 +181,7 @@ FORGETTING = Property(
     claim="Whoever forgets a question, it is gone for all, its name is free, and others stay.",
     programs=_forget_programs,
     play=_play_forgetting,
-    ranks=Ranks.GROUP,
+    ranks=PropertyScope.GROUP,
 )
 
 
@@ -197,16 +197,16 @@ def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank, question = st.integers(0, size - 1), st.integers(0, QUESTIONS - 1)
         value = st.sampled_from(VALUES)
-        some = st.lists(rank, min_size=1, max_size=size, unique=True).map(text_of)
+        some = st.lists(rank, min_size=1, max_size=size, unique=True).map(shape_text)
         cast = st.builds(lambda r, q, v: Step("cast", (q, v), r), rank, question, value)
         look = st.builds(lambda r, q, m: Step("collect", (q, m), r), rank, question, some)
         drawn = st.lists(cast | look, min_size=1, max_size=MAX_BALLOT_STEPS)
-        return drawn.map(lambda steps: program(_distinct(steps), size))
+        return drawn.map(lambda steps: program(_without_repeated_ballots(steps), size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _distinct(steps: Sequence[Step]) -> list[Step]:
+def _without_repeated_ballots(steps: Sequence[Step]) -> list[Step]:
     """Without ballots that repeat the first one: whether those are errors is left open."""
     first: dict[tuple[int, object], Step] = {}
     kept = []
@@ -228,7 +228,7 @@ def _first_ballots(found: Program) -> dict[tuple[int, int], str]:
     return first
 
 
-def _play_ballots(bench: Bench, found: Program) -> Play:
+def _play_ballots(bench: RankContext, found: Program) -> Play:
     prefix = (yield from bench.communicator()).purpose
     first = _first_ballots(found)
     seen: set[int] = set()
@@ -236,27 +236,27 @@ def _play_ballots(bench: Bench, found: Program) -> Play:
         if step.op == "cast":
             _cast(bench, prefix, int(step.args[0]), str(step.args[1]), seen)
             yield NEXT
-    yield from meet(bench, f"{prefix}/all have cast")
+    yield from control_barrier(bench, f"{prefix}/all have cast")
     for step in found.of(bench.rank):
         if step.op == "collect":
-            _collect(bench, prefix, int(step.args[0]), shape_of(step.args[1]), first)
+            _collect(bench, prefix, int(step.args[0]), parse_shape(step.args[1]), first)
     for question in range(QUESTIONS):
         _collect(bench, prefix, question, None, first)
 
 
-def _cast(bench: Bench, prefix: str, question: int, value: str, seen: set[int]) -> None:
-    control, name = plane(bench), f"{prefix}/{question}"
+def _cast(bench: RankContext, prefix: str, question: int, value: str, seen: set[int]) -> None:
+    control, name = control_plane(bench), f"{prefix}/{question}"
     if question not in seen:
         seen.add(question)
         control.cast(name, value.encode())
         return
-    error = attempt(lambda: control.cast(name, value.encode()), ControlError)
+    error = catch(lambda: control.cast(name, value.encode()), ControlError)
     what = f"rank {bench.rank} cast {value!r} on {question} after another ballot"
-    demand("C1", error, f"{what}: no error")
+    require("C1", error, f"{what}: no error")
 
 
 def _collect(
-    bench: Bench,
+    bench: RankContext,
     prefix: str,
     question: int,
     ranks: Sequence[int] | None,
@@ -268,14 +268,14 @@ def _collect(
     absent = {rank for rank, ballot in zip(asked, due, strict=True) if ballot is None}
     who = f"rank {bench.rank}, ballots of ranks {list(asked)} on {question}"
     try:
-        ballots = plane(bench).collect(f"{prefix}/{question}", 0.0, ranks)
+        ballots = control_plane(bench).collect(f"{prefix}/{question}", 0.0, ranks)
     except BallotIncomplete as error:
         named = set(error.missing)
-        demand("C4", named == absent, f"{who}: named {named or 'nobody'}, {absent} are missing")
+        require("C4", named == absent, f"{who}: named {named or 'nobody'}, {absent} are missing")
         return
-    demand("C4", not absent, f"{who}: got {ballots}, though {absent} are missing")
+    require("C4", not absent, f"{who}: got {ballots}, though {absent} are missing")
     seen = [ballot.decode() for ballot in ballots]
-    demand("C1", seen == due, f"{who}: {seen}, first cast were {due}")
+    require("C1", seen == due, f"{who}: {seen}, first cast were {due}")
 
 
 def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
@@ -289,20 +289,20 @@ def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(one, min_size=1, max_size=MAX_BALLOT_STEPS)
         return drawn.map(lambda steps: program(steps, size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_decisions(bench: Bench, found: Program) -> Play:
+def _play_decisions(bench: RankContext, found: Program) -> Play:
     """Each rank proposes its own values; then all ask once more, with one nobody proposed."""
     prefix = (yield from bench.communicator()).purpose
-    control = plane(bench)
+    control = control_plane(bench)
     learned = []
     for step in found.of(bench.rank):
         question, value = step.args
         outcome = control.decide(f"{prefix}/{question}", str(value).encode())
         learned.append([question, outcome.decode()])
         yield NEXT
-    yield from meet(bench, f"{prefix}/all have proposed")
+    yield from control_barrier(bench, f"{prefix}/all have proposed")
     for question in sorted({int(step.args[0]) for step in found.steps}):
         outcome = control.decide(f"{prefix}/{question}", LATE.encode())
         learned.append([question, outcome.decode()])
@@ -319,11 +319,11 @@ def _judge_decisions(found: Program, answers: Sequence[Any]) -> None:
             for asked, outcome in answer
             if asked == question
         }
-        demand("C2", len(learned) < 2, f"question {question}: outcomes differ, {learned}")
-        demand("C2", learned.keys() <= proposed, f"question {question}: {learned}, not {proposed}")
+        require("C2", len(learned) < 2, f"question {question}: outcomes differ, {learned}")
+        require("C2", learned.keys() <= proposed, f"question {question}: {learned}, not {proposed}")
 
 
-def _traffic(traits: Traits) -> st.SearchStrategy[Program]:
+def _heartbeat_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank = st.integers(0, size - 1)
         enter = st.builds(lambda r: Step("enter", ("a step",), r), rank)
@@ -333,83 +333,83 @@ def _traffic(traits: Traits) -> st.SearchStrategy[Program]:
         )
         return drawn.map(lambda steps: program(steps, size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_traffic(bench: Bench, found: Program) -> Play:
+def _play_heartbeats(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    control = plane(bench)
+    control = control_plane(bench)
     for step in found.of(bench.rank):
         yield NEXT
         if step.op == "barrier":
-            yield from finish(bench, group.barrier(), "a barrier")
+            yield from wait_for_success(bench, group.barrier(), "a barrier")
         elif step.op == "enter":
             control.enter(str(step.args[0]))
         else:
             lost = control.lost(0.0)
-            demand("C5", lost is None, f"rank {bench.rank} was told {lost}; all ranks beat")
+            require("C5", lost is None, f"rank {bench.rank} was told {lost}; all ranks beat")
 
 
 def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
     """One rank casts and proposes like the others, then leaves, or is killed where one may be."""
-    sizes = [size for size in common(traits) if size > 1]
+    sizes = [size for size in common_sizes(traits) if size > 1]
     ways = ("leave", "kill") if traits.expendable else ("leave",)
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         gone, how = st.integers(0, size - 1), st.sampled_from(ways)
         return st.builds(lambda rank, op: program([Step(op, (), rank)], size), gone, how)
 
-    return by_size(sizes, sized)
+    return programs_by_size(sizes, sized)
 
 
-def _killed(found: Program) -> frozenset[int]:
+def _killed_ranks(found: Program) -> frozenset[int]:
     return frozenset(step.rank for step in found.steps if step.op == "kill")
 
 
-def _play_leaving(bench: Bench, found: Program) -> Play:
-    control, (step,) = plane(bench), found.steps
+def _play_leaving(bench: RankContext, found: Program) -> Play:
+    control, (step,) = control_plane(bench), found.steps
     leaver = step.rank
     control.cast("word", f"of {bench.rank}".encode())
     control.enter(f"operation {bench.rank}")
     if bench.rank == leaver:
         control.decide("outcome", b"the leaver's")
-    yield from meet(bench, "all have cast")
+    yield from control_barrier(bench, "all have cast")
     others = [rank for rank in range(bench.size) if rank != leaver]
     if bench.rank == leaver:
-        yield from gather(bench, "all have met", others)
+        yield from gather_ballots(bench, "all have met", others)
         if step.op == "kill":
-            yield from bench.end(End.KILL)
+            yield from bench.end(Termination.KILL)
         control.leave(REASON)
         return
     control.cast("all have met", b"here")
     yield Until(lambda: control.lost(0.0) is not None, f"word that rank {leaver} is gone")
-    _told(bench, step, control.lost(bench.patience))
+    _require_reported_loss(bench, step, control.lost(bench.patience))
     _read_back(bench, leaver)
 
 
-def _read_back(bench: Bench, leaver: int) -> None:
+def _read_back(bench: RankContext, leaver: int) -> None:
     """Everybody's ballots, and the outcome that the leaver proposed."""
-    control, who = plane(bench), f"rank {bench.rank}, after rank {leaver} is gone"
+    control, who = control_plane(bench), f"rank {bench.rank}, after rank {leaver} is gone"
     due = tuple(f"of {rank}".encode() for rank in range(bench.size))
     try:
         words = control.collect("word", 0.0)
     except BallotIncomplete as error:
         raise Violation("C3", f"{who}: {error}") from error
-    demand("C3", words == due, f"{who}: reads {words}")
+    require("C3", words == due, f"{who}: reads {words}")
     outcome = control.decide("outcome", b"another")
-    demand("C3", outcome == b"the leaver's", f"{who}: is told outcome {outcome!r}")
+    require("C3", outcome == b"the leaver's", f"{who}: is told outcome {outcome!r}")
 
 
-def _told(bench: Bench, step: Step, lost: RankLost | None) -> None:
+def _require_reported_loss(bench: RankContext, step: Step, lost: RankLost | None) -> None:
     """Which rank, how, and what this one was doing."""
     who = f"rank {bench.rank}"
     if lost is None:
         raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
-    demand("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
+    require("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
     said = step.op == "kill" or REASON in lost.how
-    demand("C5", said, f"{who} is told that rank {lost.rank} {lost.how!r}, not {REASON!r}")
+    require("C5", said, f"{who} is told that rank {lost.rank} {lost.how!r}, not {REASON!r}")
     doing = f"operation {bench.rank}"
-    demand("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
+    require("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
 
 
 PROPERTIES = (
@@ -420,7 +420,7 @@ PROPERTIES = (
         claim="The first ballot counts, another one is an error, and the missing are named.",
         programs=_ballots,
         play=_play_ballots,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="one-decision-for-all",
@@ -430,16 +430,16 @@ PROPERTIES = (
         programs=_decisions,
         play=_play_decisions,
         judge=_judge_decisions,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="nobody-who-beats-is-accused",
         family=FAMILY,
         clauses=("C5",),
         claim="While every rank beats, none is reported lost, whatever it does or waits for.",
-        programs=_traffic,
-        play=_play_traffic,
-        ranks=Ranks.GROUP,
+        programs=_heartbeat_programs,
+        play=_play_heartbeats,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="what-a-rank-said-outlives-it",
@@ -448,9 +448,9 @@ PROPERTIES = (
         claim="A rank that leaves or dies is named with the operation; what it said stays.",
         programs=_leaving,
         play=_play_leaving,
-        needs=company,
-        ranks=Ranks.GROUP,
-        loses=_killed,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        loses=_killed_ranks,
     ),
     FORGETTING,
     LOST_STORE,

@@ -8,31 +8,41 @@ from hypothesis import strategies as st
 
 from equipoise.hal.checked_communicator import CheckedCommunicator
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.context import Bench, Play, demand, gather, plane
-from equipoise.hal.conformance.fixtures.collectives import (
-    MOVES,
-    SUMS,
-    Call,
-    Plain,
-    dtype_of,
-    expect,
-    shape_of,
-    start,
+from equipoise.hal.conformance.context import (
+    Play,
+    RankContext,
+    control_plane,
+    gather_ballots,
+    require,
 )
-from equipoise.hal.conformance.fixtures.strategies import by_size, calling, common
+from equipoise.hal.conformance.fixtures.collectives import (
+    COPY_OPS,
+    REDUCE_OPS,
+    CollectiveCall,
+    PlainBuffers,
+    dtype_named,
+    issue_call,
+    parse_shape,
+    require_results,
+)
+from equipoise.hal.conformance.fixtures.strategies import (
+    any_collective_step,
+    common_sizes,
+    programs_by_size,
+)
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, OrderMismatch, RankLost
 
 CHECKED = CheckedCommunicator
 EPOCH = 7
 MOST_STEPS = 6
-OPS = tuple(op for op in (*MOVES, *SUMS) if op != "shift")
+OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "shift")
 """Those that all ranks take part in together."""
 
 
-class Herald:
+class BallotOnlyControlPlane:
     """A control plane that takes ballots and lets nobody wait for the others'.
 
     A checked operation that is issued on it is announced, and does not start. So a host can yield
@@ -96,33 +106,35 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         shapes = st.sampled_from(("2", "3"))
-        same = calling(traits, shapes, OPS)
+        same = any_collective_step(traits, shapes, OPS)
         rank = st.integers(0, size - 1)
         other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
         resize = st.builds(lambda shape, r: Step("resize", (shape,), r), shapes, rank)
         drawn = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
-        return drawn.map(lambda steps: program(_led(steps), size))
+        return drawn.map(lambda steps: program(_without_early_deviations(steps), size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _led(steps: list[Step]) -> list[Step]:
+def _without_early_deviations(steps: list[Step]) -> list[Step]:
     """Without deviations that no common call comes before."""
     first = next((k for k, step in enumerate(steps) if step.rank < 0), len(steps))
     return steps[first:]
 
 
-def rounds(found: Program) -> list[list[Call]]:
+def calls_by_round(found: Program) -> list[list[CollectiveCall]]:
     """What each rank issues, round by round."""
-    table: list[list[Call]] = []
+    table: list[list[CollectiveCall]] = []
     for step in found.steps:
         if step.op == "resize":
             last = table[-1][step.rank]
-            table[-1][step.rank] = replace(last, shape=shape_of(step.args[0]))
+            table[-1][step.rank] = replace(last, shape=parse_shape(step.args[0]))
             continue
         key = len(table) - (step.rank >= 0)
         dtype, shape, source = step.args
-        call = _carried(Call(step.op, dtype_of(dtype), shape_of(shape), int(source), key))
+        call = _as_transported(
+            CollectiveCall(step.op, dtype_named(dtype), parse_shape(shape), int(source), key)
+        )
         if step.rank < 0:
             table.append([call] * found.size)
         else:
@@ -130,52 +142,56 @@ def rounds(found: Program) -> list[list[Call]]:
     return table
 
 
-def _carried(call: Call) -> Call:
+def _as_transported(call: CollectiveCall) -> CollectiveCall:
     """The call; a round's blobs are bytes, whatever they were, and so is what ranks compare."""
     if call.op != "exchange":
         return call
     return replace(call, dtype=torch.uint8, shape=(call.nbytes,))
 
 
-def alike(calls: Sequence[Call]) -> bool:
+def is_one_operation(calls: Sequence[CollectiveCall]) -> bool:
     """Whether ranks that issue these issue one operation."""
     return len({(call.op, call.dtype, call.shape, call.source) for call in calls}) == 1
 
 
-def _play(bench: Bench, found: Program) -> Play:
+def _play(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    control = plane(bench)
-    herald = Herald(control)
+    control = control_plane(bench)
+    herald = BallotOnlyControlPlane(control)
     announced = CHECKED(group, herald, EPOCH, bench.deadline)
     checked = CHECKED(group, control, EPOCH, bench.deadline)
-    for calls in rounds(found):
-        _announce(bench, announced, calls[bench.rank])
-        yield from gather(bench, herald.question)
-        yield from _round(bench, checked, calls)
+    for calls in calls_by_round(found):
+        _cast_ballot(bench, announced, calls[bench.rank])
+        yield from gather_ballots(bench, herald.question)
+        yield from _play_round(bench, checked, calls)
 
 
-def _announce(bench: Bench, announced: Communicator, call: Call) -> None:
+def _cast_ballot(bench: RankContext, announced: Communicator, call: CollectiveCall) -> None:
     try:
-        start(announced, call, Plain(bench))
+        issue_call(announced, call, PlainBuffers(bench))
     except BallotIncomplete:
         return
 
 
-def _round(bench: Bench, checked: Communicator, calls: Sequence[Call]) -> Play:
+def _play_round(bench: RankContext, checked: Communicator, calls: Sequence[CollectiveCall]) -> Play:
     """Equal operations end well; of different ones every rank is told, naming every rank's."""
     call = calls[bench.rank]
     said = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
     try:
-        flight = start(checked, call, Plain(bench))
+        flight = issue_call(checked, call, PlainBuffers(bench))
     except OrderMismatch as error:
-        demand("C7", not alike(calls), f"rank {bench.rank} raised {error}, though {said}")
+        require(
+            "C7", not is_one_operation(calls), f"rank {bench.rank} raised {error}, though {said}"
+        )
         for rank, one in enumerate(calls):
             named = f"rank {rank} issued {one.op}" in str(error)
-            demand("C7", named, f"rank {bench.rank} does not name {one.op} of rank {rank}: {error}")
+            require(
+                "C7", named, f"rank {bench.rank} does not name {one.op} of rank {rank}: {error}"
+            )
         return
-    demand("C7", alike(calls), f"rank {bench.rank} raised nothing, though {said}")
+    require("C7", is_one_operation(calls), f"rank {bench.rank} raised nothing, though {said}")
     yield from flight.land(bench)
-    expect("C7", checked, [flight])
+    require_results("C7", checked, [flight])
 
 
 CHECKED_MODE = (
@@ -186,6 +202,6 @@ CHECKED_MODE = (
         claim="Checked ranks that issue different operations all raise, naming every rank's.",
         programs=_programs,
         play=_play,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )

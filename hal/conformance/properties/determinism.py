@@ -10,33 +10,37 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.context import Bench, Play, demand, equal, told
+from equipoise.hal.conformance.context import Play, RankContext, require, require_equal, to_host
 from equipoise.hal.conformance.fixtures.collectives import (
-    MOVES,
-    SUMS,
-    Call,
-    Flight,
-    Plain,
-    bits,
-    calls_of,
-    expect,
-    fly,
-    given,
-    noise,
-    of_bytes,
+    COPY_OPS,
+    REDUCE_OPS,
+    CollectiveCall,
+    InflightCall,
+    PlainBuffers,
+    calls_in,
+    collective_input,
+    pseudorandom_bytes,
+    raw_bytes,
+    require_results,
+    run_calls,
+    unit_from_bytes,
 )
-from equipoise.hal.conformance.fixtures.strategies import by_size, calling, common
+from equipoise.hal.conformance.fixtures.strategies import (
+    any_collective_step,
+    common_sizes,
+    programs_by_size,
+)
 from equipoise.hal.conformance.program import Program, program
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
 FAMILY = "determinism"
-SEVERAL = 4
-MOST_CALLS = 3
-MOST_MOVES = 6
+SUM_RANKS = 4
+MAX_SUMS = 3
+MAX_COPIES = 6
 ROWS = st.integers(2, 4).map(str)
-AGAIN = 2
+REPEATS = 2
 """How often a sum is formed from the same inputs."""
-EXPONENT = {
+EXPONENT_BITS = {
     torch.float16: 0x7C00,
     torch.bfloat16: 0x7F80,
     torch.float32: 0x7F800000,
@@ -48,27 +52,27 @@ EXPONENT = {
 
 
 @lru_cache(maxsize=4096)
-def wild(call: Call, giver: int, taker: int) -> Tensor:
+def arbitrary_bits(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     """Any bits that the dtype can hold: no numbers with a payload, huge counters, minus zero.
 
     Every other element of a floating type is no number; a truth value stays 0 or 1.
     """
-    data = noise(call.nbytes, call.op, call.key, giver, taker)
+    data = pseudorandom_bytes(call.nbytes, call.op, call.key, giver, taker)
     if call.dtype == torch.bool:
-        return of_bytes(bytearray(byte & 1 for byte in data), call)
+        return unit_from_bytes(bytearray(byte & 1 for byte in data), call)
     width = call.dtype.itemsize
-    special = EXPONENT.get(call.dtype, 0).to_bytes(width, "little")
+    special = EXPONENT_BITS.get(call.dtype, 0).to_bytes(width, "little")
     for start in range(0, len(data), 2 * width):
         for place, mask in enumerate(special):
             data[start + place] |= mask
-    return of_bytes(data, call)
+    return unit_from_bytes(data, call)
 
 
 @lru_cache(maxsize=4096)
-def brim(call: Call, giver: int, taker: int) -> Tensor:
+def largest_integers(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     """Whole numbers, of which eight just fit into the type together: the low bits matter."""
     limit = torch.iinfo(call.dtype).max // 8
-    drawn = noise(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
+    drawn = pseudorandom_bytes(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
     words = (int.from_bytes(drawn[k : k + 8], "little") for k in range(0, len(drawn), 8))
     sign = 1 if call.dtype == torch.uint8 else (-1) ** call.key
     numbers = [sign * (limit - word % (1 + limit // 64)) for word in words]
@@ -76,9 +80,9 @@ def brim(call: Call, giver: int, taker: int) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def rough(call: Call, giver: int, taker: int) -> Tensor:
+def rounding_floats(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     """Numbers of both signs and of very different sizes: every order of adding them rounds."""
-    drawn = noise(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
+    drawn = pseudorandom_bytes(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
     numbers = [
         math.ldexp(int.from_bytes(drawn[k : k + 7], "little", signed=True), drawn[k + 7] % 8 - 52)
         for k in range(0, len(drawn), 8)
@@ -86,74 +90,83 @@ def rough(call: Call, giver: int, taker: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64).to(call.dtype).view(call.shape)
 
 
-def _moves(traits: Traits) -> st.SearchStrategy[Program]:
+def _copies(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
-        calls = calling(traits, ROWS, MOVES)
-        return st.lists(calls, min_size=1, max_size=MOST_MOVES).map(lambda s: program(s, size))
+        calls = any_collective_step(traits, ROWS, COPY_OPS)
+        return st.lists(calls, min_size=1, max_size=MAX_COPIES).map(lambda s: program(s, size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_moves(bench: Bench, found: Program) -> Play:
+def _play_copies(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    for call in calls_of(found):
-        expect("D3", group, (yield from fly(bench, group, [call], Plain(bench), wild)), wild)
+    for call in calls_in(found):
+        require_results(
+            "D3",
+            group,
+            (yield from run_calls(bench, group, [call], PlainBuffers(bench), arbitrary_bits)),
+            arbitrary_bits,
+        )
 
 
 def _sums(traits: Traits) -> st.SearchStrategy[Program]:
     """Among several ranks, where there are as many: two numbers have one sum."""
-    sizes = [SEVERAL] if SEVERAL in traits.sizes else [max(traits.sizes)]
+    sizes = [SUM_RANKS] if SUM_RANKS in traits.sizes else [max(traits.sizes)]
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        calls = calling(traits, ROWS, SUMS)
-        return st.lists(calls, min_size=1, max_size=MOST_CALLS).map(lambda s: program(s, size))
+        calls = any_collective_step(traits, ROWS, REDUCE_OPS)
+        return st.lists(calls, min_size=1, max_size=MAX_SUMS).map(lambda s: program(s, size))
 
-    return by_size(sizes, sized)
+    return programs_by_size(sizes, sized)
 
 
-def addends(call: Call, giver: int, taker: int) -> Tensor:
+def sum_inputs(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     """What puts a sum of this dtype to the test."""
-    return (rough if call.dtype.is_floating_point else brim)(call, giver, taker)
+    return (rounding_floats if call.dtype.is_floating_point else largest_integers)(
+        call, giver, taker
+    )
 
 
-def _play_sums(bench: Bench, found: Program) -> Play:
+def _play_sums(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    calls = calls_of(found)
-    first = yield from fly(bench, group, calls, Plain(bench), addends)
+    calls = calls_in(found)
+    first = yield from run_calls(bench, group, calls, PlainBuffers(bench), sum_inputs)
     for flight in first:
-        _exact(group, flight)
-    for _ in range(AGAIN):
-        again = yield from fly(bench, group, calls, Plain(bench), addends)
+        _require_sum(group, flight)
+    for _ in range(REPEATS):
+        again = yield from run_calls(bench, group, calls, PlainBuffers(bench), sum_inputs)
         for one, other in zip(again, first, strict=True):
             what = f"rank {group.rank}, once more the same {one.call}"
-            equal("D1", one.result, other.result, what)
-    sums = [told(flight.result) for flight in first if flight.call.op == "all_reduce"]
-    return [bits(total).tolist() for total in sums]
+            require_equal("D1", one.result, other.result, what)
+    sums = [to_host(flight.result) for flight in first if flight.call.op == "all_reduce"]
+    return [raw_bytes(total).tolist() for total in sums]
 
 
-def _exact(group: Communicator, flight: Flight) -> None:
+def _require_sum(group: Communicator, flight: InflightCall) -> None:
     """Whole numbers to the last bit; others within the bound of any order of adding."""
     if not flight.call.dtype.is_floating_point:
-        expect("D1", group, [flight], addends)
+        require_results("D1", group, [flight], sum_inputs)
         return
-    parts = [given(flight.call, r, group.size, addends).double() for r in range(group.size)]
+    parts = [
+        collective_input(flight.call, r, group.size, sum_inputs).double() for r in range(group.size)
+    ]
     if flight.call.op == "reduce_scatter":
         parts = [part[group.rank] for part in parts]
     columns = zip(*(part.flatten().tolist() for part in parts), strict=True)
     epsilon = torch.finfo(flight.call.dtype).eps
     for place, (column, seen) in enumerate(
-        zip(columns, told(flight.result).double().flatten().tolist(), strict=True)
+        zip(columns, to_host(flight.result).double().flatten().tolist(), strict=True)
     ):
         most = group.size * epsilon * math.fsum(map(abs, column))
         off = abs(seen - math.fsum(column))
         what = f"rank {group.rank} after {flight.call}: element {place} is {off:g} off"
-        demand("D1", off <= most, f"{what}, {most:g} is what rounding explains")
+        require("D1", off <= most, f"{what}, {most:g} is what rounding explains")
 
 
 def _judge_sums(_: Program, answers: Sequence[Any]) -> None:
     for rank, answer in enumerate(answers):
         same = answer == answers[0]
-        demand("D1", same, f"rank {rank} has sums {answer}, rank 0 has {answers[0]} (bytes)")
+        require("D1", same, f"rank {rank} has sums {answer}, rank 0 has {answers[0]} (bytes)")
 
 
 PROPERTIES = (
@@ -165,15 +178,15 @@ PROPERTIES = (
         programs=_sums,
         play=_play_sums,
         judge=_judge_sums,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="bits-survive-every-transport",
         family=FAMILY,
         clauses=("D3",),
         claim="What is no number, and counters beyond 2**53, arrive as they were sent.",
-        programs=_moves,
-        play=_play_moves,
-        ranks=Ranks.GROUP,
+        programs=_copies,
+        play=_play_copies,
+        ranks=PropertyScope.GROUP,
     ),
 )

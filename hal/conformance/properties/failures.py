@@ -17,41 +17,41 @@ from torch import Tensor
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.context import (
     NEXT,
-    Bench,
     Play,
+    RankContext,
     Until,
-    attempt,
-    demand,
-    gather,
-    junk_for,
-    outcome,
-    plane,
-    told,
-    untouched,
+    catch,
+    control_plane,
+    gather_ballots,
+    occupy_freed_memory,
+    require,
+    require_junk_untouched,
+    to_host,
+    wait_for_outcome,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import (
-    ELEMENTS,
-    JOINT,
-    NBYTES,
-    POINTED,
-    RANKS,
-    WARM,
-    Transfer,
-    call,
-    company,
-    fit,
-    issue,
-    land,
-    lone,
-    lonely,
-    lonely_steps,
+    ELEMENT_COUNTS,
+    GROUP_OPS,
+    NEXT_RANK_OPS,
+    UNCLIPPED_RANKS,
+    UNMATCHED_BYTES,
+    WARM_STEP,
+    IssuedOperation,
+    clip_to_group,
+    deduplicate_messages,
+    issue_operation,
+    issue_step,
+    issue_unmatched,
     operations,
-    perhaps_warm,
-    warm_up,
+    optional_warm_step,
+    several_ranks,
+    unmatched_steps,
+    wait_and_check,
+    warm_links,
 )
-from equipoise.hal.conformance.fixtures.strategies import few
+from equipoise.hal.conformance.fixtures.strategies import one_common_size
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import (
     CommunicatorFailed,
     EquipoiseError,
@@ -62,14 +62,14 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 
-WAITING, LATE = Role.AUX, Role.COPY
+WAITING_ROLE, LATE_ROLE = Role.AUX, Role.COPY
 """The stream that waits for the operation, and one that comes when it has failed."""
 
 
-def _released(traits: Traits) -> str | None:
+def _stream_release_support(traits: Traits) -> str | None:
     """On a device that cannot end an operation, a stream that waits for it stands for good."""
     on_device = traits.groups.stream_ordered and not traits.groups.abort
-    return company(traits) or ("abort" if on_device else None)
+    return several_ranks(traits) or ("abort" if on_device else None)
 
 
 def _failed_wait_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -78,54 +78,58 @@ def _failed_wait_programs(traits: Traits) -> st.SearchStrategy[Program]:
     Not a round: each rank answers in its own way what it expects, so that what nobody sends can
     still meet something else, and end in an error of the device, which the stream never loses.
     """
-    alone = lonely_steps().filter(lambda step: step.args[0] != "exchange")
+    alone = unmatched_steps().filter(lambda step: step.args[0] != "exchange")
     after = st.lists(st.sampled_from((Step("launch"), Step("record"))), max_size=3)
     return st.builds(
         lambda size, alone, steps: program([alone, *steps], size),
-        few(traits),
+        one_common_size(traits),
         alone,
         after,
     )
 
 
-def _play_failed_wait(bench: Bench, found: Program) -> Play:
+def _play_failed_wait(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    waiting = bench.accelerator.stream(WAITING)
+    waiting = bench.accelerator.stream(WAITING_ROLE)
     alone, *steps = found.steps
-    op, work = lonely(bench, group, alone)
+    op, work = issue_unmatched(bench, group, alone)
     what = f"rank {bench.rank}: a stream that waits for {op}, which fails,"
-    refused = attempt(partial(work.wait, waiting), CommunicatorFailed)
+    refused = catch(partial(work.wait, waiting), CommunicatorFailed)
     yield NEXT
     flag = bench.filled((1,), 0)
     for step in steps:
-        _give(bench, waiting, step)
+        _use_failing_stream(bench, waiting, step)
         yield NEXT
     yield Until(work.done, f"the failure of {op}")
-    raised = attempt(partial(work.result, bench.patience), CommunicatorFailed)
-    demand("P3", raised, f"rank {bench.rank}: {op}, which nobody answers, ended well")
+    raised = catch(partial(work.result, bench.patience), CommunicatorFailed)
+    require("P3", raised, f"rank {bench.rank}: {op}, which nobody answers, ended well")
     if group.capabilities.abort:
         group.abort()  # a device holds the stream until then: nobody else can end the operation
     if not refused:  # at the call it was not known yet
-        failed = attempt(partial(bench.drain, waiting), StreamFailed)
-        demand("E10", failed, f"{what} is said to have drained")
+        failed = catch(partial(bench.drain, waiting), StreamFailed)
+        require("E10", failed, f"{what} is said to have drained")
         cause = failed.__cause__ if failed is not None else None
-        demand("E10", isinstance(cause, CommunicatorFailed), f"{what} blames {cause!r}")
-        later = attempt(partial(waiting.launch, partial(flag.fill_, 1)), StreamFailed)
-        demand("E10", later, f"{what} takes launches")
-    late = bench.accelerator.stream(LATE)
-    refused = attempt(partial(work.wait, late), CommunicatorFailed)
-    demand("E10", refused, f"rank {bench.rank}: waiting for {op}, which has failed, raises nothing")
+        require("E10", isinstance(cause, CommunicatorFailed), f"{what} blames {cause!r}")
+        later = catch(partial(waiting.launch, partial(flag.fill_, 1)), StreamFailed)
+        require("E10", later, f"{what} takes launches")
+    late = bench.accelerator.stream(LATE_ROLE)
+    refused = catch(partial(work.wait, late), CommunicatorFailed)
+    require(
+        "E10", refused, f"rank {bench.rank}: waiting for {op}, which has failed, raises nothing"
+    )
     late.launch(partial(flag.fill_, 2))
     bench.drain(late)
-    demand("E10", int(told(flag)) == 2, "a stream that was refused a failed operation stands still")
+    require(
+        "E10", int(to_host(flag)) == 2, "a stream that was refused a failed operation stands still"
+    )
 
 
-def _give(bench: Bench, stream: Stream, step: Step) -> None:
+def _use_failing_stream(bench: RankContext, stream: Stream, step: Step) -> None:
     """The stream may have failed by now."""
     if step.op == "launch":
-        attempt(partial(stream.launch, lambda: None), StreamFailed)
+        catch(partial(stream.launch, lambda: None), StreamFailed)
     else:
-        attempt(partial(stream.record, bench.accelerator.event()), StreamFailed)
+        catch(partial(stream.record, bench.accelerator.event()), StreamFailed)
 
 
 FAILED_WAITS = (
@@ -136,9 +140,9 @@ FAILED_WAITS = (
         claim="It never drains well; what has failed already is refused, and the stream goes on.",
         programs=_failed_wait_programs,
         play=_play_failed_wait,
-        needs=_released,
-        ranks=Ranks.GROUP,
-        pace=Pace.BRISK,
+        needs=_stream_release_support,
+        ranks=PropertyScope.GROUP,
+        pace=DeadlineLength.BRISK,
     ),
 )
 
@@ -149,17 +153,19 @@ MAX_CLOSE_STEPS = 4
 
 def _close_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Traffic, with a place where each rank closes: `rank r: close()`, or at the end."""
-    close = st.builds(lambda rank: Step("close", (), rank), RANKS)
+    close = st.builds(lambda rank: Step("close", (), rank), UNCLIPPED_RANKS)
     step = st.one_of(operations(traits), close)
 
     def made(size: int, steps: list[Step]) -> Program:
         placed = [replace(s, rank=s.rank % size) if s.op == "close" else s for s in steps]
-        return program(lone(fit(placed, size)), size)
+        return program(deduplicate_messages(clip_to_group(placed, size)), size)
 
-    return st.builds(made, few(traits), st.lists(step, min_size=1, max_size=MAX_CLOSE_STEPS))
+    return st.builds(
+        made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_CLOSE_STEPS)
+    )
 
 
-def _play_close(bench: Bench, found: Program) -> Play:
+def _play_close(bench: RankContext, found: Program) -> Play:
     """Issue until this rank closes; then nothing works, nothing waits, nobody writes."""
     before = set(threading.enumerate())
     group = yield from bench.communicator()
@@ -169,29 +175,31 @@ def _play_close(bench: Bench, found: Program) -> Play:
         if step.op == "close" and step.rank == bench.rank:
             break
         if step.op != "close":
-            _note(_tried(bench, group, step, number), works, sizes)
+            _keep_work_only(_issue_unless_failed(bench, group, step, number), works, sizes)
             yield NEXT
     group.close()
-    junk = junk_for(bench, *sizes)
+    junk = occupy_freed_memory(bench, *sizes)
     yield NEXT
-    refused = attempt(lambda: call(bench, group, "barrier"), CommunicatorFailed)
-    demand("E5", refused, f"rank {bench.rank}: issued on a communicator that was closed")
+    refused = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
+    require("E5", refused, f"rank {bench.rank}: issued on a communicator that was closed")
     for work in works:
-        left = attempt(lambda work=work: work.result(bench.patience), EquipoiseError)  # type: ignore[misc]
+        left = catch(lambda work=work: work.result(bench.patience), EquipoiseError)  # type: ignore[misc]
         waits = isinstance(left, ResultPending)
-        demand("E5", not waits, f"rank {bench.rank}: a work in flight outlives the close: {left}")
-    untouched("E5", junk)
-    _nobody_left(bench, before)
+        require("E5", not waits, f"rank {bench.rank}: a work in flight outlives the close: {left}")
+    require_junk_untouched("E5", junk)
+    _require_threads_ended(bench, before)
 
 
-def _tried(bench: Bench, group: Communicator, step: Step, number: int) -> Transfer | None:
+def _issue_unless_failed(
+    bench: RankContext, group: Communicator, step: Step, number: int
+) -> IssuedOperation | None:
     """Issue, unless a peer that has closed has failed the communicator already."""
-    made: list[Transfer | None] = [None]
-    attempt(lambda: made.append(issue(bench, group, step, number)), CommunicatorFailed)
+    made: list[IssuedOperation | None] = [None]
+    catch(lambda: made.append(issue_step(bench, group, step, number)), CommunicatorFailed)
     return made[-1]
 
 
-def _note(transfer: Transfer | None, works: list[Work], sizes: list[int]) -> None:
+def _keep_work_only(transfer: IssuedOperation | None, works: list[Work], sizes: list[int]) -> None:
     """Keep the work and forget the buffers."""
     if transfer is not None:
         works.append(transfer.work)
@@ -199,34 +207,34 @@ def _note(transfer: Transfer | None, works: list[Work], sizes: list[int]) -> Non
         sizes += [buffer.nbytes for buffer in buffers]
 
 
-def _nobody_left(bench: Bench, before: set[threading.Thread]) -> None:
+def _require_threads_ended(bench: RankContext, before: set[threading.Thread]) -> None:
     """The threads that came with the communicator end with it; bounded."""
     later = [thread for thread in threading.enumerate() if thread not in before]
     for thread in later:
         thread.join(bench.patience)
     alive = [thread.name for thread in later if thread.is_alive()]
-    demand("E5", not alive, f"rank {bench.rank}: threads that outlive the close: {alive}")
+    require("E5", not alive, f"rank {bench.rank}: threads that outlive the close: {alive}")
 
 
-def _aborts(traits: Traits) -> str | None:
-    return company(traits) or (None if traits.groups.abort else "abort")
+def _abort_support(traits: Traits) -> str | None:
+    return several_ranks(traits) or (None if traits.groups.abort else "abort")
 
 
 def _abort_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return st.builds(lambda n, step: program([step], n), few(traits), lonely_steps())
+    return st.builds(lambda n, step: program([step], n), one_common_size(traits), unmatched_steps())
 
 
-def _play_abort(bench: Bench, found: Program) -> Play:
+def _play_abort(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    op, work = lonely(bench, group, found.steps[0])
+    op, work = issue_unmatched(bench, group, found.steps[0])
     yield NEXT
     group.abort()
-    error = yield from outcome(bench, work, f"{op}, which was aborted")
+    error = yield from wait_for_outcome(bench, work, f"{op}, which was aborted")
     what = f"rank {bench.rank}: {op} that was aborted ended with {error!r}"
-    demand("E8", isinstance(error, CommunicatorFailed), what)
-    demand("E8", not isinstance(error, OperationTimeout), f"{what}: only its deadline ended it")
-    refused = attempt(lambda: call(bench, group, "barrier"), CommunicatorFailed)
-    demand("E8", refused, f"rank {bench.rank}: issued on a communicator that was aborted")
+    require("E8", isinstance(error, CommunicatorFailed), what)
+    require("E8", not isinstance(error, OperationTimeout), f"{what}: only its deadline ended it")
+    refused = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
+    require("E8", refused, f"rank {bench.rank}: issued on a communicator that was aborted")
 
 
 ENDS = (
@@ -237,9 +245,9 @@ ENDS = (
         claim="close returns, later calls raise, waits end, no thread and no late write is left.",
         programs=_close_programs,
         play=_play_close,
-        needs=company,
-        ranks=Ranks.GROUP,
-        pace=Pace.BRISK,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        pace=DeadlineLength.BRISK,
     ),
     Property(
         name="abort-ends-what-is-in-flight",
@@ -248,29 +256,29 @@ ENDS = (
         claim="After abort every wait ends with an error, long before its deadline.",
         programs=_abort_programs,
         play=_play_abort,
-        needs=_aborts,
-        ranks=Ranks.GROUP,
+        needs=_abort_support,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
 
 MAX_SOFT_STEPS = 3
-SOFT = 0.001
+SOFT_TIMEOUT_FRACTION = 0.001
 """The part of the deadline that a soft wait may take."""
-SENDS, RECEIVES = "sends", "receives"
+SENDER, RECEIVER = "sends", "receives"
 """Which end of a message gives up."""
-JOINED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+LATE_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that no rank can end while another stays away."""
 
 
 def _messages() -> st.SearchStrategy[Step]:
     """A message, and which of its ends gives up; not yet fitted."""
-    end = st.sampled_from((SENDS, RECEIVES))
+    end = st.sampled_from((SENDER, RECEIVER))
     return st.builds(
         lambda source, hop, nbytes, end: Step("message", (source, hop, nbytes, end)),
-        RANKS,
-        RANKS,
-        st.sampled_from(ELEMENTS),
+        UNCLIPPED_RANKS,
+        UNCLIPPED_RANKS,
+        st.sampled_from(ELEMENT_COUNTS),
         end,
     )
 
@@ -279,121 +287,127 @@ def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Messages, and collectives `op(elements, rank)` to which one rank comes late."""
     joint = st.builds(
         lambda op, count, late: Step(op, (count, late)),
-        st.sampled_from(JOINED),
-        st.sampled_from(ELEMENTS),
-        RANKS,
+        st.sampled_from(LATE_COLLECTIVES),
+        st.sampled_from(ELEMENT_COUNTS),
+        UNCLIPPED_RANKS,
     )
     drawn = st.lists(_messages() | joint, min_size=1, max_size=MAX_SOFT_STEPS)
 
     def made(size: int, first: list[Step], steps: list[Step]) -> Program:
-        shared = [_of_size(step, size) for step in steps if step.op == "message" or size > 1]
-        return program([*first, *lone(fit(shared, size))], size)
+        shared = [_clip_late_rank(step, size) for step in steps if step.op == "message" or size > 1]
+        return program([*first, *deduplicate_messages(clip_to_group(shared, size))], size)
 
-    return st.builds(made, few(traits), perhaps_warm(), drawn)
+    return st.builds(made, one_common_size(traits), optional_warm_step(), drawn)
 
 
-def _of_size(step: Step, size: int) -> Step:
+def _clip_late_rank(step: Step, size: int) -> Step:
     """A collective names the rank that comes late among those that there are."""
     if step.op == "message":
         return step
     return replace(step, args=(step.args[0], int(step.args[1]) % size))
 
 
-def _play_soft(bench: Bench, found: Program) -> Play:
+def _play_soft(bench: RankContext, found: Program) -> Play:
     """All ranks but one give up and say so; only then the last one comes."""
     group = yield from bench.communicator()
-    warm_up(group, found.steps)
-    transfers: list[Transfer | None] = []
+    warm_links(group, found.steps)
+    transfers: list[IssuedOperation | None] = []
     junk: list[Tensor] = []
     for number, step in enumerate(found.steps):
-        if step == WARM:
+        if step == WARM_STEP:
             continue
         early, late = _parties(step, bench.size)
         given_up = f"{group.purpose}/step {number} was given up"
         if bench.rank in early:
             kept, sizes = _give_up(bench, group, step, number)
             transfers.append(kept)
-            junk += junk_for(bench, *sizes)
-            plane(bench).cast(given_up, b"")
+            junk += occupy_freed_memory(bench, *sizes)
+            control_plane(bench).cast(given_up, b"")
         elif bench.rank == late:
-            yield from gather(bench, given_up, early)
-            transfers.append(issue(bench, group, step, number))
+            yield from gather_ballots(bench, given_up, early)
+            transfers.append(issue_step(bench, group, step, number))
         yield NEXT
-    yield from land(bench, transfers, "E3")
+    yield from wait_and_check(bench, transfers, "E3")
 
 
 def _parties(step: Step, size: int) -> tuple[list[int], int]:
     """Who gives up, and who comes late."""
     if step.op == "message":
-        early, late = _ends(step)
+        early, late = _message_parties(step)
         return [early], late
     late = int(step.args[1])
     return [rank for rank in range(size) if rank != late], late
 
 
-def _ends(step: Step) -> tuple[int, int]:
+def _message_parties(step: Step) -> tuple[int, int]:
     """Who gives up, and who comes late."""
     source, target = int(step.args[0]), int(step.args[1])
-    return (source, target) if step.args[3] == SENDS else (target, source)
+    return (source, target) if step.args[3] == SENDER else (target, source)
 
 
 def _give_up(
-    bench: Bench, group: Communicator, step: Step, number: int
-) -> tuple[Transfer | None, list[int]]:
+    bench: RankContext, group: Communicator, step: Step, number: int
+) -> tuple[IssuedOperation | None, list[int]]:
     """Issue this rank's part and wait for a moment, in vain; what was to be sent is dropped.
 
     Returns what is still to arrive, and the sizes (bytes) of what was dropped.
     """
-    transfer = issue(bench, group, step, number)
+    transfer = issue_step(bench, group, step, number)
     if transfer is None:
         return None, []
-    pending = attempt(lambda: transfer.work.result(SOFT * bench.deadline), ResultPending)
-    demand("E3", pending, f"{transfer.what}: ended before the last rank came")
+    pending = catch(
+        lambda: transfer.work.result(SOFT_TIMEOUT_FRACTION * bench.deadline), ResultPending
+    )
+    require("E3", pending, f"{transfer.what}: ended before the last rank came")
     sizes = [operand.nbytes for operand in transfer.operands]
     return replace(transfer, operands=()), sizes
 
 
 def _cancel_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return st.builds(lambda n, step: program(fit([step], n), n), few(traits), _messages())
+    return st.builds(
+        lambda n, step: program(clip_to_group([step], n), n), one_common_size(traits), _messages()
+    )
 
 
-def _play_cancel(bench: Bench, found: Program) -> Play:
+def _play_cancel(bench: RankContext, found: Program) -> Play:
     """The other end comes after the cancel; only when it has ended, the junk is looked at."""
     group = yield from bench.communicator()
     step = found.steps[0]
-    canceller, other = _ends(step)
+    canceller, other = _message_parties(step)
     cancelled, ended = (f"{group.purpose}/{what}" for what in ("cancelled", "ended"))
     if bench.rank == canceller:
         work = _cancel(bench, group, step)
-        junk = junk_for(bench, int(step.args[2]))
-        plane(bench).cast(cancelled, b"")
+        junk = occupy_freed_memory(bench, int(step.args[2]))
+        control_plane(bench).cast(cancelled, b"")
         yield NEXT
-        _is_over(bench, work)
-        raised = attempt(lambda: call(bench, group, "barrier"), CommunicatorFailed)
-        demand("E4", raised, f"rank {bench.rank}: issued after a cancel as if nothing had happened")
-        yield from gather(bench, ended, [other])
-        _is_over(bench, work)
-        untouched("E4", junk)
+        _require_cancelled(bench, work)
+        raised = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
+        require(
+            "E4", raised, f"rank {bench.rank}: issued after a cancel as if nothing had happened"
+        )
+        yield from gather_ballots(bench, ended, [other])
+        _require_cancelled(bench, work)
+        require_junk_untouched("E4", junk)
     elif bench.rank == other:
-        yield from gather(bench, cancelled, [canceller])
-        transfer = issue(bench, group, step, 0)
-        if transfer is not None and (yield from outcome(bench, transfer.work)) is None:
+        yield from gather_ballots(bench, cancelled, [canceller])
+        transfer = issue_step(bench, group, step, 0)
+        if transfer is not None and (yield from wait_for_outcome(bench, transfer.work)) is None:
             transfer.check("E4")
-        plane(bench).cast(ended, b"")
+        control_plane(bench).cast(ended, b"")
 
 
-def _is_over(bench: Bench, work: Work) -> None:
+def _require_cancelled(bench: RankContext, work: Work) -> None:
     """It has ended for its issuer, and has failed, whatever the other end does."""
     what = f"rank {bench.rank}: an operation that was cancelled"
-    demand("E4", work.done(), f"{what} is not done")
-    raised = attempt(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
+    require("E4", work.done(), f"{what} is not done")
+    raised = catch(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
     named = f"{type(raised).__name__}: {raised}" if raised else "nothing"
-    demand("E4", isinstance(raised, CommunicatorFailed), f"{what}: its result raises {named}")
+    require("E4", isinstance(raised, CommunicatorFailed), f"{what}: its result raises {named}")
 
 
-def _cancel(bench: Bench, group: Communicator, step: Step) -> Work:
+def _cancel(bench: RankContext, group: Communicator, step: Step) -> Work:
     """Issue, cancel, and drop the buffer."""
-    transfer = issue(bench, group, step, 0)
+    transfer = issue_step(bench, group, step, 0)
     assert transfer is not None, "this rank is an end of the message"
     transfer.work.cancel()
     return transfer.work
@@ -407,8 +421,8 @@ GIVING_UP = (
         claim="result(timeout) raises ResultPending; the operation lives on and owns its buffers.",
         programs=_soft_programs,
         play=_play_soft,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator",
@@ -417,22 +431,24 @@ GIVING_UP = (
         claim="A cancel ends the operation at once; nobody reads or writes memory that was freed.",
         programs=_cancel_programs,
         play=_play_cancel,
-        needs=company,
-        ranks=Ranks.GROUP,
-        pace=Pace.BRISK,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        pace=DeadlineLength.BRISK,
     ),
 )
 
 
 MAX_OPERATIONS = 3
-PROBE = Step("all_reduce", (NBYTES,))
+PROBE_STEP = Step("all_reduce", (UNMATCHED_BYTES,))
 """What must still work on a communicator that has nothing to do with the failure."""
 
 
-def _lonely_programs(traits: Traits) -> st.SearchStrategy[Program]:
+def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """`lonely(...)`, sound traffic on another communicator, and `later(op)` after the failure;
     perhaps between ranks that have links."""
-    later = st.builds(lambda op: Step("later", (op,)), st.sampled_from((*POINTED, *JOINT)))
+    later = st.builds(
+        lambda op: Step("later", (op,)), st.sampled_from((*NEXT_RANK_OPS, *GROUP_OPS))
+    )
     sound, after = (
         st.lists(operations(traits), max_size=MAX_OPERATIONS),
         st.lists(later, max_size=MAX_OPERATIONS),
@@ -441,96 +457,110 @@ def _lonely_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def made(
         size: int, first: list[Step], alone: Step, steps: list[Step], laters: list[Step]
     ) -> Program:
-        return program([*first, alone, *lone(fit(steps, size)), *laters], size)
+        return program(
+            [*first, alone, *deduplicate_messages(clip_to_group(steps, size)), *laters], size
+        )
 
-    return st.builds(made, few(traits), perhaps_warm(), lonely_steps(), sound, after)
+    return st.builds(
+        made, one_common_size(traits), optional_warm_step(), unmatched_steps(), sound, after
+    )
 
 
-def _play_lonely(bench: Bench, found: Program) -> Play:
+def _play_unmatched(bench: RankContext, found: Program) -> Play:
     broken = yield from bench.communicator("broken")
     sound = yield from bench.communicator("sound")
-    if WARM in found.steps:
+    if WARM_STEP in found.steps:
         broken.warm([(rank, (rank + 1) % broken.size) for rank in range(broken.size)])
     (alone,) = (step for step in found.steps if step.op == "lonely")
-    op, work = lonely(bench, broken, alone)
+    op, work = issue_unmatched(bench, broken, alone)
     transfers = []
     for number, step in enumerate(found.steps):
         if step.op not in ("warm", "lonely", "later"):
-            transfers.append(issue(bench, sound, step, number))
+            transfers.append(issue_step(bench, sound, step, number))
             yield NEXT
-    yield from _sound(bench, transfers)
-    yield from _fails(bench, broken, op, work)
+    yield from _require_other_communicator_works(bench, transfers)
+    yield from _require_named_failure(bench, broken, op, work)
     for step in found.steps:
         if step.op == "later":
-            _refused(bench, broken, str(step.args[0]))
+            _require_refusal(bench, broken, str(step.args[0]))
             yield NEXT
-    yield from _sound(bench, [issue(bench, sound, PROBE, len(found.steps))])
+    yield from _require_other_communicator_works(
+        bench, [issue_step(bench, sound, PROBE_STEP, len(found.steps))]
+    )
 
 
-def _fails(bench: Bench, broken: Communicator, op: str, work: Work) -> Play:
+def _require_named_failure(bench: RankContext, broken: Communicator, op: str, work: Work) -> Play:
     """The operation ends with an error, and the error says which operation, of what purpose."""
-    error = yield from outcome(bench, work, f"{op}, which nobody answers")
+    error = yield from wait_for_outcome(bench, work, f"{op}, which nobody answers")
     what = f"rank {bench.rank}: {op} that nobody answered"
-    demand("P3", isinstance(error, CommunicatorFailed), f"{what} ended with {error!r}")
+    require("P3", isinstance(error, CommunicatorFailed), f"{what} ended with {error!r}")
     named = op in str(error) and broken.purpose in str(error)
-    demand("E1", named, f"{what} of {broken.purpose!r}: the error says only {str(error)!r}")
+    require("E1", named, f"{what} of {broken.purpose!r}: the error says only {str(error)!r}")
 
 
-def _refused(bench: Bench, broken: Communicator, op: str) -> None:
-    raised = attempt(lambda: call(bench, broken, op), CommunicatorFailed)
-    demand("E2", raised, f"rank {bench.rank}: {op} was accepted by a communicator that had failed")
+def _require_refusal(bench: RankContext, broken: Communicator, op: str) -> None:
+    raised = catch(lambda: issue_operation(bench, broken, op), CommunicatorFailed)
+    require("E2", raised, f"rank {bench.rank}: {op} was accepted by a communicator that had failed")
 
 
-def _sound(bench: Bench, transfers: list[Transfer | None]) -> Play:
+def _require_other_communicator_works(
+    bench: RankContext, transfers: list[IssuedOperation | None]
+) -> Play:
     """What another communicator does ends well."""
     for transfer in transfers:
         if transfer is not None:
-            error = yield from outcome(bench, transfer.work, transfer.what)
-            demand("X3", error is None, f"{transfer.what}, of another communicator: {error!r}")
+            error = yield from wait_for_outcome(bench, transfer.work, transfer.what)
+            require("X3", error is None, f"{transfer.what}, of another communicator: {error!r}")
             transfer.check("X3")
 
 
-def _rebuilds(traits: Traits) -> str | None:
-    return company(traits) or (None if traits.groups.rebuild else "rebuild")
+def _rebuild_support(traits: Traits) -> str | None:
+    return several_ranks(traits) or (None if traits.groups.rebuild else "rebuild")
 
 
-def _rebuilt_programs(traits: Traits) -> st.SearchStrategy[Program]:
+def _rebuild_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """`leave(rank)` for those that are not among the survivors, then traffic of the survivors."""
-    leaving = st.lists(RANKS, max_size=2, unique=True)
+    leaving = st.lists(UNCLIPPED_RANKS, max_size=2, unique=True)
     steps = st.lists(operations(traits), min_size=1, max_size=MAX_OPERATIONS)
-    whole = st.lists(_as_stale(), max_size=MAX_OPERATIONS)
+    whole = st.lists(_stale_like_messages(), max_size=MAX_OPERATIONS)
 
     def made(size: int, gone: list[int], drawn: list[Step], like: list[Step]) -> Program:
         leave = sorted({rank % size for rank in gone})[: size - 1]
-        sized = fit([*like, *drawn], size - len(leave))
-        return program([*(Step("leave", (rank,)) for rank in leave), *lone(sized)], size)
+        sized = clip_to_group([*like, *drawn], size - len(leave))
+        return program(
+            [*(Step("leave", (rank,)) for rank in leave), *deduplicate_messages(sized)], size
+        )
 
-    return st.builds(made, few(traits), leaving, steps, whole)
+    return st.builds(made, one_common_size(traits), leaving, steps, whole)
 
 
-def _as_stale() -> st.SearchStrategy[Step]:
+def _stale_like_messages() -> st.SearchStrategy[Step]:
     """Messages that one from before the failure could be taken for."""
-    return st.builds(lambda source, hop: Step("message", (source, hop, NBYTES)), RANKS, RANKS)
+    return st.builds(
+        lambda source, hop: Step("message", (source, hop, UNMATCHED_BYTES)),
+        UNCLIPPED_RANKS,
+        UNCLIPPED_RANKS,
+    )
 
 
-def _play_rebuilt(bench: Bench, found: Program) -> Play:
+def _play_rebuild(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     left = {int(step.args[0]) for step in found.steps if step.op == "leave"}
-    stale = call(bench, group, "isend")
-    yield from outcome(bench, stale, "a message that nobody receives")
+    stale = issue_operation(bench, group, "isend")
+    yield from wait_for_outcome(bench, stale, "a message that nobody receives")
     if bench.rank in left:
         return
     survivors = [rank for rank in range(bench.size) if rank not in left]
     group.rebuild(survivors)
     place = (group.rank, group.size)
     due = (survivors.index(bench.rank), len(survivors))
-    demand("E9", place == due, f"rank {bench.rank} is rank {place[0]} of {place[1]}, not {due}")
+    require("E9", place == due, f"rank {bench.rank} is rank {place[0]} of {place[1]}, not {due}")
     transfers = []
     for number, step in enumerate(found.steps):
         yield NEXT
         if step.op != "leave":
-            transfers.append(issue(bench, group, step, number))
-    yield from land(bench, transfers, "E9")
+            transfers.append(issue_step(bench, group, step, number))
+    yield from wait_and_check(bench, transfers, "E9")
 
 
 PROPERTIES = (
@@ -539,22 +569,22 @@ PROPERTIES = (
         clauses=("X3", "P3", "E1", "E2", "C8"),
         family=FAMILY,
         claim="Every rank's wait ends with an error that names operation and purpose.",
-        programs=_lonely_programs,
-        play=_play_lonely,
-        needs=company,
-        ranks=Ranks.GROUP,
-        pace=Pace.BRISK,
+        programs=_unmatched_programs,
+        play=_play_unmatched,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        pace=DeadlineLength.BRISK,
     ),
     Property(
         name="a-rebuilt-communicator-carries-only-what-came-after",
         clauses=("E9",),
         family=FAMILY,
         claim="After a failure the survivors rebuild, and no older message ever arrives.",
-        programs=_rebuilt_programs,
-        play=_play_rebuilt,
-        needs=_rebuilds,
-        ranks=Ranks.GROUP,
-        pace=Pace.BRISK,
+        programs=_rebuild_programs,
+        play=_play_rebuild,
+        needs=_rebuild_support,
+        ranks=PropertyScope.GROUP,
+        pace=DeadlineLength.BRISK,
     ),
     *GIVING_UP,
     *FAILED_WAITS,

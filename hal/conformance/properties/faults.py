@@ -22,29 +22,29 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
 from equipoise.hal.conformance.context import (
-    Bench,
-    End,
     Play,
+    RankContext,
+    Termination,
     Until,
-    attempt,
-    demand,
-    equal,
-    outcome,
+    catch,
+    require,
+    require_equal,
+    wait_for_outcome,
 )
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, Violation
 from equipoise.hal.work import Work
 
-SUMS = ("all_reduce", "reduce_scatter")
-MOVES = ("all_gather", "all_to_all", "broadcast", "barrier", "message", "exchange")
+REDUCE_OPS = ("all_reduce", "reduce_scatter")
+OTHER_OPS = ("all_gather", "all_to_all", "broadcast", "barrier", "message", "exchange")
 
 
 @dataclass(frozen=True)
-class Deed:
+class RankOperation:
     """One rank's part in one step.
 
     Attributes:
@@ -64,22 +64,24 @@ class Deed:
 
 def steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
     """Any step that this communicator can do, for so many ranks."""
-    summed = SUMS if torch.int64 in traits.groups.reductions else ()
+    summed = REDUCE_OPS if torch.int64 in traits.groups.reductions else ()
     rank = st.integers(0, size - 1)
     others = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
     args = others.map(lambda a: (a[0], a[1], (a[1] + a[2]) % size))
-    return st.builds(Step, st.sampled_from((*summed, *MOVES)), args)
+    return st.builds(Step, st.sampled_from((*summed, *OTHER_OPS)), args)
 
 
-def deeds(bench: Bench, group: Communicator, step: Step, number: int) -> list[Deed]:
+def rank_operations(
+    bench: RankContext, group: Communicator, step: Step, number: int
+) -> list[RankOperation]:
     """This rank's part in step `number`; empty when it has none."""
     count, first, second = (int(argument) for argument in step.args)
-    desk = _Desk(bench, group, number, count)
+    desk = _OperationBuilder(bench, group, number, count)
     if step.op == "message":
         return desk.message(first, second)
     if step.op == "broadcast":
         return [desk.broadcast(first)]
-    plain: dict[str, Callable[[], Deed]] = {
+    plain: dict[str, Callable[[], RankOperation]] = {
         "all_reduce": desk.all_reduce,
         "reduce_scatter": desk.reduce_scatter,
         "all_gather": desk.all_gather,
@@ -91,13 +93,13 @@ def deeds(bench: Bench, group: Communicator, step: Step, number: int) -> list[De
 
 
 @dataclass(frozen=True)
-class _Desk:
+class _OperationBuilder:
     """Makes the deeds of one step.
 
     What a rank gives is a row of bytes that says the rank, the step, and for whom it is.
     """
 
-    bench: Bench
+    bench: RankContext
     group: Communicator
     number: int
     count: int
@@ -106,58 +108,64 @@ class _Desk:
     def _all(self) -> frozenset[int]:
         return frozenset(range(self.bench.size))
 
-    def all_reduce(self) -> Deed:
+    def all_reduce(self) -> RankOperation:
         value = self.bench.of(self._row(self.bench.rank).long())
         due = sum((self._row(rank).long() for rank in self._all), torch.zeros(1).long())
-        return Deed("all_reduce", lambda: self.group.all_reduce(value), self._all, value, due)
+        return RankOperation(
+            "all_reduce", lambda: self.group.all_reduce(value), self._all, value, due
+        )
 
-    def reduce_scatter(self) -> Deed:
+    def reduce_scatter(self) -> RankOperation:
         mine = self.bench.of(self._rows(lambda other: (self.bench.rank, other)).long())
         out = self.bench.filled((self.count,), 0, torch.int64)
         due = self._rows(lambda other: (other, self.bench.rank)).long().sum(0)
         issue = lambda: self.group.reduce_scatter(out, mine)  # noqa: E731
-        return Deed("reduce_scatter", issue, self._all, out, due)
+        return RankOperation("reduce_scatter", issue, self._all, out, due)
 
-    def all_gather(self) -> Deed:
+    def all_gather(self) -> RankOperation:
         mine = self.bench.of(self._row(self.bench.rank))
         out = self.bench.filled((self.bench.size, self.count), 0)
         due = self._rows(lambda other: (other, 0))
-        return Deed("all_gather", lambda: self.group.all_gather(out, mine), self._all, out, due)
+        return RankOperation(
+            "all_gather", lambda: self.group.all_gather(out, mine), self._all, out, due
+        )
 
-    def all_to_all(self) -> Deed:
+    def all_to_all(self) -> RankOperation:
         mine = self.bench.of(self._rows(lambda other: (self.bench.rank, other)))
         out = self.bench.filled((self.bench.size, self.count), 0)
         due = self._rows(lambda other: (other, self.bench.rank))
-        return Deed("all_to_all", lambda: self.group.all_to_all(out, mine), self._all, out, due)
+        return RankOperation(
+            "all_to_all", lambda: self.group.all_to_all(out, mine), self._all, out, due
+        )
 
-    def broadcast(self, source: int) -> Deed:
+    def broadcast(self, source: int) -> RankOperation:
         value = self.bench.of(self._row(self.bench.rank))
         issue = lambda: self.group.broadcast(value, source)  # noqa: E731
-        return Deed("broadcast", issue, frozenset({source}), value, self._row(source))
+        return RankOperation("broadcast", issue, frozenset({source}), value, self._row(source))
 
-    def barrier(self) -> Deed:
-        return Deed("barrier", self.group.barrier, self._all)
+    def barrier(self) -> RankOperation:
+        return RankOperation("barrier", self.group.barrier, self._all)
 
-    def message(self, source: int, destination: int) -> list[Deed]:
+    def message(self, source: int, destination: int) -> list[RankOperation]:
         if self.bench.rank == source:
             given = self.bench.of(self._row(source))
             send = lambda: self.group.isend(given, destination)  # noqa: E731
             # A send is a rendezvous: it ends at the earliest when its receive is posted.
-            return [Deed("isend", send, frozenset({destination}))]
+            return [RankOperation("isend", send, frozenset({destination}))]
         if self.bench.rank == destination:
             out = self.bench.filled((self.count,), 0)
             receive = lambda: self.group.irecv(out, source)  # noqa: E731
-            return [Deed("irecv", receive, frozenset({source}), out, self._row(source))]
+            return [RankOperation("irecv", receive, frozenset({source}), out, self._row(source))]
         return []
 
-    def exchange(self) -> Deed:
+    def exchange(self) -> RankOperation:
         """A blob to the next rank, one from the rank before."""
         size, rank = self.bench.size, self.bench.rank
         after, before = (rank + 1) % size, (rank - 1) % size
         given, out = self.bench.of(self._row(rank)), self.bench.filled((self.count,), 0)
-        parcels = Exchange((Parcel(after, given),), (Parcel(before, out),))
+        parcels = Exchange((PeerBuffer(after, given),), (PeerBuffer(before, out),))
         issue = lambda: self.group.exchange(parcels)  # noqa: E731
-        return Deed("exchange", issue, frozenset({after, before}), out, self._row(before))
+        return RankOperation("exchange", issue, frozenset({after, before}), out, self._row(before))
 
     def _row(self, giver: int, taker: int = 0) -> Tensor:
         """uint8 [count]."""
@@ -169,11 +177,11 @@ class _Desk:
         return torch.stack([self._row(*ends(other)) for other in range(self.bench.size)])
 
 
-MOST_STEPS = 6
+MAX_STEPS = 6
 MOST_RANKS = 5
 
 
-class Fault(StrEnum):
+class RankFault(StrEnum):
     """What happens to one rank."""
 
     KILL = "kill"
@@ -186,11 +194,11 @@ class Fault(StrEnum):
     """It leaves out one operation."""
 
 
-LOSING = (Fault.KILL, Fault.STOP)
+RANK_ENDING_FAULTS = (RankFault.KILL, RankFault.STOP)
 
 
 @dataclass(frozen=True)
-class Plot:
+class FaultPlan:
     """What is going to happen, known to every rank.
 
     Attributes:
@@ -202,7 +210,7 @@ class Plot:
         steps: what the ranks do.
     """
 
-    fault: Fault
+    fault: RankFault
     victim: int
     at: int
     window: int
@@ -211,75 +219,77 @@ class Plot:
     @property
     def lost(self) -> frozenset[int]:
         """Who is not there any more afterwards."""
-        return frozenset({self.victim} if self.fault in LOSING else ())
+        return frozenset({self.victim} if self.fault in RANK_ENDING_FAULTS else ())
 
     def misses(self, number: int) -> bool:
         """Whether the victim's part in step `number` never comes."""
-        if self.fault is Fault.DROP:
+        if self.fault is RankFault.DROP:
             return number == self.at
-        return self.fault in LOSING and number >= self.at
+        return self.fault in RANK_ENDING_FAULTS and number >= self.at
 
     def spoils(self, number: int) -> bool:
         """Whether step `number` may fail: a rank that is lost takes with it what is in flight."""
-        return self.fault in LOSING or self.misses(number)
+        return self.fault in RANK_ENDING_FAULTS or self.misses(number)
 
 
-def plot(found: Program) -> Plot:
+def plot(found: Program) -> FaultPlan:
     """The plot that the settings of a program tell."""
-    fault, at = Fault(str(found.setting("fault"))), found.number("at") % len(found.steps)
-    kept = found.steps[: at + 1] if fault is Fault.DROP else found.steps
-    return Plot(fault, found.number("victim"), at, found.number("window"), kept)
+    fault, at = RankFault(str(found.setting("fault"))), found.number("at") % len(found.steps)
+    kept = found.steps[: at + 1] if fault is RankFault.DROP else found.steps
+    return FaultPlan(fault, found.number("victim"), at, found.number("window"), kept)
 
 
-def programs(traits: Traits) -> st.SearchStrategy[Program]:
+def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Any operations on any number of ranks, and any fault that the executor can bring about."""
     sizes = [size for size in traits.sizes if 2 <= size <= MOST_RANKS]
-    faults = [fault.value for fault in Fault if traits.expendable or fault not in LOSING]
+    faults = [
+        fault.value for fault in RankFault if traits.expendable or fault not in RANK_ENDING_FAULTS
+    ]
 
     def of(size: int) -> st.SearchStrategy[Program]:
         settings = st.fixed_dictionaries(
             {
                 "fault": st.sampled_from(faults),
                 "victim": st.integers(0, size - 1),
-                "at": st.integers(0, MOST_STEPS - 1),
-                "window": st.sampled_from([0, 1, MOST_STEPS]),
+                "at": st.integers(0, MAX_STEPS - 1),
+                "window": st.sampled_from([0, 1, MAX_STEPS]),
             }
         )
-        drawn = st.lists(steps(traits, size), min_size=1, max_size=MOST_STEPS)
+        drawn = st.lists(steps(traits, size), min_size=1, max_size=MAX_STEPS)
         return st.builds(lambda found, how: program(found, size, how), drawn, settings)
 
     return st.sampled_from(sizes).flatmap(of)
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingOperation:
     """A deed in flight, or refused."""
 
     number: int
-    deed: Deed
+    deed: RankOperation
     work: Work | None
     refusal: Exception | None
 
 
 @dataclass
-class _Survivor:
+class _FaultRunner:
     """One rank that plays a plot."""
 
-    bench: Bench
-    plot: Plot
+    bench: RankContext
+    plot: FaultPlan
     control: ControlPlane
     hit: Communicator
     doing: str = "start"
 
     def perform(self) -> Play:
         """All steps; waits for each operation, at the latest at the end."""
-        pending: list[_Pending] = []
+        pending: list[_PendingOperation] = []
         for number, step in enumerate(self.plot.steps):
             if self.bench.rank == self.plot.victim and number == self.plot.at:
                 yield from self._suffer()
-                if self.plot.fault is Fault.DROP:
+                if self.plot.fault is RankFault.DROP:
                     continue
-            for deed in deeds(self.bench, self.hit, step, number):
+            for deed in rank_operations(self.bench, self.hit, step, number):
                 pending.append(self._issue(number, deed))
             while len(pending) > self.plot.window:
                 yield from self._settle(pending.pop(0))
@@ -287,80 +297,82 @@ class _Survivor:
             yield from self._settle(left)
 
     def _suffer(self) -> Play:
-        if self.plot.fault is Fault.DELAY:
+        if self.plot.fault is RankFault.DELAY:
             yield from self.bench.pause()
-        elif self.plot.fault in LOSING:
-            yield from self.bench.end(End(self.plot.fault))
+        elif self.plot.fault in RANK_ENDING_FAULTS:
+            yield from self.bench.end(Termination(self.plot.fault))
 
-    def _issue(self, number: int, deed: Deed) -> _Pending:
+    def _issue(self, number: int, deed: RankOperation) -> _PendingOperation:
         self.doing = f"step {number}, {deed.op}"
         self.control.enter(self.doing)
         begun: list[Work] = []
-        refusal = attempt(lambda: begun.append(deed.issue()), CommunicatorFailed)
-        return _Pending(number, deed, begun[0] if begun else None, refusal)
+        refusal = catch(lambda: begun.append(deed.issue()), CommunicatorFailed)
+        return _PendingOperation(number, deed, begun[0] if begun else None, refusal)
 
-    def _settle(self, pending: _Pending) -> Play:
+    def _settle(self, pending: _PendingOperation) -> Play:
         """Compare how it ended with what the plot allows."""
         number, deed, error = pending.number, pending.deed, pending.refusal
         what = f"step {number}, {deed.op}"
         if pending.work is not None:
-            error = yield from outcome(self.bench, pending.work, what)
+            error = yield from wait_for_outcome(self.bench, pending.work, what)
         if error is not None:
             self._explain(number, deed, error)
             return
         missed = self.plot.victim in deed.needs and self.plot.misses(number)
         mine = self.bench.rank == self.plot.victim
-        demand("E1", mine or not missed, f"{what} ended well without rank {self.plot.victim}")
+        require("E1", mine or not missed, f"{what} ended well without rank {self.plot.victim}")
         if deed.found is not None and deed.due is not None:
-            equal("E1", deed.found, deed.due, what)
+            require_equal("E1", deed.found, deed.due, what)
 
-    def _explain(self, number: int, deed: Deed, error: Exception) -> None:
+    def _explain(self, number: int, deed: RankOperation, error: Exception) -> None:
         """An error must be due, and must name operation and purpose."""
         told = f"{type(error).__name__}: {error}"
         due = any(self.plot.spoils(earlier) for earlier in range(number + 1))
-        demand("E1", due, f"step {number}, {deed.op} was not to fail: {told}")
-        demand("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {told}")
+        require("E1", due, f"step {number}, {deed.op} was not to fail: {told}")
+        require("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {told}")
         named = deed.op in str(error) and self.hit.purpose in str(error)
-        demand("E1", named, f"{deed.op} of {self.hit.purpose!r} is not named: {told}")
+        require("E1", named, f"{deed.op} of {self.hit.purpose!r} is not named: {told}")
 
     def learn(self) -> Play:
         """Who was lost, from the control plane (clause C5)."""
         if not self.plot.lost:
             loss = self.control.lost(0.0)
-            demand("C5", loss is None, f"nobody was lost, yet: {loss}")
+            require("C5", loss is None, f"nobody was lost, yet: {loss}")
             return
         yield Until(lambda: self.control.lost(0.0) is not None, "word of the lost rank")
         loss = self.control.lost(self.bench.patience)
         if loss is None:
             raise Violation("C5", f"nobody says that rank {self.plot.victim} was lost")
-        demand("C5", loss.rank == self.plot.victim, f"not rank {self.plot.victim}: {loss}")
-        demand("C5", self.doing in str(loss), f"{self.doing!r} is not named: {loss}")
+        require("C5", loss.rank == self.plot.victim, f"not rank {self.plot.victim}: {loss}")
+        require("C5", self.doing in str(loss), f"{self.doing!r} is not named: {loss}")
 
 
-def _meet(bench: Bench, control: ControlPlane, question: str, ranks: Sequence[int]) -> Play:
+def _barrier_of(
+    bench: RankContext, control: ControlPlane, question: str, ranks: Sequence[int]
+) -> Play:
     """Wait for these ranks, this one among them, by the control plane alone."""
     control.cast(question, b"")
 
     def come() -> bool:
-        looked = attempt(lambda: control.collect(question, 0.0, ranks), BallotIncomplete)
+        looked = catch(lambda: control.collect(question, 0.0, ranks), BallotIncomplete)
         return looked is None
 
     yield Until(come, f"the others at {question!r}")
     control.collect(question, bench.patience, ranks)
 
 
-def _go_on(bench: Bench, spared: Communicator) -> Play:
+def _require_spared_works(bench: RankContext, spared: Communicator) -> Play:
     """What the fault has not touched still works (clause X3)."""
     value = bench.of(torch.tensor([1 << spared.rank]))
     begun: list[Work] = []
-    error = attempt(lambda: begun.append(spared.all_reduce(value)), CommunicatorFailed)
+    error = catch(lambda: begun.append(spared.all_reduce(value)), CommunicatorFailed)
     if begun:
-        error = yield from outcome(bench, begun[0], "a sum of the spared")
-    demand("X3", error is None, f"another communicator failed too: {error}")
-    equal("X3", value, torch.tensor([(1 << spared.size) - 1]), "a sum of the spared")
+        error = yield from wait_for_outcome(bench, begun[0], "a sum of the spared")
+    require("X3", error is None, f"another communicator failed too: {error}")
+    require_equal("X3", value, torch.tensor([(1 << spared.size) - 1]), "a sum of the spared")
 
 
-def _play(bench: Bench, found: Program) -> Play:
+def _play(bench: RankContext, found: Program) -> Play:
     """One communicator suffers the fault, the other goes on without whoever is lost."""
     assert bench.fabric is not None
     told, control = plot(found), bench.fabric.control
@@ -368,13 +380,13 @@ def _play(bench: Bench, found: Program) -> Play:
     left = [rank for rank in range(bench.size) if rank not in told.lost]
     spared = hit if bench.rank in told.lost else (yield from bench.communicator("spared", left))
     # Nothing breaks before everybody is there: opening is not what is tried here.
-    yield from _meet(bench, control, "begin", range(bench.size))
-    survivor = _Survivor(bench, told, control, hit)
+    yield from _barrier_of(bench, control, "begin", range(bench.size))
+    survivor = _FaultRunner(bench, told, control, hit)
     yield from survivor.perform()
     yield from survivor.learn()
     # What follows has a deadline of its own, which must not run while others wait for theirs.
-    yield from _meet(bench, control, "end", left)
-    yield from _go_on(bench, spared)
+    yield from _barrier_of(bench, control, "end", left)
+    yield from _require_spared_works(bench, spared)
 
 
 def _several_ranks(traits: Traits) -> str | None:
@@ -386,11 +398,11 @@ FAULTS = Property(
     family="faults",
     clauses=("E1", "C5", "C8", "X3", "R1"),
     claim="A rank that is killed, stopped, late or misses an operation ends only what needs it.",
-    programs=programs,
+    programs=fault_programs,
     play=_play,
     needs=_several_ranks,
-    ranks=Ranks.GROUP,
-    pace=Pace.BRISK,
+    ranks=PropertyScope.GROUP,
+    pace=DeadlineLength.BRISK,
     loses=lambda found: plot(found).lost,
 )
 PROPERTIES = (FAULTS,)

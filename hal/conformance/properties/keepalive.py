@@ -17,40 +17,40 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.context import (
     NEXT,
-    Bench,
     Play,
+    RankContext,
     Until,
-    attempt,
-    demand,
-    finish,
-    junk_for,
-    untouched,
+    catch,
+    occupy_freed_memory,
+    require,
+    require_junk_untouched,
+    wait_for_success,
 )
 from equipoise.hal.conformance.fixtures.comm_operations import (
-    RANKS,
-    SINGLE,
-    Transfer,
-    company,
-    fit,
-    handover,
-    issue,
-    land,
-    lone,
-    lonely,
-    lonely_steps,
+    SINGLE_WORK_OPS,
+    UNCLIPPED_RANKS,
+    IssuedOperation,
+    clip_to_group,
+    deduplicate_messages,
+    issue_step,
+    issue_unmatched,
     operations,
+    several_ranks,
+    thread_future,
+    unmatched_steps,
+    wait_and_check,
 )
 from equipoise.hal.conformance.fixtures.slot_store import (
-    ROLES,
-    Part,
-    Shelf,
-    listed,
+    SLOT_ROLES,
+    SegmentSpec,
+    SlotStoreFixture,
+    format_versions,
     shelf,
-    versions,
+    versions_in,
 )
-from equipoise.hal.conformance.fixtures.strategies import a_step, few, programs_of
+from equipoise.hal.conformance.fixtures.strategies import one_common_size, programs_of, step_of
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, StreamFailed
 from equipoise.hal.stream import Role
 from equipoise.hal.work import Work
@@ -58,13 +58,13 @@ from equipoise.hal.work import Work
 FAMILY = "keepalive"
 MAX_VERBS = 6
 SLOTS = 2
-PARTS = [Part(torch.uint8, 24), Part(torch.uint8, 40)]
-SLOT, STREAM = st.integers(0, SLOTS - 1), st.sampled_from(ROLES)
+SEGMENTS = [SegmentSpec(torch.uint8, 24), SegmentSpec(torch.uint8, 40)]
+SLOT, STREAM = st.integers(0, SLOTS - 1), st.sampled_from(SLOT_ROLES)
 
 
 def _verb_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Slot and stream; the version that a step brings is its number, from 1."""
-    kinds = [a_step(op, SLOT, STREAM) for op in ("unpack", "write", "pack")]
+    kinds = [step_of(op, SLOT, STREAM) for op in ("unpack", "write", "pack")]
     return programs_of(*kinds, most=MAX_VERBS)
 
 
@@ -78,7 +78,7 @@ class _VerbRunner:
         junk: what took the memory that was dropped.
     """
 
-    place: Shelf
+    place: SlotStoreFixture
     due: list[int] = field(default_factory=lambda: [0] * SLOTS)
     junk: list[Tensor] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ class _VerbRunner:
             self.place.store.write([slot], [made], stream)
             del made
             self.due[slot] = version
-        self.junk += junk_for(self.place.bench, *sizes)
+        self.junk += occupy_freed_memory(self.place.bench, *sizes)
         if step.op == "unpack":
             self.place.store.commit([(slot, slot)], stream)
 
@@ -106,16 +106,16 @@ class _VerbRunner:
         return self.place.bench.filled((self.place.slot_bytes,), version)
 
 
-def _play_verbs(bench: Bench, found: Program) -> Play:
-    desk = _VerbRunner(shelf(bench, SLOTS, SLOTS, PARTS))
+def _play_verbs(bench: RankContext, found: Program) -> Play:
+    desk = _VerbRunner(shelf(bench, SLOTS, SLOTS, SEGMENTS))
     for number, step in enumerate(found.steps, 1):
         desk.do(number, int(step.args[0]), step)
         yield NEXT
-    bench.drain(*(bench.accelerator.stream(Role(role)) for role in ROLES))
+    bench.drain(*(bench.accelerator.stream(Role(role)) for role in SLOT_ROLES))
     for slot, due in enumerate(desk.due):
-        seen = versions(desk.place.bytes_of(slot))
-        demand("K1", seen == [due], f"slot {slot} holds {listed(seen)}, not {due}")
-    untouched("K1", desk.junk)
+        seen = versions_in(desk.place.bytes_of(slot))
+        require("K1", seen == [due], f"slot {slot} holds {format_versions(seen)}, not {due}")
+    require_junk_untouched("K1", desk.junk)
 
 
 VERBS = (
@@ -130,81 +130,85 @@ VERBS = (
 )
 
 
-HOSTS = 2
+THREADS = 2
 MAX_WORKS = 3
-LOOKS = ("result", "done", "wait")
+QUESTIONS = ("result", "done", "wait")
 
 
-def _look(which: int, call: str, host: int) -> Step:
+def _question(which: int, call: str, host: int) -> Step:
     return Step("look", (which, call), host=host)
 
 
-def _looks(count: int) -> st.SearchStrategy[list[Step]]:
+def _questions(count: int) -> st.SearchStrategy[list[Step]]:
     """Questions to works by either host."""
-    which, host = st.integers(0, count - 1), st.integers(0, HOSTS - 1)
-    return st.lists(st.builds(_look, which, st.sampled_from(LOOKS), host), max_size=6)
+    which, host = st.integers(0, count - 1), st.integers(0, THREADS - 1)
+    return st.lists(st.builds(_question, which, st.sampled_from(QUESTIONS), host), max_size=6)
 
 
 def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(operations(traits), min_size=1, max_size=MAX_WORKS)
 
     def made(size: int, steps: list[Step], looks: list[Step]) -> Program:
-        fitted = lone(fit(steps, size))
+        fitted = deduplicate_messages(clip_to_group(steps, size))
         valid = [look for look in looks if int(look.args[0]) < len(fitted)]
         return program([*fitted, *valid], size)
 
-    return st.builds(made, few(traits), drawn, _looks(MAX_WORKS))
+    return st.builds(made, one_common_size(traits), drawn, _questions(MAX_WORKS))
 
 
-def _play_ended(bench: Bench, found: Program) -> Play:
+def _play_ended(bench: RankContext, found: Program) -> Play:
     """Host 0 issues, host 1 waits for the ends, then both ask."""
-    issued, ended = handover(bench, "issued"), handover(bench, "ended")
+    issued, ended = thread_future(bench, "issued"), thread_future(bench, "ended")
     if bench.host == 0:
         issued.give((yield from _issue_all(bench, found)))
-    transfers: dict[int, Transfer] = yield from issued.take(bench, "what host 0 issued")
+    transfers: dict[int, IssuedOperation] = yield from issued.take(bench, "what host 0 issued")
     if bench.host == 1:
-        yield from land(bench, transfers.values(), "K3")
+        yield from wait_and_check(bench, transfers.values(), "K3")
         ended.give()
     yield from ended.take(bench, "the ends that host 1 waits for")
     stream = bench.accelerator.stream(Role.AUX)
     for step in found.of(bench.rank, bench.host):
         if step.op == "look" and step.args[0] in transfers:
             transfer = transfers[int(step.args[0])]
-            _ask(transfer.work, str(step.args[1]), bench)
+            _ask_succeeded(transfer.work, str(step.args[1]), bench)
             transfer.check("K3")
             yield NEXT
     bench.drain(stream)
 
 
-def _issue_all(bench: Bench, found: Program) -> Play:
+def _issue_all(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     transfers = {}
     for number, step in enumerate(found.steps):
-        if step.op != "look" and (made := issue(bench, group, step, number)) is not None:
+        if step.op != "look" and (made := issue_step(bench, group, step, number)) is not None:
             transfers[number] = made
         yield NEXT
     return transfers
 
 
-def _ask(work: Work, question: str, bench: Bench) -> None:
+def _ask_succeeded(work: Work, question: str, bench: RankContext) -> None:
     """Ask a work that has ended well."""
     if question == "wait":
         work.wait(bench.accelerator.stream(Role.AUX))
     elif question == "done":
-        demand("K3", work.done(), "a work that had ended says that it has not")
+        require("K3", work.done(), "a work that had ended says that it has not")
     else:
         work.result(0.0)
 
 
 def _done_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(operations(traits, SINGLE), min_size=1, max_size=MAX_WORKS)
-    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+    drawn = st.lists(operations(traits, SINGLE_WORK_OPS), min_size=1, max_size=MAX_WORKS)
+    return st.builds(
+        lambda n, steps: program(deduplicate_messages(clip_to_group(steps, n)), n),
+        one_common_size(traits),
+        drawn,
+    )
 
 
-def _play_done(bench: Bench, found: Program) -> Play:
+def _play_done(bench: RankContext, found: Program) -> Play:
     for transfer in (yield from _issue_all(bench, found)).values():
-        raised = yield from after_done(bench, transfer.work, transfer.what)
-        demand("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
+        raised = yield from result_after_done(bench, transfer.work, transfer.what)
+        require("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
         transfer.check("K5")
 
 
@@ -212,18 +216,18 @@ def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def made(size: int, alone: Step, looks: list[Step]) -> Program:
         return program([alone, *looks], size)
 
-    return st.builds(made, few(traits), lonely_steps(), _looks(1))
+    return st.builds(made, one_common_size(traits), unmatched_steps(), _questions(1))
 
 
-def _play_failed(bench: Bench, found: Program) -> Play:
+def _play_failed(bench: RankContext, found: Program) -> Play:
     """Host 0 waits for the failure, then both ask."""
-    failed = handover(bench, "failed")
+    failed = thread_future(bench, "failed")
     if bench.host == 0:
         group = yield from bench.communicator()
-        op, made = lonely(bench, group, found.steps[0])
-        raised = yield from after_done(bench, made, f"the failure of {op}")
+        op, made = issue_unmatched(bench, group, found.steps[0])
+        raised = yield from result_after_done(bench, made, f"the failure of {op}")
         what = f"rank {bench.rank}: {op} is done, nobody answered it, and result() gives {raised!r}"
-        demand("K5", _failure(raised), what)
+        require("K5", _failure(raised), what)
         failed.give(made)
     work: Work = yield from failed.take(bench, "what failed")
     for step in found.of(bench.rank, bench.host):
@@ -232,32 +236,32 @@ def _play_failed(bench: Bench, found: Program) -> Play:
             yield NEXT
 
 
-def after_done(bench: Bench, work: Work, what: str) -> Play:
+def result_after_done(bench: RankContext, work: Work, what: str) -> Play:
     """What `result` raises, without any time, once `done` is true; to be used with `yield from`."""
     yield Until(work.done, what)
     if not work.done():  # on a real device nothing has waited yet
-        attempt(lambda: work.result(bench.patience), CommunicatorFailed)
-    return _asked(work)
+        catch(lambda: work.result(bench.patience), CommunicatorFailed)
+    return _result_error(work)
 
 
-def _asked(work: Work) -> Exception | None:
-    return attempt(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
+def _result_error(work: Work) -> Exception | None:
+    return catch(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
 
 
 def _failure(raised: Exception | None) -> bool:
     return isinstance(raised, CommunicatorFailed)
 
 
-def _ask_failed(bench: Bench, work: Work, question: str) -> None:
+def _ask_failed(bench: RankContext, work: Work, question: str) -> None:
     """Ask a work that has failed; what becomes of a stream that waits is judged by E10."""
     if question == "wait":
         stream = bench.accelerator.stream(Role.AUX)
-        attempt(lambda: work.wait(stream), CommunicatorFailed, StreamFailed)
-        attempt(lambda: bench.drain(stream), StreamFailed)
+        catch(lambda: work.wait(stream), CommunicatorFailed, StreamFailed)
+        catch(lambda: bench.drain(stream), StreamFailed)
     elif question == "done":
-        demand("K3", work.done(), "a work that had failed says that it has not ended")
+        require("K3", work.done(), "a work that had failed says that it has not ended")
     else:
-        demand("K3", _failure(_asked(work)), "a work that had failed did not raise again")
+        require("K3", _failure(_result_error(work)), "a work that had failed did not raise again")
 
 
 HANDLES = (
@@ -268,9 +272,9 @@ HANDLES = (
         claim="done, wait and result may be called any number of times from any thread.",
         programs=_ended_programs,
         play=_play_ended,
-        needs=company,
-        ranks=Ranks.GROUP,
-        hosts=HOSTS,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        hosts=THREADS,
     ),
     Property(
         name="done-means-that-the-result-is-there",
@@ -279,8 +283,8 @@ HANDLES = (
         claim="Once done is true result returns at once, and everything has arrived.",
         programs=_done_programs,
         play=_play_done,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="a-failed-work-says-so-every-time",
@@ -289,23 +293,23 @@ HANDLES = (
         claim="After a failure done is true, and result raises it to everyone who asks.",
         programs=_failed_programs,
         play=_play_failed,
-        needs=company,
-        ranks=Ranks.GROUP,
-        hosts=HOSTS,
-        pace=Pace.BRISK,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        hosts=THREADS,
+        pace=DeadlineLength.BRISK,
     ),
 )
 
 
-Gone = Callable[[], bool]
-_reference_to: Any = StorageWeakRef
+IsFreed = Callable[[], bool]
+_weak_storage_reference: Any = StorageWeakRef
 """Whose own module has no types; sees the memory go, where a weak tensor sees only the tensor."""
 MAX_OPERATIONS = 6
 BATCHES = ("exchange", "message", "all_gather")
 """Operations, many of them several messages."""
-LATER = 12
+LATER_CALLS = 12
 """Later calls by which the memory of dropped works is given back (clause K2)."""
-SPARE = 2
+MAX_HELD_OPERATIONS = 2
 """Operations that a backend may hold on to: gloo's two threads each keep their latest one."""
 
 
@@ -313,95 +317,101 @@ def _dropped_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits), st.just(Step("blindly")))
 
     def made(size: int, steps: list[Step]) -> Program:
-        return program(lone(fit(steps, size)), size)
+        return program(deduplicate_messages(clip_to_group(steps, size)), size)
 
-    return st.builds(made, few(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS))
+    return st.builds(
+        made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
+    )
 
 
-def _play_dropped(bench: Bench, found: Program) -> Play:
+def _play_dropped(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    bare: list[Transfer] = []
+    bare: list[IssuedOperation] = []
     junk: list[Tensor] = []
     blind = False
     for number, step in enumerate(found.steps):
         if step.op != "blindly":
-            _issue_bare(bench, group, (step, number, blind), bare, junk)
+            _issue_and_drop_buffers(bench, group, (step, number, blind), bare, junk)
             yield NEXT
         blind = step.op == "blindly"
-    yield from land(bench, bare, "K1")
-    untouched("K1", junk)
+    yield from wait_and_check(bench, bare, "K1")
+    require_junk_untouched("K1", junk)
 
 
-def _issue_bare(
-    bench: Bench,
+def _issue_and_drop_buffers(
+    bench: RankContext,
     group: Communicator,
     order: tuple[Step, int, bool],
-    bare: list[Transfer],
+    bare: list[IssuedOperation],
     junk: list[Tensor],
 ) -> None:
     """Issue a step and drop its buffers, *blindly* those of the result too; keep its work."""
     step, number, blind = order
-    transfer = issue(bench, group, step, number)
+    transfer = issue_step(bench, group, step, number)
     if transfer is None:
         return
     dropped = [*transfer.operands, *(found for found, _ in transfer.results if blind)]
     sizes = [buffer.nbytes for buffer in dropped]
     bare.append(replace(transfer, operands=(), results=() if blind else transfer.results))
     del transfer, dropped
-    junk += junk_for(bench, *sizes)
+    junk += occupy_freed_memory(bench, *sizes)
 
 
 def _works_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drop = st.builds(lambda rank: Step("drop", (), rank), RANKS)
+    drop = st.builds(lambda rank: Step("drop", (), rank), UNCLIPPED_RANKS)
     step = st.one_of(operations(traits), drop)
 
     def made(size: int, steps: list[Step]) -> Program:
         placed = [replace(s, rank=s.rank % size) if s.op == "drop" else s for s in steps]
-        return program(lone(fit(placed, size)), size)
+        return program(deduplicate_messages(clip_to_group(placed, size)), size)
 
-    return st.builds(made, few(traits), st.lists(step, min_size=2, max_size=MAX_OPERATIONS + 2))
+    return st.builds(
+        made, one_common_size(traits), st.lists(step, min_size=2, max_size=MAX_OPERATIONS + 2)
+    )
 
 
-def _play_works(bench: Bench, found: Program) -> Play:
+def _play_works(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    held: list[Transfer] = []
-    dropped: list[list[Gone]] = []
+    held: list[IssuedOperation] = []
+    dropped: list[list[IsFreed]] = []
     for number, step in enumerate(found.steps):
         if step.op == "drop":
             if step.rank == bench.rank:
-                dropped += [_watch(transfer) for transfer in held]
+                dropped += [_freed_checks(transfer) for transfer in held]
                 held.clear()
                 bench.churn()
         else:
-            _hold(held, issue(bench, group, step, number))
+            _keep_work(held, issue_step(bench, group, step, number))
         yield NEXT
-    yield from land(bench, held, "K1")
-    yield from _given_back(bench, group, dropped)
+    yield from wait_and_check(bench, held, "K1")
+    yield from _require_freed(bench, group, dropped)
 
 
-def _hold(held: list[Transfer], transfer: Transfer | None) -> None:
+def _keep_work(held: list[IssuedOperation], transfer: IssuedOperation | None) -> None:
     if transfer is not None:
         held.append(transfer)
 
 
-def _watch(transfer: Transfer) -> list[Gone]:
+def _freed_checks(transfer: IssuedOperation) -> list[IsFreed]:
     """Whether the memory of each buffer has been given back; does not keep it alive."""
     buffers = [*transfer.operands, *(found for found, _ in transfer.results)]
-    return [_gone(buffer) for buffer in buffers]
+    return [_freed_check(buffer) for buffer in buffers]
 
 
-def _gone(buffer: Tensor) -> Gone:
-    reference: Any = _reference_to(buffer.untyped_storage())
+def _freed_check(buffer: Tensor) -> IsFreed:
+    reference: Any = _weak_storage_reference(buffer.untyped_storage())
     return lambda: bool(reference.expired())
 
 
-def _given_back(bench: Bench, group: Communicator, dropped: list[list[Gone]]) -> Play:
+def _require_freed(bench: RankContext, group: Communicator, dropped: list[list[IsFreed]]) -> Play:
     """Make later calls, as many on every rank, and count the operations that are still alive."""
-    for _ in range(LATER):
-        yield from finish(bench, group.barrier(), "a later call")
+    for _ in range(LATER_CALLS):
+        yield from wait_for_success(bench, group.barrier(), "a later call")
     alive = sum(not all(gone() for gone in buffers) for buffers in dropped)
-    what = f"{alive} of {len(dropped)} dropped works hold memory {LATER} calls after their end"
-    demand("K2", alive <= SPARE, what)
+    what = (
+        f"{alive} of {len(dropped)} dropped works hold memory {LATER_CALLS} calls after their end"
+    )
+    require("K2", alive <= MAX_HELD_OPERATIONS, what)
 
 
 def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -411,12 +421,14 @@ def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits, BATCHES), finish_one)
 
     def made(size: int, steps: list[Step]) -> Program:
-        return program(_finishable(lone(fit(steps, size))), size)
+        return program(_valid_finishes(deduplicate_messages(clip_to_group(steps, size))), size)
 
-    return st.builds(made, few(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS))
+    return st.builds(
+        made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
+    )
 
 
-def _finishable(steps: list[Step]) -> list[Step]:
+def _valid_finishes(steps: list[Step]) -> list[Step]:
     """Each *finish* names the place, in the program, of an operation before it."""
     kept: list[Step] = []
     for step in steps:
@@ -429,16 +441,16 @@ def _finishable(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _play_order(bench: Bench, found: Program) -> Play:
+def _play_order(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    flying: dict[int, Transfer] = {}
+    flying: dict[int, IssuedOperation] = {}
     for number, step in enumerate(found.steps):
         if step.op == "finish":
-            yield from land(bench, [flying.pop(int(step.args[0]), None)], "K4")
-        elif (transfer := issue(bench, group, step, number)) is not None:
+            yield from wait_and_check(bench, [flying.pop(int(step.args[0]), None)], "K4")
+        elif (transfer := issue_step(bench, group, step, number)) is not None:
             flying[number] = transfer
         yield NEXT
-    yield from land(bench, reversed(flying.values()), "K4")
+    yield from wait_and_check(bench, reversed(flying.values()), "K4")
 
 
 PROPERTIES = (
@@ -449,8 +461,8 @@ PROPERTIES = (
         claim="An operation owns its buffers: its caller may drop them at once.",
         programs=_dropped_programs,
         play=_play_dropped,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="dropped-works-neither-cancel-nor-leak",
@@ -459,8 +471,8 @@ PROPERTIES = (
         claim="Without its work an operation goes on, and its memory comes back in the end.",
         programs=_works_programs,
         play=_play_works,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="works-end-in-any-order",
@@ -469,8 +481,8 @@ PROPERTIES = (
         claim="A work may be waited for before earlier ones, and ends with all of its batch.",
         programs=_order_programs,
         play=_play_order,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     *HANDLES,
     *VERBS,

@@ -13,17 +13,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, equal, told
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Play,
+    RankContext,
+    require,
+    require_equal,
+    to_host,
+)
 from equipoise.hal.conformance.fixtures import routing_tables
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.properties.kernels_graphs import ELSEWHERE, FOLLOWING, GRAPHS
-from equipoise.hal.conformance.properties.kernels_large import SIZES
+from equipoise.hal.conformance.properties.kernels_graphs import GRAPHS, REPLAY_STREAM, STREAM_ORDER
+from equipoise.hal.conformance.properties.kernels_large import LARGE_MODELS
 from equipoise.hal.conformance.properties.kernels_operands import OPERANDS
 from equipoise.hal.conformance.properties.kernels_tables import (
     COMMITTED,
     ONE_GENERATION,
     ONE_GENERATION_BY_RULE,
-    TOGETHER,
+    TABLES_AND_WEIGHTS,
 )
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Kernels, Salt, Tables
@@ -34,7 +41,7 @@ from equipoise.hal.routing import (
     route_hashed,
     solve_cumulative,
 )
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash, route_by_rule
 from equipoise.hal.stream import Role, Stream
 
 FAMILY = "kernels"
@@ -46,7 +53,7 @@ REPEATS = (1, 40, 150)
 """How often the ids of a step follow each other: kernels run in blocks."""
 COUNTERS = (0, 1, 2, 2**32 - 1)
 """Step counters."""
-LOWEST, HIGHEST = -(2**31), 2**31 - 1
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
 
 def _value_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -80,7 +87,7 @@ def _table(step: Step) -> tuple[RoutingTable, RoutingTable]:
     turn, *numbers = (int(number) for number in step.args[1:])
     held = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
     held, weights = [*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :]
-    return routing_tables.table(held, weights), routing_tables.table(
+    return routing_tables.make_table(held, weights), routing_tables.make_table(
         held, [4 - weight for weight in weights]
     )
 
@@ -88,7 +95,7 @@ def _table(step: Step) -> tuple[RoutingTable, RoutingTable]:
 def _kernels(layer: st.SearchStrategy[int]) -> tuple[st.SearchStrategy[Step], ...]:
     rank = st.integers(0, 3)
     counter, repeat = st.sampled_from(COUNTERS), st.sampled_from(REPEATS)
-    expert = st.one_of(st.integers(-1, EXPERTS), st.sampled_from((LOWEST, HIGHEST)))
+    expert = st.one_of(st.integers(-1, EXPERTS), st.sampled_from((INT32_MIN, INT32_MAX)))
     ids = st.lists(expert, max_size=8)
     counts = st.lists(st.integers(0, 1 << 24), min_size=EXPERTS, max_size=EXPERTS)
     content = st.lists(st.integers(0, 255), max_size=9)
@@ -123,7 +130,7 @@ class _KernelValueRunner:
         solved: the same with the shares that an apportioned pass is given.
     """
 
-    bench: Bench
+    bench: RankContext
     stream: Stream
     live: Tables
     known: dict[int, RoutingTable] = field(default_factory=dict)
@@ -149,12 +156,12 @@ class _KernelValueRunner:
 
     def install(self, layer: int, made: RoutingTable, solved: RoutingTable) -> None:
         self.known[layer], self.solved[layer] = made, solved
-        self.kernels.commit_tables(routing_tables.update(layer, made), self.live, self.stream)
+        self.kernels.commit_tables(routing_tables.make_update(layer, made), self.live, self.stream)
         self.bench.drain(self.stream)
 
     def count(self, repeat: int, *drawn: int) -> None:
         ids = _ids(repeat, drawn)
-        out = routing_tables.routed(self.bench, 0, EXPERTS)
+        out = routing_tables.empty_output(self.bench, 0, EXPERTS)
         self.kernels.count(self.bench.of(ids), out.counts, self.stream)
         self.bench.drain(self.stream)
         self.judge_counts(ids, out.counts, "count")
@@ -165,7 +172,7 @@ class _KernelValueRunner:
         self.kernels.checksum(self.bench.of(data), out, self.stream)
         self.bench.drain(self.stream)
         due = torch.tensor([as_int64(checksum(data))])
-        equal("G4", out, due, f"checksum of {data.numel()} bytes")
+        require_equal("G4", out, due, f"checksum of {data.numel()} bytes")
 
     def solve(self, layer: int, *drawn: int) -> None:
         counts, known = torch.tensor(drawn), self.known[layer]
@@ -173,19 +180,21 @@ class _KernelValueRunner:
         self.kernels.solve_shares(self.bench.of(counts), self.live, layer, out, self.stream)
         self.bench.drain(self.stream)
         due = solve_cumulative(counts, known, self.live.ranks)
-        equal("G4", out, due, f"shares for {drawn}")
+        require_equal("G4", out, due, f"shares for {drawn}")
 
     def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
         ids, known = _ids(repeat, drawn), self.known[layer]
         salt = Salt(rank, layer, counter)
-        out = routing_tables.route(self.bench, self.bench.of(ids), self.live, salt, self.stream)
+        out = routing_tables.launch_routing(
+            self.bench, self.bench.of(ids), self.live, salt, self.stream
+        )
         self.bench.drain(self.stream)
         self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
 
     def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
         ids, known = _ids(repeat, drawn), self.solved[layer]
         salt = Salt(rank, layer, counter)
-        out = routing_tables.routed(self.bench, ids.numel(), EXPERTS)
+        out = routing_tables.empty_output(self.bench, ids.numel(), EXPERTS)
         shares = self.bench.of(known.cumulative)
         self.kernels.route_apportioned(
             self.bench.of(ids), self.live, shares, salt, out.slots, out.counts, self.stream
@@ -193,27 +202,27 @@ class _KernelValueRunner:
         self.bench.drain(self.stream)
         self.judge(ids, out, route_apportioned(ids, known, rank, layer)[0], f"apportioned {salt}")
 
-    def judge(self, ids: Tensor, out: routing_tables.Routed, due: Tensor, what: str) -> None:
+    def judge(self, ids: Tensor, out: routing_tables.RoutingOutput, due: Tensor, what: str) -> None:
         """First the padding, then every bit."""
-        strays = told(out.slots)[(ids < 0) | (ids >= EXPERTS)]
-        demand("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
+        strays = to_host(out.slots)[(ids < 0) | (ids >= EXPERTS)]
+        require("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
         self.judge_counts(ids, out.counts, what)
-        equal("G4", out.slots, due, f"{what}: slots")
+        require_equal("G4", out.slots, due, f"{what}: slots")
 
     def judge_counts(self, ids: Tensor, counts: Tensor, what: str) -> None:
         due = count_experts(ids, EXPERTS)
-        extra = int(told(counts).sum()) - int(due.sum())
+        extra = int(to_host(counts).sum()) - int(due.sum())
         padding = ids.numel() - int(due.sum())
-        demand("G6", not (padding and extra), f"{what}: {extra} of {padding} paddings are counted")
-        equal("G4", counts, due, f"{what}: counts")
+        require("G6", not (padding and extra), f"{what}: {extra} of {padding} paddings are counted")
+        require_equal("G4", counts, due, f"{what}: counts")
 
 
 def _ids(repeat: int, drawn: Sequence[int]) -> Tensor:
     return torch.tensor([*drawn] * repeat, dtype=torch.int32)
 
 
-def _play_values(bench: Bench, found: Program) -> Play:
-    live = routing_tables.tables(bench, LAYERS, EXPERTS, SLOTS, found.number("ranks"))
+def _play_values(bench: RankContext, found: Program) -> Play:
+    live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, SLOTS, found.number("ranks"))
     desk = _KernelValueRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
     for step in found.steps:
         desk.do(step)
@@ -227,22 +236,22 @@ def _salted(_: Traits) -> st.SearchStrategy[Program]:
     return st.lists(route, min_size=2, max_size=4, unique=True).map(program)
 
 
-def _play_salted(bench: Bench, found: Program) -> Play:
-    live = routing_tables.tables(bench, LAYERS, 1, 2, 1)
+def _play_salted(bench: RankContext, found: Program) -> Play:
+    live = routing_tables.zeroed_tables(bench, LAYERS, 1, 2, 1)
     stream = bench.accelerator.stream(Role.COMPUTE)
     for layer in range(LAYERS):
-        made = routing_tables.update(layer, routing_tables.table([0, 0], [1, 1]))
+        made = routing_tables.make_update(layer, routing_tables.make_table([0, 0], [1, 1]))
         bench.accelerator.kernels.commit_tables(made, live, stream)
     ids = bench.filled((TOKENS,), 0, torch.int32)
     seen: dict[tuple[int, ...], Step] = {}
     for step in found.steps:
         rank, layer = (int(number) for number in step.args)
-        out = routing_tables.route(bench, ids, live, Salt(rank, layer, 0), stream)
+        out = routing_tables.launch_routing(bench, ids, live, Salt(rank, layer, 0), stream)
         yield NEXT
         bench.drain(stream)
         choices = tuple(out.slots.tolist())
         twin = seen.setdefault(choices, step)
-        demand("G5", twin is step, f"{step} makes the choices of {twin}, {TOKENS} out of {TOKENS}")
+        require("G5", twin is step, f"{step} makes the choices of {twin}, {TOKENS} out of {TOKENS}")
 
 
 VALUES = Property(
@@ -264,11 +273,11 @@ SALTED = Property(
 
 
 RULE_SLOTS = 7
-HELD = (0, 1, 0, 2, 1, 0, 0)
+RULE_PLACEMENT = (0, 1, 0, 2, 1, 0, 0)
 """Runs of four, two and one: of three, blocks of 1024 would make no difference."""
 RULE_REPEATS = (1, 40, 400)
 """How often the ids of a step follow each other: blocks are 1024 elements long."""
-ROWS = (0, 3, 2**31 - 1)
+ROW_COUNTS = (0, 3, 2**31 - 1)
 """How many rows are counted."""
 
 
@@ -289,8 +298,8 @@ def _rule_tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
 
 def _rule_table(turn: int) -> RoutingTable:
     """All shares on one replica, since the rules read none."""
-    held = [*HELD[turn:], *HELD[:turn]]
-    return routing_tables.table(
+    held = [*RULE_PLACEMENT[turn:], *RULE_PLACEMENT[:turn]]
+    return routing_tables.make_table(
         held, [held.index(expert) == slot for slot, expert in enumerate(held)]
     )
 
@@ -302,7 +311,7 @@ def _row_hash(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
         ),
         layer,
         st.integers(1, 4),
-        st.sampled_from(ROWS),
+        st.sampled_from(ROW_COUNTS),
         st.sampled_from(RULE_REPEATS),
         _drawn_ids(),
     )
@@ -326,7 +335,7 @@ def _drawn_ids() -> st.SearchStrategy[list[int]]:
 class _RuleRunner:
     """Kernels on the device, and the same tables on the host, by layer."""
 
-    bench: Bench
+    bench: RankContext
     stream: Stream
     live: Tables
     known: dict[int, RoutingTable] = field(default_factory=dict)
@@ -342,7 +351,7 @@ class _RuleRunner:
 
     def install(self, layer: int, turn: int) -> None:
         self.known[layer] = _rule_table(turn)
-        made = routing_tables.update(layer, self.known[layer])
+        made = routing_tables.make_update(layer, self.known[layer])
         self.bench.accelerator.kernels.commit_tables(made, self.live, self.stream)
         self.bench.drain(self.stream)
 
@@ -355,26 +364,28 @@ class _RuleRunner:
         rule = BlockTurns(offset)
         self.judge(layer, rule, rule, [*drawn] * repeat)
 
-    def judge(self, layer: int, rule: Rule, reference: Rule, drawn: list[int]) -> None:
+    def judge(
+        self, layer: int, rule: ReplicaRule, reference: ReplicaRule, drawn: list[int]
+    ) -> None:
         """First the padding, then every bit; `reference` is the same rule on the host."""
         ids = torch.tensor(drawn, dtype=torch.int32)
-        out = routing_tables.routed(self.bench, ids.numel(), EXPERTS)
+        out = routing_tables.empty_output(self.bench, ids.numel(), EXPERTS)
         self.bench.accelerator.kernels.route_by_rule(
             rule, self.bench.of(ids), self.live, layer, out.slots, out.counts, self.stream
         )
         self.bench.drain(self.stream)
         slots, counts = route_by_rule(ids, self.known[layer], reference)
         self.judge_padding(ids, out.slots)
-        equal("G8", out.slots, slots, f"{reference}: slots")
-        equal("G8", out.counts, counts, f"{reference}: counts")
+        require_equal("G8", out.slots, slots, f"{reference}: slots")
+        require_equal("G8", out.counts, counts, f"{reference}: counts")
 
     def judge_padding(self, ids: Tensor, slots: Tensor) -> None:
-        strays = told(slots)[(ids < 0) | (ids >= EXPERTS)]
-        demand("G8", bool((strays == RULE_SLOTS).all()), f"padding goes to {strays.tolist()}")
+        strays = to_host(slots)[(ids < 0) | (ids >= EXPERTS)]
+        require("G8", bool((strays == RULE_SLOTS).all()), f"padding goes to {strays.tolist()}")
 
 
-def _play_rules(bench: Bench, found: Program) -> Play:
-    live = routing_tables.tables(bench, LAYERS, EXPERTS, RULE_SLOTS, 1)
+def _play_rules(bench: RankContext, found: Program) -> Play:
+    live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, RULE_SLOTS, 1)
     desk = _RuleRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
     for step in found.steps:
         desk.do(step)
@@ -393,15 +404,15 @@ RULES = Property(
 
 PROPERTIES = (
     VALUES,
-    *SIZES,
+    *LARGE_MODELS,
     *OPERANDS,
     RULES,
     SALTED,
     COMMITTED,
     ONE_GENERATION,
     ONE_GENERATION_BY_RULE,
-    TOGETHER,
+    TABLES_AND_WEIGHTS,
     GRAPHS,
-    ELSEWHERE,
-    FOLLOWING,
+    REPLAY_STREAM,
+    STREAM_ORDER,
 )

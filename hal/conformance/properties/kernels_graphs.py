@@ -13,26 +13,26 @@ from torch import Tensor
 
 from equipoise.hal.accelerator import Graph
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, told
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require, to_host
 from equipoise.hal.conformance.fixtures import routing_tables
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import (
     Property,
     Traits,
-    a_graph,
-    a_held_stream,
     all_of,
-    several_streams,
+    concurrent_streams,
+    graph_support,
+    holdable_stream,
 )
 from equipoise.hal.errors import StreamTimeout
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import SHARE_ONE
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Role, Stream
 
 BASE = 4
 """Every launch appends a digit of this base to one number: it shows who ran, and when."""
-MOST_CAPTURED = 3
+MAX_CAPTURED = 3
 MAX_GRAPH_STEPS = 6
 ROLES = tuple(role.value for role in Role)[:2]
 
@@ -42,7 +42,7 @@ def _graph_programs(_: Traits) -> st.SearchStrategy[Program]:
     digit = st.integers(1, BASE - 1)
     captured = digit.map(lambda digit: Step("captured launch", (digit,)))
     launch = digit.map(lambda digit: Step("launch", (digit,)))
-    inside = st.lists(captured, min_size=1, max_size=MOST_CAPTURED)
+    inside = st.lists(captured, min_size=1, max_size=MAX_CAPTURED)
     after = st.lists(st.one_of(st.just(Step("replay")), launch), max_size=MAX_GRAPH_STEPS)
     return st.builds(lambda inside, after: program([*inside, *after]), inside, after)
 
@@ -56,7 +56,7 @@ def _launch(stream: Stream, number: Tensor, steps: tuple[Step, ...]) -> None:
         stream.launch(partial(_append, number, int(step.args[0])))
 
 
-def _play_graph(bench: Bench, found: Program) -> Play:
+def _play_graph(bench: RankContext, found: Program) -> Play:
     stream = bench.accelerator.stream(Role.COMPUTE)
     number = bench.filled((1,), 0, torch.int64)
     inside = tuple(step for step in found.steps if step.op == "captured launch")
@@ -64,7 +64,7 @@ def _play_graph(bench: Bench, found: Program) -> Play:
     graph.capture(stream, partial(_launch, stream, number, inside))
     yield NEXT
     bench.drain(stream)
-    demand("B7", int(number) == 0, "what was captured ran before any replay")
+    require("B7", int(number) == 0, "what was captured ran before any replay")
     due: list[Step] = []
     for step in found.steps[len(inside) :]:
         bench.disturb(stream)
@@ -77,10 +77,10 @@ def _play_graph(bench: Bench, found: Program) -> Play:
     bench.drain(stream)
     wanted = [int(step.args[0]) for step in due]
     seen = _digits(int(number))
-    demand("B7", seen == wanted, f"ran {seen}, not {wanted}")
+    require("B7", seen == wanted, f"ran {seen}, not {wanted}")
 
 
-def _elsewhere(_: Traits) -> st.SearchStrategy[Program]:
+def _other_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`capture(role)`, then launches and replays on another stream, while the first is held."""
     roles = st.permutations(ROLES).map(lambda drawn: drawn[:2])
     after = st.lists(st.sampled_from((Step("replay"), Step("launch", (2,)))), max_size=4)
@@ -93,7 +93,7 @@ def _elsewhere(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_elsewhere(bench: Bench, found: Program) -> Play:
+def _play_other_stream(bench: RankContext, found: Program) -> Play:
     """First the stream that was captured is held, then the one that replays are launched on."""
     captured, *steps = found.steps
     first, second = (
@@ -113,20 +113,20 @@ def _play_elsewhere(bench: Bench, found: Program) -> Play:
             _launch(second, number, (step,))
         due += [1, 3] if step.op == "replay" else [2]
         yield NEXT
-    stuck = attempt(partial(bench.drain, second), StreamTimeout)
-    demand("B7", not stuck, f"a replay on {second.role} waits for {first.role}, which is held")
-    seen = _digits(int(told(number)))
-    demand("B7", seen == due, f"on {second.role} ran {seen}, not {due}")
+    stuck = catch(partial(bench.drain, second), StreamTimeout)
+    require("B7", not stuck, f"a replay on {second.role} waits for {first.role}, which is held")
+    seen = _digits(int(to_host(number)))
+    require("B7", seen == due, f"on {second.role} ran {seen}, not {due}")
     let_go()
     let_go = bench.hold(second)
     graph.replay(second)
     bench.drain(first)
-    seen = _digits(int(told(number)))
-    demand("B7", seen == due, f"{seen} ran, though {second.role} is held: not {due}")
+    seen = _digits(int(to_host(number)))
+    require("B7", seen == due, f"{seen} ran, though {second.role} is held: not {due}")
     let_go()
     bench.drain()
-    seen = _digits(int(told(number)))
-    demand("B7", seen == [*due, 1, 3], f"in the end ran {seen}, not {[*due, 1, 3]}")
+    seen = _digits(int(to_host(number)))
+    require("B7", seen == [*due, 1, 3], f"in the end ran {seen}, not {[*due, 1, 3]}")
 
 
 def _digits(number: int) -> list[int]:
@@ -141,20 +141,20 @@ GRAPHS = Property(
     claim="Capturing runs nothing; each replay runs all of it, in the order of the stream.",
     programs=_graph_programs,
     play=_play_graph,
-    needs=a_graph,
+    needs=graph_support,
 )
-ELSEWHERE = Property(
+REPLAY_STREAM = Property(
     name="a-graph-replays-on-the-stream-it-is-given",
     family="kernels",
     clauses=("B7",),
     claim="A replay comes after what its stream was given, and waits for no other stream.",
-    programs=_elsewhere,
-    play=_play_elsewhere,
-    needs=all_of(a_graph, a_held_stream, several_streams),
+    programs=_other_stream_programs,
+    play=_play_other_stream,
+    needs=all_of(graph_support, holdable_stream, concurrent_streams),
 )
 
 
-KERNELS = ("count", "hashed", "apportioned", "row_hash", "block_turns", "solve", "checksum")
+KERNEL_NAMES = ("count", "hashed", "apportioned", "row_hash", "block_turns", "solve", "checksum")
 EXPERTS = 4
 """Also slots and tokens: every expert has one slot, of its own number."""
 MAX_KERNEL_STEPS = 8
@@ -162,20 +162,20 @@ MAX_KERNEL_STEPS = 8
 
 def _kernel_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """New ids, kernels and replays of kernels on one stream, which may be held from the start."""
-    kernel = st.sampled_from(KERNELS)
+    kernel = st.sampled_from(KERNEL_NAMES)
     steps = [
         st.integers(0, EXPERTS - 1).map(lambda expert: Step("feed", (expert,))),
         kernel.map(lambda name: Step("kernel", (name,))),
     ]
-    if a_graph(traits) is None:
+    if graph_support(traits) is None:
         steps.append(kernel.map(lambda name: Step("replay", (name,))))
-    holds = [[]] if a_held_stream(traits) else [[], [Step("hold")]]
+    holds = [[]] if holdable_stream(traits) else [[], [Step("hold")]]
     drawn = st.lists(st.one_of(steps), min_size=1, max_size=MAX_KERNEL_STEPS)
     return st.builds(lambda hold, rest: program([*hold, *rest]), st.sampled_from(holds), drawn)
 
 
 @dataclass
-class _Desk:
+class _KernelRunner:
     """Kernels on persistent tensors.
 
     Attributes:
@@ -187,7 +187,7 @@ class _Desk:
         rows: a copy of the result of each kernel, int64.
     """
 
-    bench: Bench
+    bench: RankContext
     stream: Stream
     live: Tables
     ids: Tensor
@@ -196,7 +196,7 @@ class _Desk:
     counts: Tensor
     shares: Tensor
     total: Tensor
-    rules: dict[str, Rule]
+    rules: dict[str, ReplicaRule]
     graphs: dict[str, Graph] = field(default_factory=dict)
     rows: list[Tensor] = field(default_factory=list)
     let_go: Callable[[], None] = lambda: None
@@ -254,16 +254,16 @@ class _Desk:
         self.rows.append(row)
 
 
-def _desk(bench: Bench) -> _Desk:
+def _kernel_runner(bench: RankContext) -> _KernelRunner:
     """With tables in which every expert has one slot, and ids of expert 0."""
     stream, of = bench.accelerator.stream(Role.COMPUTE), partial(bench.filled, (EXPERTS,))
-    live = routing_tables.tables(bench, 1, EXPERTS, EXPERTS, 1)
-    made = routing_tables.update(0, routing_tables.table(range(EXPERTS), [1] * EXPERTS))
+    live = routing_tables.zeroed_tables(bench, 1, EXPERTS, EXPERTS, 1)
+    made = routing_tables.make_update(0, routing_tables.make_table(range(EXPERTS), [1] * EXPERTS))
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
     bench.accelerator.kernels.warm(live, stream)
     bench.accelerator.kernels.commit_tables(made, live, stream)
     bench.drain(stream)
-    return _Desk(
+    return _KernelRunner(
         bench,
         stream,
         live,
@@ -280,7 +280,7 @@ def _desk(bench: Bench) -> _Desk:
     )
 
 
-def _due(name: str, expert: int) -> list[int]:
+def _expected_output(name: str, expert: int) -> list[int]:
     """What the kernel leaves when all ids are of `expert`."""
     if name == "count":
         return [EXPERTS * (number == expert) for number in range(EXPERTS)]
@@ -291,23 +291,23 @@ def _due(name: str, expert: int) -> list[int]:
     return [expert] * EXPERTS
 
 
-def _play_kernels(bench: Bench, found: Program) -> Play:
-    desk, expert, due = _desk(bench), 0, []
+def _play_kernels(bench: RankContext, found: Program) -> Play:
+    desk, expert, due = _kernel_runner(bench), 0, []
     for step in found.steps:
-        stuck = attempt(partial(desk.do, step.op, *step.args), StreamTimeout)
-        demand("G3", not stuck, f"{step} waits for a stream that is held: {stuck}")
+        stuck = catch(partial(desk.do, step.op, *step.args), StreamTimeout)
+        require("G3", not stuck, f"{step} waits for a stream that is held: {stuck}")
         if step.op == "feed":
             expert = int(step.args[0])
         elif step.op != "hold":
-            due.append((step, _due(str(step.args[0]), expert)))
+            due.append((step, _expected_output(str(step.args[0]), expert)))
         yield NEXT
     desk.let_go()
     bench.drain()
     for (step, wanted), row in zip(due, desk.rows, strict=True):
-        demand("G3", row.tolist() == wanted, f"{step} leaves {row.tolist()}, not {wanted}")
+        require("G3", row.tolist() == wanted, f"{step} leaves {row.tolist()}, not {wanted}")
 
 
-FOLLOWING = Property(
+STREAM_ORDER = Property(
     name="kernels-follow-their-stream",
     family="kernels",
     clauses=("G3",),

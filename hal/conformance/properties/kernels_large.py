@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, equal, told
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Play,
+    RankContext,
+    require,
+    require_equal,
+    to_host,
+)
 from equipoise.hal.conformance.fixtures import routing_tables
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
@@ -27,7 +34,7 @@ from equipoise.hal.routing import (
     route_hashed,
     solve_cumulative,
 )
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash, route_by_rule
 from equipoise.hal.stream import Role, Stream
 
 FAMILY = "kernels"
@@ -40,9 +47,9 @@ MODELS = (
 )
 """Experts beyond a block of 256, tens of ranks, slots and layers; batches beyond a block."""
 TOP_K = 8
-SHARED = 3
+REPLICATED_EXPERTS = 3
 """Experts of the longest runs: spare slots go to the first ones, so that some runs are long."""
-LENGTHS = (1023, 4096, 65_537, (1 << 20) + 1, (4 << 20) - 1)
+CHECKSUM_BYTES = (1023, 4096, 65_537, (1 << 20) + 1, (4 << 20) - 1)
 """Bytes that are summed: powers of two, a copy's chunk, and neighbours."""
 
 
@@ -53,7 +60,7 @@ def _programs(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _drawn(key: int, *more: int) -> torch.Generator:
+def _generator(key: int, *more: int) -> torch.Generator:
     """Random numbers of a step: the same ones on every machine."""
     seed = 0
     for number in (key, *more):
@@ -64,8 +71,8 @@ def _drawn(key: int, *more: int) -> torch.Generator:
 @lru_cache(maxsize=256)
 def _table(experts: int, slots: int, key: int, layer: int) -> RoutingTable:
     """Every expert has a slot, some have many; shares as drawn, of which some are 0."""
-    drawn = _drawn(key, experts, layer)
-    spare = torch.randint(0, SHARED, (slots - experts,), generator=drawn)
+    drawn = _generator(key, experts, layer)
+    spare = torch.randint(0, REPLICATED_EXPERTS, (slots - experts,), generator=drawn)
     held = torch.cat([torch.arange(experts), spare])[torch.randperm(slots, generator=drawn)]
     weights = torch.randint(0, 4, (slots,), generator=drawn)
     shares = torch.zeros(slots, dtype=torch.int64)
@@ -77,7 +84,7 @@ def _table(experts: int, slots: int, key: int, layer: int) -> RoutingTable:
     return build_table(held.int(), shares.int(), experts)
 
 
-def update(layers: Sequence[int], made: Sequence[RoutingTable]) -> TableUpdate:
+def update_of_layers(layers: Sequence[int], made: Sequence[RoutingTable]) -> TableUpdate:
     """What installs these tables as those of these layers, in one commit."""
     return TableUpdate(
         tuple(layers),
@@ -88,10 +95,10 @@ def update(layers: Sequence[int], made: Sequence[RoutingTable]) -> TableUpdate:
 
 
 @dataclass(frozen=True)
-class _Model:
+class _LargeModelRunner:
     """Tables of one size on the device, and the same ones on the host, by layer."""
 
-    bench: Bench
+    bench: RankContext
     stream: Stream
     live: Tables
     known: dict[int, RoutingTable]
@@ -105,29 +112,29 @@ class _Model:
         """New tables of these layers, in one commit."""
         slots, experts = self.live.slots, self.live.experts
         self.known.update({layer: _table(experts, slots, key, layer) for layer in layers})
-        made = update(layers, [self.known[layer] for layer in layers])
+        made = update_of_layers(layers, [self.known[layer] for layer in layers])
         self.kernels.commit_tables(made, self.live, self.stream)
         self.bench.drain(self.stream)
 
     def installed(self) -> None:
         """Every layer's live set holds its own tables, and its word has gone on."""
-        words = told(self.live.generation).tolist()
+        words = to_host(self.live.generation).tolist()
         for layer, table in self.known.items():
             for name in ("start", "replicas", "cumulative"):
-                found = told(getattr(self.live, name))[words[layer] & 1, layer]
+                found = to_host(getattr(self.live, name))[words[layer] & 1, layer]
                 what = f"{name} of layer {layer} of {self.live.layers}, generation {words[layer]}"
-                equal("G10", found, getattr(table, name), what)
+                require_equal("G10", found, getattr(table, name), what)
 
     def route(self, layer: int, tokens: int) -> None:
         """Every kernel over one batch."""
         bench, experts, table = self.bench, self.live.experts, self.known[layer]
-        drawn = _drawn(self.key, tokens, layer)
+        drawn = _generator(self.key, tokens, layer)
         ids = torch.randint(-1, experts + 1, (tokens,), generator=drawn, dtype=torch.int32)
         near, salt = bench.of(ids), Salt(layer % 5, layer, self.key)
         rows = torch.tensor([tokens // TOP_K - 1], dtype=torch.int32)
         place = (salt.rank, salt.layer, salt.step)
         launches: dict[
-            str, tuple[Callable[[routing_tables.Routed], None], tuple[Tensor, Tensor]]
+            str, tuple[Callable[[routing_tables.RoutingOutput], None], tuple[Tensor, Tensor]]
         ] = {
             "hashed": (
                 lambda out: self.kernels.route_and_count(
@@ -137,7 +144,7 @@ class _Model:
             ),
             "apportioned": (
                 lambda out: self.kernels.route_apportioned(
-                    near, self.live, bench.of(table.cumulative), salt, *_parts(out), self.stream
+                    near, self.live, bench.of(table.cumulative), salt, *_outputs(out), self.stream
                 ),
                 route_apportioned(ids, table, salt.rank, salt.layer),
             ),
@@ -151,32 +158,34 @@ class _Model:
             launch = partial(self.by_rule, rule, near, layer)
             self.judge("G8", str(reference), launch, ids, route_by_rule(ids, table, reference))
 
-    def by_rule(self, rule: Rule, ids: Tensor, layer: int, out: routing_tables.Routed) -> None:
+    def by_rule(
+        self, rule: ReplicaRule, ids: Tensor, layer: int, out: routing_tables.RoutingOutput
+    ) -> None:
         """One pass."""
-        self.kernels.route_by_rule(rule, ids, self.live, layer, *_parts(out), self.stream)
+        self.kernels.route_by_rule(rule, ids, self.live, layer, *_outputs(out), self.stream)
 
     def judge(
         self,
         clause: str,
         name: str,
-        launch: Callable[[routing_tables.Routed], None],
+        launch: Callable[[routing_tables.RoutingOutput], None],
         ids: Tensor,
         due: tuple[Tensor, Tensor],
     ) -> None:
         """Launch, and compare."""
-        out = routing_tables.routed(self.bench, ids.numel(), self.live.experts)
+        out = routing_tables.empty_output(self.bench, ids.numel(), self.live.experts)
         launch(out)
         self.bench.drain(self.stream)
         what = (
             f"{name}, {ids.numel()} ids of {self.live.experts} experts in {self.live.slots} slots"
         )
-        equal(clause, out.slots, due[0], f"{what}: slots")
-        equal(clause, out.counts, due[1], f"{what}: counts")
+        require_equal(clause, out.slots, due[0], f"{what}: slots")
+        require_equal(clause, out.counts, due[1], f"{what}: counts")
 
     def count_and_solve(self, layer: int, tokens: int) -> None:
         """Counts of a skewed batch, and the shares that level them."""
         experts = self.live.experts
-        drawn = _drawn(self.key, tokens, layer, 1)
+        drawn = _generator(self.key, tokens, layer, 1)
         ids = (torch.rand(tokens, generator=drawn) ** 3 * experts).int()
         out = self.bench.empty((experts,), torch.int32)
         self.kernels.count(self.bench.of(ids), out, self.stream)
@@ -186,23 +195,23 @@ class _Model:
         self.kernels.solve_shares(given, self.live, layer, shares, self.stream)
         self.bench.drain(self.stream)
         what = f"{tokens} ids of {experts} experts"
-        equal("G4", out, load.int(), f"count of {what}")
+        require_equal("G4", out, load.int(), f"count of {what}")
         due = solve_cumulative(load, self.known[layer], self.live.ranks)
-        equal("G4", shares, due, f"shares for {what} on {self.live.ranks} ranks")
+        require_equal("G4", shares, due, f"shares for {what} on {self.live.ranks} ranks")
 
 
-def _parts(out: routing_tables.Routed) -> tuple[Tensor, Tensor]:
+def _outputs(out: routing_tables.RoutingOutput) -> tuple[Tensor, Tensor]:
     return out.slots, out.counts
 
 
-def _play(bench: Bench, found: Program) -> Play:
+def _play(bench: RankContext, found: Program) -> Play:
     """A commit of all layers, one of some, in no order; then batches on the last and the first."""
     stream = bench.accelerator.stream(Role.COMPUTE)
     for step in found.steps:
         experts, slots, ranks, layers, tokens, key = (int(number) for number in step.args)
-        live = routing_tables.tables(bench, layers, experts, slots, ranks)
-        model = _Model(bench, stream, live, {}, key)
-        everyone = torch.randperm(layers, generator=_drawn(key, layers)).tolist()
+        live = routing_tables.zeroed_tables(bench, layers, experts, slots, ranks)
+        model = _LargeModelRunner(bench, stream, live, {}, key)
+        everyone = torch.randperm(layers, generator=_generator(key, layers)).tolist()
         model.install(everyone, key)
         model.install(everyone[: (layers + 1) // 2], key + 1)
         model.installed()
@@ -212,23 +221,23 @@ def _play(bench: Bench, found: Program) -> Play:
             yield NEXT
 
 
-def _lengths(_: Traits) -> st.SearchStrategy[Program]:
+def _checksum_programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.integers(0, 255).map(
-        lambda key: program([Step("checksum", (length, key)) for length in LENGTHS])
+        lambda key: program([Step("checksum", (length, key)) for length in CHECKSUM_BYTES])
     )
 
 
 def random_bytes(length: int, key: int) -> Tensor:
     """uint8 [length], the same ones on every machine."""
-    return torch.randint(0, 256, (length,), generator=_drawn(key, length), dtype=torch.uint8)
+    return torch.randint(0, 256, (length,), generator=_generator(key, length), dtype=torch.uint8)
 
 
 @lru_cache(maxsize=64)
-def _sum(length: int, key: int) -> int:
+def _expected_checksum(length: int, key: int) -> int:
     return as_int64(checksum(random_bytes(length, key)))
 
 
-def _play_lengths(bench: Bench, found: Program) -> Play:
+def _play_checksums(bench: RankContext, found: Program) -> Play:
     stream, seen = bench.accelerator.stream(Role.COMPUTE), []
     for step in found.steps:
         length, key = (int(number) for number in step.args)
@@ -238,10 +247,14 @@ def _play_lengths(bench: Bench, found: Program) -> Play:
         yield NEXT
     bench.drain(stream)
     for length, key, _, out in seen:
-        demand("G4", int(told(out)) == _sum(length, key), f"the checksum of {length} bytes")
+        require(
+            "G4",
+            int(to_host(out)) == _expected_checksum(length, key),
+            f"the checksum of {length} bytes",
+        )
 
 
-SIZES = (
+LARGE_MODELS = (
     Property(
         name="kernels-equal-the-reference-at-the-sizes-of-models",
         family=FAMILY,
@@ -256,8 +269,8 @@ SIZES = (
         family=FAMILY,
         clauses=("G4",),
         claim="So do checksums of megabytes, at chunk borders and beside them.",
-        programs=_lengths,
-        play=_play_lengths,
+        programs=_checksum_programs,
+        play=_play_checksums,
         large=True,
     ),
 )

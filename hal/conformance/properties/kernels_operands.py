@@ -8,11 +8,19 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, equal, told
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Play,
+    RankContext,
+    catch,
+    require,
+    require_equal,
+    to_host,
+)
 from equipoise.hal.conformance.fixtures import routing_tables
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.properties.kernels_large import update
-from equipoise.hal.conformance.property import Property, Traits, a_held_stream
+from equipoise.hal.conformance.properties.kernels_large import update_of_layers
+from equipoise.hal.conformance.property import Property, Traits, holdable_stream
 from equipoise.hal.errors import KernelError
 from equipoise.hal.kernels import Kernels, Salt, Tables
 from equipoise.hal.routing_rules import BlockTurns, RowHash
@@ -20,17 +28,17 @@ from equipoise.hal.stream import Role, Stream
 
 FAMILY = "kernels"
 LAYERS, EXPERTS, TOKENS = 2, 3, 4
-HELD = (0, 1, 2, 0)
-SLOTS = len(HELD)
-BEFORE = -7
+PLACEMENT = (0, 1, 2, 0)
+SLOTS = len(PLACEMENT)
+UNTOUCHED_VALUE = -7
 """What outputs hold before, and must hold after a call that was refused."""
 
 
 @dataclass
-class _Desk:
+class _OperandRunner:
     """Tables of two layers, and operands, of which each call gets one that does not fit."""
 
-    bench: Bench
+    bench: RankContext
     live: Tables
     outputs: list[Tensor] = field(default_factory=list)
 
@@ -47,7 +55,7 @@ class _Desk:
 
     def out(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """An output that a call which is refused leaves alone."""
-        self.outputs.append(self.bench.filled((count,), BEFORE, dtype))
+        self.outputs.append(self.bench.filled((count,), UNTOUCHED_VALUE, dtype))
         return self.outputs[-1]
 
     def route(
@@ -87,8 +95,10 @@ class _Desk:
         self.kernels.solve_shares(load, self.live, layer, shares, self.stream)
 
     def commit(self, layers: tuple[int, ...], **parts: Tensor) -> None:
-        table = routing_tables.table(HELD, [1] * SLOTS)
-        made = replace(update(range(len(layers)), [table] * len(layers)), layers=layers, **parts)
+        table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
+        made = replace(
+            update_of_layers(range(len(layers)), [table] * len(layers)), layers=layers, **parts
+        )
         self.kernels.commit_tables(made, self.live, self.stream)
 
     def strided(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -99,16 +109,16 @@ class _Desk:
         return self.out(2 * count)[::2]
 
 
-WIDE = torch.int64
-ROUTES: Mapping[str, Callable[[_Desk], object]] = {
+WIDE_DTYPE = torch.int64
+BAD_ROUTES: Mapping[str, Callable[[_OperandRunner], object]] = {
     "ids_of_strides": lambda d: d.route(ids=d.strided(TOKENS)),
-    "wide_ids": lambda d: d.route(ids=d.ids(dtype=WIDE)),
+    "wide_ids": lambda d: d.route(ids=d.ids(dtype=WIDE_DTYPE)),
     "ids_of_rows": lambda d: d.route(ids=d.ids().view(2, 2)),
     "slots_of_strides": lambda d: d.route(slots=d.strided_out(TOKENS)),
-    "wide_slots": lambda d: d.route(slots=d.out(TOKENS, WIDE)),
+    "wide_slots": lambda d: d.route(slots=d.out(TOKENS, WIDE_DTYPE)),
     "too_few_slots": lambda d: d.route(slots=d.out(TOKENS - 1)),
     "too_many_slots": lambda d: d.route(slots=d.out(TOKENS + 1)),
-    "wide_counts": lambda d: d.route(counts=d.out(EXPERTS, WIDE)),
+    "wide_counts": lambda d: d.route(counts=d.out(EXPERTS, WIDE_DTYPE)),
     "too_few_counts": lambda d: d.route(counts=d.out(EXPERTS - 1)),
     "too_many_counts": lambda d: d.route(counts=d.out(EXPERTS + 1)),
     "layer_behind_the_last": lambda d: d.route(layer=LAYERS),
@@ -119,25 +129,29 @@ ROUTES: Mapping[str, Callable[[_Desk], object]] = {
     "apportioned_layer_behind_the_last": lambda d: d.apportion(d.ids(SLOTS), layer=LAYERS),
     "ruled_ids_of_strides": lambda d: d.by_rule(d.strided(TOKENS)),
     "ruled_layer_behind_the_last": lambda d: d.by_rule(d.ids(), layer=LAYERS),
-    "wide_rows": lambda d: d.by_rule(d.ids(), rows=d.ids(1, WIDE)),
+    "wide_rows": lambda d: d.by_rule(d.ids(), rows=d.ids(1, WIDE_DTYPE)),
 }
-COUNTS: Mapping[str, Callable[[_Desk], object]] = {
+BAD_COUNTS: Mapping[str, Callable[[_OperandRunner], object]] = {
     "counted_ids_of_strides": lambda d: d.kernels.count(
         d.strided(TOKENS), d.out(EXPERTS), d.stream
     ),
-    "counted_wide_ids": lambda d: d.kernels.count(d.ids(dtype=WIDE), d.out(EXPERTS), d.stream),
+    "counted_wide_ids": lambda d: d.kernels.count(
+        d.ids(dtype=WIDE_DTYPE), d.out(EXPERTS), d.stream
+    ),
     "count_into_strides": lambda d: d.kernels.count(d.ids(), d.strided_out(EXPERTS), d.stream),
     "narrow_load": lambda d: d.solve(counts=d.ids(EXPERTS)),
-    "load_of_strides": lambda d: d.solve(counts=d.strided(EXPERTS, WIDE)),
-    "too_short_load": lambda d: d.solve(counts=d.ids(EXPERTS - 1, WIDE)),
+    "load_of_strides": lambda d: d.solve(counts=d.strided(EXPERTS, WIDE_DTYPE)),
+    "too_short_load": lambda d: d.solve(counts=d.ids(EXPERTS - 1, WIDE_DTYPE)),
     "solve_into_too_little": lambda d: d.solve(out=d.out(SLOTS - 1)),
     "solve_into_strides": lambda d: d.solve(out=d.strided_out(SLOTS)),
     "solved_layer_behind_the_last": lambda d: d.solve(layer=LAYERS),
     "sum_into_narrow": lambda d: d.kernels.checksum(d.ids(), d.out(1), d.stream),
-    "sum_into_too_much": lambda d: d.kernels.checksum(d.ids(), d.out(2, WIDE), d.stream),
-    "sum_of_strides": lambda d: d.kernels.checksum(d.strided(TOKENS), d.out(1, WIDE), d.stream),
+    "sum_into_too_much": lambda d: d.kernels.checksum(d.ids(), d.out(2, WIDE_DTYPE), d.stream),
+    "sum_of_strides": lambda d: d.kernels.checksum(
+        d.strided(TOKENS), d.out(1, WIDE_DTYPE), d.stream
+    ),
 }
-COMMITS: Mapping[str, Callable[[_Desk], object]] = {
+BAD_COMMITS: Mapping[str, Callable[[_OperandRunner], object]] = {
     "commit_of_a_layer_twice": lambda d: d.commit((0, 0)),
     "commit_behind_the_last_layer": lambda d: d.commit((0, LAYERS)),
     "commit_below_the_first_layer": lambda d: d.commit((0, -1)),
@@ -148,88 +162,101 @@ COMMITS: Mapping[str, Callable[[_Desk], object]] = {
         (0,), replicas=torch.zeros((1, SLOTS + 1), dtype=torch.int32)
     ),
     "commit_of_wide_shares": lambda d: d.commit(
-        (0,), cumulative=torch.zeros((1, SLOTS), dtype=WIDE)
+        (0,), cumulative=torch.zeros((1, SLOTS), dtype=WIDE_DTYPE)
     ),
 }
-CALLS = {**ROUTES, **COUNTS, **COMMITS}
+BAD_CALLS = {**BAD_ROUTES, **BAD_COUNTS, **BAD_COMMITS}
 """One operand each that does not fit."""
-MANY = 8
+CALLS_PER_PROGRAM = 8
 """Calls of a program: few programs are played, and each call is to be in some of them."""
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    calls = st.lists(st.sampled_from(sorted(CALLS)), min_size=MANY, max_size=MANY, unique=True)
+    calls = st.lists(
+        st.sampled_from(sorted(BAD_CALLS)),
+        min_size=CALLS_PER_PROGRAM,
+        max_size=CALLS_PER_PROGRAM,
+        unique=True,
+    )
     return calls.map(lambda names: program(map(Step, names)))
 
 
-def _desk(bench: Bench) -> _Desk:
-    return _Desk(bench, routing_tables.tables(bench, LAYERS, EXPERTS, SLOTS, 1))
+def _operand_runner(bench: RankContext) -> _OperandRunner:
+    return _OperandRunner(bench, routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, SLOTS, 1))
 
 
-def _play(bench: Bench, found: Program) -> Play:
-    desk = _desk(bench)
+def _play(bench: RankContext, found: Program) -> Play:
+    desk = _operand_runner(bench)
     desk.commit((0, 1))
     bench.drain(desk.stream)
-    before = _held(desk.live)
+    before = _table_contents(desk.live)
     for step in found.steps:
-        refusal = attempt(partial(CALLS[step.op], desk), Exception)
+        refusal = catch(partial(BAD_CALLS[step.op], desk), Exception)
         named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
-        demand("G11", isinstance(refusal, KernelError), f"{step} raised {named}, not a KernelError")
+        require(
+            "G11", isinstance(refusal, KernelError), f"{step} raised {named}, not a KernelError"
+        )
         yield NEXT
     bench.drain(desk.stream)
-    touched = [k for k, out in enumerate(desk.outputs) if bool((told(out) != BEFORE).any())]
-    demand("G11", not touched, "a refused call wrote to its output")
-    for name, part in _held(desk.live).items():
-        equal("G11", part, before[name], f"{name} of the tables after refused calls")
+    touched = [
+        k for k, out in enumerate(desk.outputs) if bool((to_host(out) != UNTOUCHED_VALUE).any())
+    ]
+    require("G11", not touched, "a refused call wrote to its output")
+    for name, part in _table_contents(desk.live).items():
+        require_equal("G11", part, before[name], f"{name} of the tables after refused calls")
 
 
-def _held(live: Tables) -> dict[str, Tensor]:
+def _table_contents(live: Tables) -> dict[str, Tensor]:
     names = ("generation", "start", "replicas", "cumulative")
-    return {name: told(getattr(live, name)).clone() for name in names}
+    return {name: to_host(getattr(live, name)).clone() for name in names}
 
 
-def _taken(_: Traits) -> st.SearchStrategy[Program]:
+def _overwritten_update_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Which part of an update its owner scribbles on before the stream comes to the commit."""
     parts = st.sampled_from(("start", "replicas", "cumulative"))
     return parts.map(lambda name: program([Step("scribble", (name,))]))
 
 
-def _play_taken(bench: Bench, found: Program) -> Play:
-    desk = _desk(bench)
-    table = routing_tables.table(HELD, [1] * SLOTS)
-    made = update([1], [table])
+def _play_overwritten_update(bench: RankContext, found: Program) -> Play:
+    desk = _operand_runner(bench)
+    table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
+    made = update_of_layers([1], [table])
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
     desk.kernels.warm(desk.live, desk.stream)
     bench.drain(desk.stream)
     let_go = bench.hold(desk.stream)
     desk.kernels.commit_tables(made, desk.live, desk.stream)
     yield NEXT
-    getattr(made, str(found.steps[0].args[0])).fill_(BEFORE)
+    getattr(made, str(found.steps[0].args[0])).fill_(UNTOUCHED_VALUE)
     let_go()
     bench.drain(desk.stream)
     for name in ("start", "replicas", "cumulative"):
-        seen = told(getattr(desk.live, name))[1, 1]
-        equal("G10", seen, getattr(table, name), f"{name}, of an update that was changed later")
+        seen = to_host(getattr(desk.live, name))[1, 1]
+        require_equal(
+            "G10", seen, getattr(table, name), f"{name}, of an update that was changed later"
+        )
 
 
-def _unsolved(_: Traits) -> st.SearchStrategy[Program]:
+def _unsolved_layer_programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.integers(0, LAYERS - 1).map(lambda layer: program([Step("solve", (layer,))]))
 
 
-def _play_unsolved(bench: Bench, found: Program) -> Play:
+def _play_unsolved_layer(bench: RankContext, found: Program) -> Play:
     """Before the first commit, and then on the one layer that has no tables still."""
-    desk, layer = _desk(bench), int(found.steps[0].args[0])
+    desk, layer = _operand_runner(bench), int(found.steps[0].args[0])
     for committed in (False, True):
         if committed:
             desk.commit((1 - layer,))
         out = desk.out(SLOTS)
-        failed = attempt(partial(desk.solve, out=out, layer=layer))
-        demand("G12", not failed, f"solving a layer without tables raised {failed!r}")
+        failed = catch(partial(desk.solve, out=out, layer=layer))
+        require("G12", not failed, f"solving a layer without tables raised {failed!r}")
         yield NEXT
-        stuck = attempt(partial(bench.drain, desk.stream), Exception)
-        demand("G12", not stuck, f"solving a layer without tables failed its stream: {stuck!r}")
-        left = told(out).tolist()
-        demand("G12", left == [BEFORE] * SLOTS, f"shares of a layer without tables are {left}")
+        stuck = catch(partial(bench.drain, desk.stream), Exception)
+        require("G12", not stuck, f"solving a layer without tables failed its stream: {stuck!r}")
+        left = to_host(out).tolist()
+        require(
+            "G12", left == [UNTOUCHED_VALUE] * SLOTS, f"shares of a layer without tables are {left}"
+        )
 
 
 OPERANDS = (
@@ -246,16 +273,16 @@ OPERANDS = (
         family=FAMILY,
         clauses=("G10",),
         claim="What becomes of an update behind the call is nothing to its commit.",
-        programs=_taken,
-        play=_play_taken,
-        needs=a_held_stream,
+        programs=_overwritten_update_programs,
+        play=_play_overwritten_update,
+        needs=holdable_stream,
     ),
     Property(
         name="shares-of-a-layer-without-tables-are-left-alone",
         family=FAMILY,
         clauses=("G12",),
         claim="Solving ahead of the first commit writes nothing, and fails no stream.",
-        programs=_unsolved,
-        play=_play_unsolved,
+        programs=_unsolved_layer_programs,
+        play=_play_unsolved_layer,
     ),
 )

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, told
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, require, to_host
 from equipoise.hal.conformance.fixtures import routing_tables
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
@@ -33,7 +33,7 @@ MAX_TABLE_STEPS = 7
 
 @cache
 def _table(kind: int) -> RoutingTable:
-    return routing_tables.table(PLACEMENTS[kind], WEIGHTS[kind])
+    return routing_tables.make_table(PLACEMENTS[kind], WEIGHTS[kind])
 
 
 def _table_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -45,7 +45,7 @@ def _table_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 @dataclass
-class _Desk:
+class _TableRunner:
     """Commits on one stream, reads on another.
 
     A read may run beside one commit, never beside two: the second one fills the set that the read
@@ -53,7 +53,7 @@ class _Desk:
     that were issued before the commit before it.
     """
 
-    bench: Bench
+    bench: RankContext
     live: Tables
     read_by: Event | None = None
     committed: Event | None = None
@@ -65,7 +65,7 @@ class _Desk:
             copy.wait(self.read_by)
         self.read_by = self.bench.accelerator.event()
         compute.record(self.read_by)
-        made = routing_tables.update(0, _table(kind))
+        made = routing_tables.make_update(0, _table(kind))
         self.kept.append(made)
         self.bench.accelerator.kernels.commit_tables(made, self.live, copy)
         self.committed = self.bench.accelerator.event()
@@ -79,11 +79,11 @@ class _Desk:
         return how(self)
 
 
-Read = Callable[[_Desk], Tensor]
+Read = Callable[[_TableRunner], Tensor]
 """Launches a read on the compute stream; where its result will stand."""
 
 
-def _look(desk: _Desk) -> Tensor:
+def _read_tables(desk: _TableRunner) -> Tensor:
     """Do as a routing kernel does: take the word once, then the arrays of its set."""
     bench, live = desk.bench, desk.live
     parts = (live.start, live.replicas, live.cumulative)
@@ -98,7 +98,7 @@ def _look(desk: _Desk) -> Tensor:
 
 
 @cache
-def _looked(kind: int) -> tuple[int, ...]:
+def _expected_tables(kind: int) -> tuple[int, ...]:
     """What a look at these tables sees."""
     made = _table(kind)
     return tuple(torch.cat([made.start, made.replicas, made.cumulative]).tolist())
@@ -108,23 +108,23 @@ def _ids() -> Tensor:
     return torch.arange(TABLE_TOKENS, dtype=torch.int32) % EXPERTS
 
 
-def _route(desk: _Desk) -> Tensor:
+def _read_routing(desk: _TableRunner) -> Tensor:
     bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
     ids = bench.of(_ids())
-    out = routing_tables.route(bench, ids, desk.live, SALT, stream)
+    out = routing_tables.launch_routing(bench, ids, desk.live, SALT, stream)
     desk.kept += [ids, out]  # a kernel owns nothing: what it counts lands here, too
     return out.slots
 
 
 @cache
-def _routed(kind: int) -> tuple[int, ...]:
+def _expected_routing(kind: int) -> tuple[int, ...]:
     """Where these tables send the tokens."""
     return tuple(route_hashed(_ids(), _table(kind), SALT.rank, SALT.layer, SALT.step)[0].tolist())
 
 
-def _route_by_rule(desk: _Desk) -> Tensor:
+def _read_rule_routing(desk: _TableRunner) -> Tensor:
     bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
-    ids, out = bench.of(_ids()), routing_tables.routed(bench, TABLE_TOKENS, EXPERTS)
+    ids, out = bench.of(_ids()), routing_tables.empty_output(bench, TABLE_TOKENS, EXPERTS)
     bench.accelerator.kernels.route_by_rule(
         RULE, ids, desk.live, SALT.layer, out.slots, out.counts, stream
     )
@@ -133,15 +133,19 @@ def _route_by_rule(desk: _Desk) -> Tensor:
 
 
 @cache
-def _ruled(kind: int) -> tuple[int, ...]:
+def _expected_rule_routing(kind: int) -> tuple[int, ...]:
     """Where the rule sends the tokens by these tables."""
     return tuple(route_by_block_turns(_ids(), _table(kind), RULE)[0].tolist())
 
 
 def _play_commits(
-    bench: Bench, found: Program, clause: str, read: Read, due: Callable[[int], tuple[int, ...]]
+    bench: RankContext,
+    found: Program,
+    clause: str,
+    read: Read,
+    due: Callable[[int], tuple[int, ...]],
 ) -> Play:
-    desk = _Desk(bench, routing_tables.tables(bench, 1, EXPERTS, SLOTS, 1))
+    desk = _TableRunner(bench, routing_tables.zeroed_tables(bench, 1, EXPERTS, SLOTS, 1))
     reads: list[tuple[int, Tensor]] = []
     kinds: list[int] = []
     for step in found.steps:
@@ -155,19 +159,19 @@ def _play_commits(
     for number, (latest, seen) in enumerate(reads):
         allowed = {due(kind) for kind in kinds[latest : latest + 2]}
         what = f"read {number} comes after commit {latest}, beside at most the next: it sees"
-        demand(clause, tuple(seen.tolist()) in allowed, f"{what} {seen.tolist()}, not {allowed}")
+        require(clause, tuple(seen.tolist()) in allowed, f"{what} {seen.tolist()}, not {allowed}")
 
 
-def _play_looks(bench: Bench, found: Program) -> Play:
-    return _play_commits(bench, found, "G2", _look, _looked)
+def _play_table_reads(bench: RankContext, found: Program) -> Play:
+    return _play_commits(bench, found, "G2", _read_tables, _expected_tables)
 
 
-def _play_routes(bench: Bench, found: Program) -> Play:
-    return _play_commits(bench, found, "G1", _route, _routed)
+def _play_routing(bench: RankContext, found: Program) -> Play:
+    return _play_commits(bench, found, "G1", _read_routing, _expected_routing)
 
 
-def _play_rules(bench: Bench, found: Program) -> Play:
-    return _play_commits(bench, found, "G1", _route_by_rule, _ruled)
+def _play_rule_routing(bench: RankContext, found: Program) -> Play:
+    return _play_commits(bench, found, "G1", _read_rule_routing, _expected_rule_routing)
 
 
 COMMITTED = Property(
@@ -176,7 +180,7 @@ COMMITTED = Property(
     clauses=("G2",),
     claim="Who takes the word and reads its set finds the tables of one commit, whole.",
     programs=_table_programs,
-    play=_play_looks,
+    play=_play_table_reads,
 )
 ONE_GENERATION = Property(
     name="a-routing-pass-reads-one-generation",
@@ -184,7 +188,7 @@ ONE_GENERATION = Property(
     clauses=("G1",),
     claim="A routing pass beside a commit routes by the old tables or by the new ones.",
     programs=_table_programs,
-    play=_play_routes,
+    play=_play_routing,
 )
 ONE_GENERATION_BY_RULE = Property(
     name="a-pass-by-a-rule-reads-one-generation",
@@ -192,12 +196,12 @@ ONE_GENERATION_BY_RULE = Property(
     clauses=("G1",),
     claim="So does a pass by another engine's rule.",
     programs=_table_programs,
-    play=_play_rules,
+    play=_play_rule_routing,
 )
 
 
 WEIGHT_EXPERTS, WEIGHT_SLOTS, SLOT_BYTES, WEIGHT_TOKENS = 2, 3, 8, 8
-FIRST = (0, 1, 0)
+INITIAL_PLACEMENT = (0, 1, 0)
 """Placement at the beginning."""
 MAX_WEIGHT_STEPS = 8
 
@@ -210,24 +214,24 @@ def _weight_programs(_: Traits) -> st.SearchStrategy[Program]:
     role = st.sampled_from((Role.COMPUTE.value, Role.COPY.value))
     place = st.builds(lambda role, held: Step("place", (role, *held)), role, placement)
     steps = st.lists(st.one_of(place, st.just(Step("read"))), min_size=2, max_size=MAX_WEIGHT_STEPS)
-    return steps.map(lambda drawn: program(filter(_complete, drawn)))
+    return steps.map(lambda drawn: program(filter(_has_every_expert, drawn)))
 
 
-def _complete(step: Step) -> bool:
+def _has_every_expert(step: Step) -> bool:
     """Whether every expert has a slot."""
     return step.op == "read" or len(set(step.args[1:])) == WEIGHT_EXPERTS
 
 
 @dataclass
-class _Layer:
+class _LayerRunner:
     """Weights and tables of a layer on one rank; expert e's weights are e + 1 in every byte."""
 
-    bench: Bench
+    bench: RankContext
     weights: Tensor
     store: SlotStore
     live: Tables
     ids: Tensor
-    held: list[int] = field(default_factory=lambda: list(FIRST))
+    held: list[int] = field(default_factory=lambda: list(INITIAL_PLACEMENT))
     kept: list[object] = field(default_factory=list)
 
     def stream(self, role: str) -> Stream:
@@ -249,7 +253,7 @@ class _Layer:
         self.held = list(held)
 
     def tables(self, held: tuple[int, ...], stream: Stream) -> None:
-        made = routing_tables.update(0, routing_tables.table(held, [1] * WEIGHT_SLOTS))
+        made = routing_tables.make_update(0, routing_tables.make_table(held, [1] * WEIGHT_SLOTS))
         self.kept.append(made)
         self.bench.accelerator.kernels.commit_tables(made, self.live, stream)
 
@@ -263,7 +267,7 @@ class _Layer:
     def read(self) -> Tensor:
         """Route, then read a byte of the slot that each token is sent to."""
         compute = self.stream(Role.COMPUTE)
-        out = routing_tables.route(self.bench, self.ids, self.live, Salt(0, 0, 0), compute)
+        out = routing_tables.launch_routing(self.bench, self.ids, self.live, Salt(0, 0, 0), compute)
         seen = self.bench.empty((WEIGHT_TOKENS, SLOT_BYTES))
         self.kept.append(out)
 
@@ -280,18 +284,18 @@ def _weights(held: tuple[int, ...]) -> Tensor:
     return torch.tensor(held, dtype=torch.uint8)[:, None].add(1).repeat(1, SLOT_BYTES)
 
 
-def _layer(bench: Bench) -> _Layer:
-    weights = bench.of(_weights(FIRST))
+def _layer_runner(bench: RankContext) -> _LayerRunner:
+    weights = bench.of(_weights(INITIAL_PLACEMENT))
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=WEIGHT_SLOTS)
-    live = routing_tables.tables(bench, 1, WEIGHT_EXPERTS, WEIGHT_SLOTS, 1)
+    live = routing_tables.zeroed_tables(bench, 1, WEIGHT_EXPERTS, WEIGHT_SLOTS, 1)
     ids = bench.of(torch.arange(WEIGHT_TOKENS, dtype=torch.int32) % WEIGHT_EXPERTS)
-    layer = _Layer(bench, weights, bench.accelerator.slot_store(layout), live, ids)
-    layer.tables(FIRST, layer.stream(Role.COMPUTE))
+    layer = _LayerRunner(bench, weights, bench.accelerator.slot_store(layout), live, ids)
+    layer.tables(INITIAL_PLACEMENT, layer.stream(Role.COMPUTE))
     return layer
 
 
-def _play_weights(bench: Bench, found: Program) -> Play:
-    layer, reads = _layer(bench), []
+def _play_weights(bench: RankContext, found: Program) -> Play:
+    layer, reads = _layer_runner(bench), []
     for step in found.steps:
         if step.op == "read":
             reads.append(layer.read())
@@ -299,13 +303,13 @@ def _play_weights(bench: Bench, found: Program) -> Play:
             yield from layer.place(str(step.args[0]), *(int(held) for held in step.args[1:]))
         yield NEXT
     bench.drain()
-    due = (told(layer.ids) + 1).to(torch.uint8)
+    due = (to_host(layer.ids) + 1).to(torch.uint8)
     for number, seen in enumerate(reads):
-        wrong = (told(seen) != due[:, None]).any(1).nonzero().flatten().tolist()
-        demand("V3", not wrong, f"read {number}: tokens {wrong} find another expert's weights")
+        wrong = (to_host(seen) != due[:, None]).any(1).nonzero().flatten().tolist()
+        require("V3", not wrong, f"read {number}: tokens {wrong} find another expert's weights")
 
 
-TOGETHER = Property(
+TABLES_AND_WEIGHTS = Property(
     name="no-token-finds-another-experts-weights",
     family="kernels",
     clauses=("V3",),

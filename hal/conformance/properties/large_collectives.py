@@ -7,42 +7,57 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.communicator import Exchange, Parcel
-from equipoise.hal.conformance.context import NEXT, Bench, Play, equal, finish
-from equipoise.hal.conformance.fixtures.collectives import (
-    BETWEEN,
-    MOVES,
-    SUMS,
-    Call,
-    Plain,
-    dtype_of,
-    expect,
-    fly,
-    name_of,
+from equipoise.hal.communicator import Exchange, PeerBuffer
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Play,
+    RankContext,
+    require_equal,
+    wait_for_success,
 )
-from equipoise.hal.conformance.fixtures.comm_operations import Transfer, company, issue, land
-from equipoise.hal.conformance.fixtures.strategies import few, movable, summable
+from equipoise.hal.conformance.fixtures.collectives import (
+    COPY_OPS,
+    POINT_TO_POINT_OPS,
+    REDUCE_OPS,
+    CollectiveCall,
+    PlainBuffers,
+    dtype_name,
+    dtype_named,
+    require_results,
+    run_calls,
+)
+from equipoise.hal.conformance.fixtures.comm_operations import (
+    IssuedOperation,
+    issue_step,
+    several_ranks,
+    wait_and_check,
+)
+from equipoise.hal.conformance.fixtures.strategies import (
+    copyable_dtypes,
+    one_common_size,
+    reducible_dtypes,
+)
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties.kernels_large import random_bytes
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
-MOVED = (65_537, (1 << 20) + 1)
+COPY_BYTES = (65_537, (1 << 20) + 1)
 """Elements of one byte that a rank gives."""
-SUMMED = (4095, 65_536, (1 << 18) + 1)
+REDUCE_ELEMENTS = (4095, 65_536, (1 << 18) + 1)
 """Elements of a sum."""
-ROWS, ROW = 4099, 5
+LARGE_ROW_COUNT, ROW_BYTES = 4099, 5
 """Rows of an uneven all-to-all that one rank gives, and bytes of each."""
-MESSAGES = (65_535, (1 << 20) + 1, (4 << 20) + 3)
+MESSAGE_BYTES = (65_535, (1 << 20) + 1, (4 << 20) + 3)
 """Bytes of a message, and of a blob."""
-IN_FLIGHT = 130
+MESSAGES_IN_FLIGHT = 130
 """Messages of one rank to another before any is waited for."""
 
 
-def _values(call: Call, giver: int, taker: int) -> Tensor:
+def _values(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     """Any bytes where they are moved, small numbers where they are added."""
     key = 97 * call.key + 13 * giver + taker
     count = torch.Size(call.shape).numel()
-    if call.op in SUMS:
+    if call.op in REDUCE_OPS:
         return (random_bytes(count, key) % 16).to(call.dtype)
     return random_bytes(count, key).view(call.dtype).view(call.shape)
 
@@ -51,50 +66,52 @@ def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
     """`operation(key)` of every kind, each at every size; `key` draws what is given."""
 
     def made(size: int, key: int) -> Program:
-        ops = [op for op in (*MOVES, *SUMS) if size > 1 or op not in BETWEEN]
-        kinds = {"moved": movable(traits)[:1], "summed": summable(traits)[:2]}
-        names = {name: "+".join(map(name_of, some)) for name, some in kinds.items()}
+        ops = [op for op in (*COPY_OPS, *REDUCE_OPS) if size > 1 or op not in POINT_TO_POINT_OPS]
+        kinds = {"moved": copyable_dtypes(traits)[:1], "summed": reducible_dtypes(traits)[:2]}
+        names = {name: "+".join(map(dtype_name, some)) for name, some in kinds.items()}
         return program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
 
-    return st.builds(made, few(traits), st.integers(0, 255))
+    return st.builds(made, one_common_size(traits), st.integers(0, 255))
 
 
-def _calls(found: Program, step: Step) -> list[Call]:
+def _calls(found: Program, step: Step) -> list[CollectiveCall]:
     """What a step stands for: every declared dtype, at every size."""
-    sums = step.op in SUMS
+    sums = step.op in REDUCE_OPS
     names = str(found.setting("summed" if sums else "moved")).split("+")
     (key,) = (int(number) for number in step.args)
     source = key % found.size if step.op == "broadcast" else 0
     return [
-        Call(step.op, dtype_of(name), (count,), source, key)
+        CollectiveCall(step.op, dtype_named(name), (count,), source, key)
         for name in names
         if name
-        for count in (SUMMED if sums else MOVED)
+        for count in (REDUCE_ELEMENTS if sums else COPY_BYTES)
     ]
 
 
-def _play_collectives(bench: Bench, found: Program) -> Play:
+def _play_collectives(bench: RankContext, found: Program) -> Play:
     """One after another; compared in the end, so that who sees a mistake leaves nobody alone."""
     group = yield from bench.communicator()
     flights = []
     for step in found.steps:
         for call in _calls(found, step):
-            flights += yield from fly(bench, group, [call], Plain(bench), _values)
-    expect("X4", group, flights, _values)
+            flights += yield from run_calls(bench, group, [call], PlainBuffers(bench), _values)
+    require_results("X4", group, flights, _values)
 
 
 def _uneven(traits: Traits) -> st.SearchStrategy[Program]:
     """`uneven(key)`: the first rank gives nearly all of its rows to the last, others few."""
     return st.builds(
-        lambda size, key: program([Step("uneven", (key,))], size), few(traits), st.integers(0, 255)
+        lambda size, key: program([Step("uneven", (key,))], size),
+        one_common_size(traits),
+        st.integers(0, 255),
     )
 
 
 def _rows(giver: int, taker: int, size: int) -> int:
-    return ROWS if (giver, taker) == (0, size - 1) else (giver + 2 * taker) % 3
+    return LARGE_ROW_COUNT if (giver, taker) == (0, size - 1) else (giver + 2 * taker) % 3
 
 
-def _play_uneven(bench: Bench, found: Program) -> Play:
+def _play_uneven(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     (key,) = (int(number) for number in found.steps[0].args)
     size, rank = group.size, group.rank
@@ -103,25 +120,27 @@ def _play_uneven(bench: Bench, found: Program) -> Play:
 
     def block(giver: int, taker: int) -> Tensor:
         rows = _rows(giver, taker, size)
-        return random_bytes(rows * ROW, key + size * giver + taker).view(rows, ROW)
+        return random_bytes(rows * ROW_BYTES, key + size * giver + taker).view(rows, ROW_BYTES)
 
     given = bench.of(torch.cat([block(rank, taker) for taker in range(size)]))
-    out = bench.empty((sum(receives), ROW))
-    yield from finish(bench, group.all_to_all_uneven(out, given, receives, sends))
+    out = bench.empty((sum(receives), ROW_BYTES))
+    yield from wait_for_success(bench, group.all_to_all_uneven(out, given, receives, sends))
     due = torch.cat([block(giver, rank) for giver in range(size)])
-    equal("S3", out, due, f"rank {rank}: {sum(receives)} rows of {receives}")
+    require_equal("S3", out, due, f"rank {rank}: {sum(receives)} rows of {receives}")
 
 
 def _messages(traits: Traits) -> st.SearchStrategy[Program]:
     """`message` and `exchange` of every length, from rank 0 to rank 1; `key` draws the bytes."""
 
     def made(size: int, key: int) -> Program:
-        return program([Step("long", (length, key + k)) for k, length in enumerate(MESSAGES)], size)
+        return program(
+            [Step("long", (length, key + k)) for k, length in enumerate(MESSAGE_BYTES)], size
+        )
 
-    return st.builds(made, few(traits), st.integers(0, 255))
+    return st.builds(made, one_common_size(traits), st.integers(0, 255))
 
 
-def _play_messages(bench: Bench, found: Program) -> Play:
+def _play_messages(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     arrived: list[tuple[Tensor, Tensor, str]] = []
     for step in found.steps:
@@ -129,43 +148,43 @@ def _play_messages(bench: Bench, found: Program) -> Play:
         message, blob = random_bytes(length, key), random_bytes(length, key + 1)
         if group.rank == 0:
             # Kept until they have arrived: that a message owns its buffer is judged elsewhere (K1).
-            buffer, parcel = bench.of(message), Parcel(1, bench.of(blob))
+            buffer, parcel = bench.of(message), PeerBuffer(1, bench.of(blob))
             first = group.isend(buffer, 1)
             second = group.exchange(Exchange((parcel,), ()))
             for work in (first, second):
-                yield from finish(bench, work)
+                yield from wait_for_success(bench, work)
         elif group.rank == 1:
             out, part = bench.empty((length,)), bench.empty((length,))
             first = group.irecv(out, 0)
-            second = group.exchange(Exchange((), (Parcel(0, part),)))
+            second = group.exchange(Exchange((), (PeerBuffer(0, part),)))
             for work in (first, second):
-                yield from finish(bench, work)
+                yield from wait_for_success(bench, work)
             arrived.append((out, message, f"a message of {length} bytes"))
             arrived.append((part, blob, f"a blob of {length} bytes"))
     for seen, due, what in arrived:
-        equal("S1", seen, due, what)
+        require_equal("S1", seen, due, what)
 
 
-def _crowds(traits: Traits) -> st.SearchStrategy[Program]:
+def _many_messages(traits: Traits) -> st.SearchStrategy[Program]:
     """`crowd(count, key)`: so many messages each way, whose lengths `key` draws."""
     return st.builds(
-        lambda size, key: program([Step("crowd", (IN_FLIGHT, key))], size),
-        few(traits),
+        lambda size, key: program([Step("crowd", (MESSAGES_IN_FLIGHT, key))], size),
+        one_common_size(traits),
         st.integers(0, 255),
     )
 
 
-def _play_crowds(bench: Bench, found: Program) -> Play:
+def _play_many_messages(bench: RankContext, found: Program) -> Play:
     """All of them in flight at once, both ways between the first two ranks."""
     group = yield from bench.communicator()
     count, key = (int(number) for number in found.steps[0].args)
-    transfers: list[Transfer | None] = []
+    transfers: list[IssuedOperation | None] = []
     for number in range(count):
         length = 1 + (key + 7 * number) % 40
         for ends in ((0, 1), (1, 0)):
-            transfers.append(issue(bench, group, Step("message", (*ends, length)), number))
+            transfers.append(issue_step(bench, group, Step("message", (*ends, length)), number))
         yield NEXT
-    yield from land(bench, transfers, "P2")
+    yield from wait_and_check(bench, transfers, "P2")
 
 
 SHAPES = (
@@ -176,7 +195,7 @@ SHAPES = (
         claim="So do collectives of thousands and of millions of elements.",
         programs=_collectives,
         play=_play_collectives,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
         large=True,
     ),
     Property(
@@ -186,7 +205,7 @@ SHAPES = (
         claim="One rank gives thousands of rows to another, and few or none to the rest.",
         programs=_uneven,
         play=_play_uneven,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
         large=True,
     ),
     Property(
@@ -196,8 +215,8 @@ SHAPES = (
         claim="Messages and blobs of megabytes arrive, at chunk borders and beside them.",
         programs=_messages,
         play=_play_messages,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
         large=True,
     ),
 )
@@ -207,10 +226,10 @@ PROGRESS = (
         family="progress",
         clauses=("P2",),
         claim="Messages between two ranks are matched in order, however many are in flight.",
-        programs=_crowds,
-        play=_play_crowds,
-        needs=company,
-        ranks=Ranks.GROUP,
+        programs=_many_messages,
+        play=_play_many_messages,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
         large=True,
     ),
 )

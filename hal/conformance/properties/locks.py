@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.accelerator import Graph
-from equipoise.hal.conformance.context import NEXT, Bench, Play, Until, attempt, demand
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, Until, catch, require
 from equipoise.hal.conformance.fixtures import stopped_streams
-from equipoise.hal.conformance.fixtures.lock_model import Errors, LockModel
+from equipoise.hal.conformance.fixtures.lock_model import ExpectedErrors, LockModel
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import (
     Property,
     Traits,
-    a_graph,
-    a_lock,
     all_of,
-    copies_beside_launches,
-    several_streams,
-    side_by_side,
+    concurrent_roles,
+    concurrent_streams,
+    graph_support,
+    independent_copies,
+    lock_support,
 )
 from equipoise.hal.errors import LockMisuse, LockPoisoned, StreamError, StreamTimeout
 from equipoise.hal.lock import StreamLock
@@ -39,14 +39,14 @@ from equipoise.hal.stream import Event, Role, Stream
 
 SLOTS = 2
 SLOT_BYTES = 8
-MOST_TURNS = 4
+MAX_TURNS = 4
 MODEL, MOVER = 0, 1
 
 
 def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Turn by turn, which slots the mover writes; the model reads all of them."""
     slots = st.sets(st.integers(0, SLOTS - 1), min_size=1).map(sorted)
-    turns = st.lists(slots, min_size=1, max_size=MOST_TURNS)
+    turns = st.lists(slots, min_size=1, max_size=MAX_TURNS)
     return turns.map(lambda drawn: program(step for slots in drawn for step in _turn(slots)))
 
 
@@ -55,7 +55,7 @@ def _turn(slots: list[int]) -> tuple[Step, Step]:
 
 
 @dataclass
-class _Scene:
+class _TurnState:
     """What the two threads share.
 
     Attributes:
@@ -77,44 +77,44 @@ class _Scene:
         return self.launched >= turns
 
 
-def _scene(bench: Bench) -> _Scene:
+def _turn_state(bench: RankContext) -> _TurnState:
     """The one that both threads see: whoever comes second drops what it has made."""
     weights = bench.filled((SLOTS, SLOT_BYTES), 0)
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=1)
     lock = bench.accelerator.stream_lock(bench.patience)
-    mine = _Scene(weights, lock, bench.accelerator.slot_store(layout))
-    scene: _Scene = bench.shared.setdefault("scene", mine)
+    mine = _TurnState(weights, lock, bench.accelerator.slot_store(layout))
+    scene: _TurnState = bench.shared.setdefault("scene", mine)
     return scene
 
 
-def _play_turns(bench: Bench, found: Program) -> Play:
-    scene = _scene(bench)
+def _play_turns(bench: RankContext, found: Program) -> Play:
+    scene = _turn_state(bench)
     yield NEXT
     if bench.host == MODEL:
-        yield from _read(bench, found, scene)
+        yield from _play_model(bench, found, scene)
     else:
-        yield from _write(bench, found, scene)
+        yield from _play_mover(bench, found, scene)
 
 
-def _write(bench: Bench, found: Program, scene: _Scene) -> Play:
+def _play_mover(bench: RankContext, found: Program, scene: _TurnState) -> Play:
     copy = bench.accelerator.stream(Role.COPY)
     for turn, step in enumerate(found.of(0, MOVER)):
         if turn:
             yield Until(partial(scene.released, turn), "the model's release")
-            late = attempt(partial(scene.lock.wait, 0, bench.patience), StreamTimeout)
-            demand("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
+            late = catch(partial(scene.lock.wait, 0, bench.patience), StreamTimeout)
+            require("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
         slots = [int(slot) for slot in step.args]
         page = bench.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
         scene.store.write(slots, [[page]] * len(slots), copy)
         yield NEXT
-        late = attempt(partial(copy.synchronize, bench.patience), StreamTimeout)
-        demand("L5", not late, "a copy from the host does not end while a launched stream waits")
+        late = catch(partial(copy.synchronize, bench.patience), StreamTimeout)
+        require("L5", not late, "a copy from the host does not end while a launched stream waits")
         scene.lock.signal(0)
         scene.signalled += 1
         yield NEXT
 
 
-def _read(bench: Bench, found: Program, scene: _Scene) -> Play:
+def _play_model(bench: RankContext, found: Program, scene: _TurnState) -> Play:
     compute = bench.accelerator.stream(Role.COMPUTE)
     turns = len(found.of(0, MODEL))
     rows = bench.filled((turns, SLOTS, SLOT_BYTES), 0)
@@ -129,12 +129,12 @@ def _read(bench: Bench, found: Program, scene: _Scene) -> Play:
         scene.launched += 1
         yield NEXT
     yield Until(lambda: scene.signalled == turns, "the mover's last signal")
-    late = attempt(partial(compute.synchronize, bench.patience), StreamTimeout)
-    demand("O5", not late, "the last signal never wakes the model")
-    _judge(found, rows)
+    late = catch(partial(compute.synchronize, bench.patience), StreamTimeout)
+    require("O5", not late, "the last signal never wakes the model")
+    _require_turns(found, rows)
 
 
-def _judge(found: Program, rows: Tensor) -> None:
+def _require_turns(found: Program, rows: Tensor) -> None:
     """Every section sees each slot as the latest turn up to its own has left it, whole."""
     due = [0] * SLOTS
     for turn, (step, row) in enumerate(zip(found.of(0, MOVER), rows.tolist(), strict=True)):
@@ -142,8 +142,8 @@ def _judge(found: Program, rows: Tensor) -> None:
             due[int(slot)] = turn + 1
         for slot, (seen, wanted) in enumerate(zip(row, due, strict=True)):
             what = f"in turn {turn} slot {slot} reads as {seen}, not as {wanted} throughout"
-            demand("O5", max(seen) <= wanted, f"the writer overtook a reader: {what}")
-            demand("L7", min(seen) >= wanted, f"released onto what was not written yet: {what}")
+            require("O5", max(seen) <= wanted, f"the writer overtook a reader: {what}")
+            require("L7", min(seen) >= wanted, f"released onto what was not written yet: {what}")
 
 
 TURNS = Property(
@@ -153,31 +153,31 @@ TURNS = Property(
     claim="Each section between acquire and release sees the slots as one turn left them, whole.",
     programs=_turn_programs,
     play=_play_turns,
-    needs=all_of(a_lock, copies_beside_launches, several_streams),
+    needs=all_of(lock_support, independent_copies, concurrent_streams),
     hosts=2,
 )
 
 
 FAMILY = "locks"
-MOST_WAITERS = 3
+MAX_WAITERS = 3
 SHORT_WAIT = 0.02
 """Seconds for a wait that may end in vain."""
 
 
 def _waiters(traits: Traits, least: int) -> st.SearchStrategy[list[Step]]:
-    role = st.sampled_from(side_by_side(traits))
+    role = st.sampled_from(concurrent_roles(traits))
     waits = role.map(lambda role: Step("wait", (role,)))
-    return st.lists(waits, min_size=least, max_size=MOST_WAITERS)
+    return st.lists(waits, min_size=least, max_size=MAX_WAITERS)
 
 
-def _one_signal(traits: Traits) -> st.SearchStrategy[Program]:
+def _one_signal_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Waiters, the signal before or between them, and at least one waiter."""
     drawn = st.tuples(_waiters(traits, 0), st.just([Step("signal")]), _waiters(traits, 0))
     both = st.tuples(drawn, _waiters(traits, 1))
     return both.map(lambda parts: program(chain(*parts[0], parts[1])))
 
 
-def _section(bench: Bench, lock: StreamLock, role: str) -> Event:
+def _acquire_and_release(bench: RankContext, lock: StreamLock, role: str) -> Event:
     """Acquire and release on the stream; an event behind the acquire."""
     stream, entered = bench.accelerator.stream(Role(role)), bench.accelerator.event()
     lock.acquire(stream)
@@ -186,61 +186,63 @@ def _section(bench: Bench, lock: StreamLock, role: str) -> Event:
     return entered
 
 
-def _play_one_signal(bench: Bench, found: Program) -> Play:
+def _play_one_signal(bench: RankContext, found: Program) -> Play:
     lock = bench.accelerator.stream_lock(bench.patience)
     entered: list[Event] = []
     for step in found.steps:
         if step.op == "signal":
-            demand("L1", not _count(entered), "a waiter went on before any signal")
+            require("L1", not _reached_count(entered), "a waiter went on before any signal")
             lock.signal(lock.epoch)
         else:
-            entered.append(_section(bench, lock, str(step.args[0])))
+            entered.append(_acquire_and_release(bench, lock, str(step.args[0])))
         yield NEXT
-    demand("L1", _any_soon(bench, entered), "one signal was given, and no waiter goes on")
+    require("L1", _any_reached(bench, entered), "one signal was given, and no waiter goes on")
     for event in entered:
-        attempt(partial(event.synchronize, SHORT_WAIT), StreamTimeout)
-    gone = _count(entered)
-    demand("L1", gone == 1, f"one signal let {gone} of {len(entered)} waiters go on")
+        catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout)
+    gone = _reached_count(entered)
+    require("L1", gone == 1, f"one signal let {gone} of {len(entered)} waiters go on")
     lock.poison()
     bench.drain()
 
 
-def _count(events: list[Event]) -> int:
+def _reached_count(events: list[Event]) -> int:
     """How many were reached."""
     return sum(event.query() for event in events)
 
 
-def _any_soon(bench: Bench, events: list[Event]) -> bool:
+def _any_reached(bench: RankContext, events: list[Event]) -> bool:
     """Whether one of them is reached while patience lasts."""
     rounds = int(bench.patience / SHORT_WAIT / len(events)) + 1
     return any(
-        attempt(partial(event.synchronize, SHORT_WAIT), StreamTimeout) is None
+        catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout) is None
         for _ in range(rounds)
         for event in events
     )
 
 
-def _deserted(traits: Traits) -> st.SearchStrategy[Program]:
+def _unsignalled_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return _waiters(traits, 1).map(program)
 
 
-def _play_deserted(bench: Bench, found: Program) -> Play:
+def _play_unsignalled(bench: RankContext, found: Program) -> Play:
     """Nobody signals."""
     lock = bench.accelerator.stream_lock(SHORT_WAIT)
     entered = []
     for step in found.steps:
-        entered.append(_section(bench, lock, str(step.args[0])))
+        entered.append(_acquire_and_release(bench, lock, str(step.args[0])))
         yield NEXT
-    yield Until(lambda: _count(entered) == len(entered), "the poison of a lock nobody signals")
-    late = attempt(bench.drain, StreamTimeout)
-    demand("L6", not late, "the deadline of the lock has passed, and a stream still waits")
-    _poisoned(lock)
+    yield Until(
+        lambda: _reached_count(entered) == len(entered), "the poison of a lock nobody signals"
+    )
+    late = catch(bench.drain, StreamTimeout)
+    require("L6", not late, "the deadline of the lock has passed, and a stream still waits")
+    _require_poisoned(lock)
     epoch = lock.drain(bench.patience)
-    told = attempt(lock.check, LockPoisoned)
-    demand("L6", not told, f"epoch {epoch} begins poisoned: {told}")
+    told = catch(lock.check, LockPoisoned)
+    require("L6", not told, f"epoch {epoch} begins poisoned: {told}")
 
 
-def _poisoned(lock: StreamLock) -> None:
+def _require_poisoned(lock: StreamLock) -> None:
     """Every verb of the mover says that the epoch is void."""
     calls: dict[str, tuple[Callable[[], None], tuple[type[StreamError], ...]]] = {
         "check": (lock.check, (LockPoisoned,)),
@@ -249,14 +251,16 @@ def _poisoned(lock: StreamLock) -> None:
         "wait": (partial(lock.wait, lock.epoch, SHORT_WAIT), (LockPoisoned, LockMisuse)),
     }
     for what, (call, allowed) in calls.items():
-        demand("L6", attempt(call, *allowed), f"{what} says nothing of the poison")
+        require("L6", catch(call, *allowed), f"{what} says nothing of the poison")
 
 
-def _play_beside(bench: Bench, found: Program) -> Play:
-    return stopped_streams.play(bench, found, "L4", partial(_stop, bench))
+def _play_other_streams(bench: RankContext, found: Program) -> Play:
+    return stopped_streams.play_with_stopped_streams(
+        bench, found, "L4", partial(_stop_by_lock, bench)
+    )
 
 
-def _stop(bench: Bench, stream: Stream) -> Callable[[], None]:
+def _stop_by_lock(bench: RankContext, stream: Stream) -> Callable[[], None]:
     lock = bench.accelerator.stream_lock(bench.patience)
     lock.acquire(stream)
     return partial(lock.signal, lock.epoch)
@@ -267,31 +271,31 @@ ONE_WAITER = Property(
     family=FAMILY,
     clauses=("L1",),
     claim="Of all waiters, early and late, on any streams, one signal releases exactly one.",
-    programs=_one_signal,
+    programs=_one_signal_programs,
     play=_play_one_signal,
-    needs=a_lock,
+    needs=lock_support,
 )
-DEADLINE = Property(
+UNSIGNALLED = Property(
     name="a-lock-that-nobody-signals-is-poisoned",
     family=FAMILY,
     clauses=("L6",),
     claim="At the lock's deadline all waiters go on, and the epoch is void until the lock drains.",
-    programs=_deserted,
-    play=_play_deserted,
-    needs=a_lock,
+    programs=_unsignalled_programs,
+    play=_play_unsignalled,
+    needs=lock_support,
 )
-BESIDE = Property(
+OTHER_STREAMS = Property(
     name="a-stream-that-waits-for-a-signal-leaves-the-device-free",
     family=FAMILY,
     clauses=("L4",),
     claim="While streams wait for signals, the others run what is launched on them.",
-    programs=stopped_streams.programs,
-    play=_play_beside,
-    needs=all_of(a_lock, several_streams),
+    programs=stopped_streams.launch_and_stop_programs,
+    play=_play_other_streams,
+    needs=all_of(lock_support, concurrent_streams),
 )
 
 
-NBYTES = 8
+VALUE_BYTES = 8
 
 
 def _captured_lock_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -305,7 +309,7 @@ def _valid_replays(steps: list[Step]) -> list[Step]:
     kept: list[Step] = []
     for step in steps:
         launched = kept.count(Step("replay"))
-        most = MOST_TURNS if step.op == "replay" else min(MOST_TURNS, launched + 1)
+        most = MAX_TURNS if step.op == "replay" else min(MAX_TURNS, launched + 1)
         if kept.count(step) < most:
             kept.append(step)
     return kept
@@ -322,7 +326,7 @@ class _CapturedLockRunner:
         passed: events behind the replays.
     """
 
-    bench: Bench
+    bench: RankContext
     lock: StreamLock
     graph: Graph
     value: Tensor
@@ -354,8 +358,8 @@ class _CapturedLockRunner:
         patience = self.bench.patience
         if self.written:
             turn = self.written - 1
-            late = attempt(partial(self.lock.wait, 0, patience), StreamTimeout)
-            demand(_blamed(turn), not late, f"replay {turn} never releases")
+            late = catch(partial(self.lock.wait, 0, patience), StreamTimeout)
+            require(_violated_clause(turn), not late, f"replay {turn} never releases")
         copy = self.bench.accelerator.stream(Role.COPY)
         copy.launch(partial(self.value.fill_, self.written + 1))
         copy.synchronize(patience)
@@ -367,18 +371,18 @@ class _CapturedLockRunner:
         """No replay goes through without a signal of its own."""
         passed = sum(event.query() for event in self.passed)
         what = f"replay {passed - 1} went through after {self.written} signals"
-        demand(_blamed(passed - 1), passed <= self.written, what)
+        require(_violated_clause(passed - 1), passed <= self.written, what)
 
 
-def _blamed(turn: int) -> str:
+def _violated_clause(turn: int) -> str:
     """What fails at the first replay was not captured; what fails later did not reset itself."""
     return "L2" if turn else "O6"
 
 
-def _play_captured_lock(bench: Bench, found: Program) -> Play:
+def _play_captured_lock(bench: RankContext, found: Program) -> Play:
     opened = bench.accelerator
-    value, read = bench.filled((NBYTES,), 0), bench.filled((NBYTES,), 0)
-    rows = bench.filled((MOST_TURNS, NBYTES), 0)
+    value, read = bench.filled((VALUE_BYTES,), 0), bench.filled((VALUE_BYTES,), 0)
+    rows = bench.filled((MAX_TURNS, VALUE_BYTES), 0)
     desk = _CapturedLockRunner(
         bench, opened.stream_lock(bench.patience), opened.graph(), value, read, rows
     )
@@ -393,40 +397,40 @@ def _play_captured_lock(bench: Bench, found: Program) -> Play:
     yield from _end(bench, desk)
 
 
-def _end(bench: Bench, desk: _CapturedLockRunner) -> Play:
+def _end(bench: RankContext, desk: _CapturedLockRunner) -> Play:
     """Give the signals that are still missing, then compare what was read."""
     while desk.written < len(desk.passed):
         yield from desk.write()
-    late = attempt(partial(desk.stream().synchronize, bench.patience), StreamTimeout)
-    demand("O6", not late, "every replay has its signal, and the stream still waits")
+    late = catch(partial(desk.stream().synchronize, bench.patience), StreamTimeout)
+    require("O6", not late, "every replay has its signal, and the stream still waits")
     for turn, row in enumerate(desk.rows[: len(desk.passed)].tolist()):
         what = f"replay {turn} reads {row}, not {turn + 1} throughout"
-        demand(_blamed(turn), row == [turn + 1] * NBYTES, what)
+        require(_violated_clause(turn), row == [turn + 1] * VALUE_BYTES, what)
 
 
-CAPTURED = Property(
+CAPTURED_LOCK = Property(
     name="a-captured-lock-hands-over-at-every-replay",
     family="locks",
     clauses=("O6", "L2"),
     claim="Captured once, every replay waits for a signal of its own and reads what it announced.",
     programs=_captured_lock_programs,
     play=_play_captured_lock,
-    needs=all_of(a_lock, a_graph, several_streams),
+    needs=all_of(lock_support, graph_support, concurrent_streams),
 )
 
 
 EXPIRING_WAIT = 0.02
 """Seconds for a wait that must end in vain."""
-OPS = ("section", "signal", "wait", "drain", "poison", "late signal", "late wait")
-MOST_STEPS = 10
-ROUNDS = (("signal", "section", "wait"), ("section", "signal", "wait"))
+LOCK_OPS = ("section", "signal", "wait", "drain", "poison", "late signal", "late wait")
+MAX_LOCK_STEPS = 10
+HANDOVER_ROUNDS = (("signal", "section", "wait"), ("section", "signal", "wait"))
 """One hand-over and back, the signal early or late: what verbs in any order seldom come to."""
-MOST_ROUNDS = 4
+MAX_ROUNDS = 4
 
 
 def _lock_programs(_: Traits) -> st.SearchStrategy[Program]:
-    verbs = st.lists(st.sampled_from(OPS), min_size=1, max_size=MOST_STEPS)
-    rounds = st.lists(st.sampled_from(ROUNDS), min_size=2, max_size=MOST_ROUNDS)
+    verbs = st.lists(st.sampled_from(LOCK_OPS), min_size=1, max_size=MAX_LOCK_STEPS)
+    rounds = st.lists(st.sampled_from(HANDOVER_ROUNDS), min_size=2, max_size=MAX_ROUNDS)
     drawn = st.one_of(verbs, rounds.map(lambda found: list(chain(*found))))
     return drawn.map(lambda ops: program(_valid_lock_steps([Step(op) for op in ops])))
 
@@ -436,14 +440,14 @@ def _valid_lock_steps(steps: list[Step]) -> list[Step]:
     model, kept = LockModel(), []
     for step in steps:
         if model.epoch or not step.op.startswith("late"):
-            _due(model, step.op)
+            _expected_errors(model, step.op)
             kept.append(step)
     return kept
 
 
-def _due(model: LockModel, op: str) -> Errors:
+def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
     """What the model says to a step."""
-    verbs: dict[str, Callable[[], Errors]] = {
+    verbs: dict[str, Callable[[], ExpectedErrors]] = {
         "section": model.section,
         "signal": model.signal,
         "wait": model.wait,
@@ -459,7 +463,7 @@ def _due(model: LockModel, op: str) -> Errors:
 class _LockRunner:
     """A lock, one stream, and the events behind its acquires."""
 
-    bench: Bench
+    bench: RankContext
     lock: StreamLock
     stream: Stream
     model: LockModel = field(default_factory=LockModel)
@@ -468,12 +472,12 @@ class _LockRunner:
     def do(self, op: str) -> None:
         """Make one call, and compare what it raises with what the model says."""
         epoch, clause = self.model.epoch, self.clause(op)
-        due = _due(self.model, op)
+        due = _expected_errors(self.model, op)
         patience = EXPIRING_WAIT if due == (StreamTimeout,) else self.bench.patience
-        raised = attempt(partial(self.call, op, epoch, patience), StreamError)
+        raised = catch(partial(self.call, op, epoch, patience), StreamError)
         fits = isinstance(raised, due) if due else raised is None
         names = " or ".join(error.__name__ for error in due) or "nothing"
-        demand(clause, fits, f"{op} in epoch {epoch} raised {raised!r}, not {names}")
+        require(clause, fits, f"{op} in epoch {epoch} raised {raised!r}, not {names}")
 
     def call(self, op: str, epoch: int, patience: float) -> None:
         lock = self.lock
@@ -504,12 +508,12 @@ class _LockRunner:
     def look(self) -> None:
         """Compare what the host can see at any time."""
         model, clause = self.model, self.clause("look")
-        demand("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
-        told = attempt(self.lock.check, *model.check() or (StreamError,))
-        demand(clause, bool(told) == model.poisoned, f"check says {told!r}")
+        require("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
+        told = catch(self.lock.check, *model.check() or (StreamError,))
+        require(clause, bool(told) == model.poisoned, f"check says {told!r}")
         inside = sum(event.query() for event in self.entered)
         what = f"{inside} sections have begun, though only {model.passed} may"
-        demand(clause, inside <= model.passed, what)
+        require(clause, inside <= model.passed, what)
 
     def settle(self) -> None:
         """What may pass passes, and nothing else."""
@@ -517,11 +521,11 @@ class _LockRunner:
         for number, event in enumerate(self.entered):
             due = number < self.model.passed
             patience = self.bench.patience if due else EXPIRING_WAIT
-            late = attempt(partial(event.synchronize, patience), StreamTimeout)
-            demand(clause, (late is None) == due, f"section {number}: passed is {late is None}")
+            late = catch(partial(event.synchronize, patience), StreamTimeout)
+            require(clause, (late is None) == due, f"section {number}: passed is {late is None}")
 
 
-def _play_lock(bench: Bench, found: Program) -> Play:
+def _play_lock(bench: RankContext, found: Program) -> Play:
     stream = bench.accelerator.stream(Role.COMPUTE)
     desk = _LockRunner(bench, bench.accelerator.stream_lock(bench.patience), stream)
     for step in found.steps:
@@ -540,8 +544,8 @@ EPOCHS = Property(
     claim="Out of turn, late or void: every verb says so, nothing leaks into the next epoch.",
     programs=_lock_programs,
     play=_play_lock,
-    needs=a_lock,
+    needs=lock_support,
 )
 
 
-PROPERTIES = (TURNS, ONE_WAITER, CAPTURED, EPOCHS, DEADLINE, BESIDE)
+PROPERTIES = (TURNS, ONE_WAITER, CAPTURED_LOCK, EPOCHS, UNSIGNALLED, OTHER_STREAMS)

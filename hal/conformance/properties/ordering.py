@@ -14,17 +14,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, told
-from equipoise.hal.conformance.fixtures.happens_before import Order
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require, to_host
+from equipoise.hal.conformance.fixtures.happens_before import HappensBefore
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.property import Property, Traits, a_held_stream, side_by_side
+from equipoise.hal.conformance.property import Property, Traits, concurrent_roles, holdable_stream
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
 
 MAX_FAILED_STREAM_STEPS = 6
 
 
-class Planned(Exception):
+class PlannedError(Exception):
     """What the programs of these programs raise."""
 
 
@@ -50,10 +50,10 @@ class _FailedStreamRunner:
         issued: numbers of the launches that came before the first program that raises.
     """
 
-    bench: Bench
+    bench: RankContext
     stream: Stream
     flags: Tensor
-    causes: list[Planned] = field(default_factory=list)
+    causes: list[PlannedError] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     due: set[int] = field(default_factory=set)
     launched: int = 0
@@ -61,7 +61,7 @@ class _FailedStreamRunner:
     def do(self, step: Step) -> None:
         """Make one call; it may already know of the failure."""
         calls = {"launch": self.launch, "raise": self.fail, "record": self.record}
-        refusal = attempt(calls[step.op], StreamFailed)
+        refusal = catch(calls[step.op], StreamFailed)
         if refusal is not None:
             self.blames_the_first(step.op, refusal)
 
@@ -73,7 +73,7 @@ class _FailedStreamRunner:
         self.stream.launch(lambda: flags[number].fill_(1))
 
     def fail(self) -> None:
-        cause = Planned(f"number {len(self.causes)}")
+        cause = PlannedError(f"number {len(self.causes)}")
         self.causes.append(cause)
 
         def program() -> None:
@@ -89,13 +89,13 @@ class _FailedStreamRunner:
 
     def blames_the_first(self, what: str, refusal: BaseException | None) -> None:
         """The call raised, and its cause is what was raised first."""
-        demand("E7", refusal, f"{what} on a stream that has failed raised nothing")
+        require("E7", refusal, f"{what} on a stream that has failed raised nothing")
         cause = refusal.__cause__ if refusal is not None else None
         wanted = self.causes[0] if self.causes else None
-        demand("E7", cause is wanted, f"{what} blames {cause!r} instead of {wanted!r}")
+        require("E7", cause is wanted, f"{what} blames {cause!r} instead of {wanted!r}")
 
 
-def _play_failed_stream(bench: Bench, found: Program) -> Play:
+def _play_failed_stream(bench: RankContext, found: Program) -> Play:
     stream = bench.accelerator.stream(Role(str(found.setting("role"))))
     before = bench.accelerator.event()
     stream.record(before)
@@ -104,14 +104,14 @@ def _play_failed_stream(bench: Bench, found: Program) -> Play:
         desk.do(step)
         yield NEXT
     for what, call in _last_calls(bench, desk, before).items():
-        desk.blames_the_first(what, attempt(call, StreamFailed))
+        desk.blames_the_first(what, catch(call, StreamFailed))
     _passed_on(bench, stream, desk)
     ran = {number for number, flag in enumerate(desk.flags.tolist()) if flag}
-    demand("E7", ran == desk.due, f"launches {sorted(ran)} ran, not {sorted(desk.due)}")
+    require("E7", ran == desk.due, f"launches {sorted(ran)} ran, not {sorted(desk.due)}")
 
 
 def _last_calls(
-    bench: Bench, desk: _FailedStreamRunner, before: Event
+    bench: RankContext, desk: _FailedStreamRunner, before: Event
 ) -> dict[str, Callable[[], None]]:
     """Every call must raise once `synchronize` has told the host, which is the first of them."""
     stream, event = desk.stream, bench.accelerator.event()
@@ -128,16 +128,16 @@ def _last_calls(
     return calls
 
 
-def _passed_on(bench: Bench, stream: Stream, desk: _FailedStreamRunner) -> None:
+def _passed_on(bench: RankContext, stream: Stream, desk: _FailedStreamRunner) -> None:
     """Who waits for a recording that failed has failed; at the call, or when it comes there."""
     others = [bench.accelerator.stream(role) for role in Role if role != stream.role]
     for event, other in zip(desk.events, others, strict=False):
-        refusal = attempt(partial(other.wait, event), StreamFailed)
-        refusal = refusal or attempt(partial(other.synchronize, bench.patience), StreamFailed)
-        demand("E7", refusal, "a stream that waits for a recording which failed goes on")
+        refusal = catch(partial(other.wait, event), StreamFailed)
+        refusal = refusal or catch(partial(other.synchronize, bench.patience), StreamFailed)
+        require("E7", refusal, "a stream that waits for a recording which failed goes on")
 
 
-BROKEN_STREAM = Property(
+FAILED_STREAM = Property(
     name="a-stream-whose-program-raised-says-so-at-every-call",
     family="ordering",
     clauses=("E7",),
@@ -150,7 +150,7 @@ BROKEN_STREAM = Property(
 EVENTS = 2
 MAX_EVENT_STEPS = 7
 EVENT_ROLES = tuple(role.value for role in Role)[:2]
-LOOKS = 40
+MAX_QUERIES = 40
 """How often an event is asked until it has to be waited for."""
 
 
@@ -181,7 +181,7 @@ class _EventRunner:
         ran: by event, whether it has said that it was reached.
     """
 
-    bench: Bench
+    bench: RankContext
     marks: dict[str, Tensor]
     launched: dict[str, int] = field(default_factory=dict)
     events: dict[int, Event] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class _EventRunner:
             return False
         said = self.events[event].query()
         what = f"event {event} was reached, and is not any more"
-        demand("O7", said or event not in self.reached, what)
+        require("O7", said or event not in self.reached, what)
         if said:
             self.ran(event, "query says that it was reached")
         return said
@@ -218,17 +218,17 @@ class _EventRunner:
         if event in self.events:
             self.events[event].synchronize(self.bench.patience)
             self.ran(event, "synchronize has returned")
-            demand("O7", self.events[event].query(), f"event {event} was waited for, query denies")
+            require("O7", self.events[event].query(), f"event {event} was waited for, query denies")
 
     def ran(self, event: int, why: str) -> None:
         """What stands before its recording has happened."""
         self.reached.add(event)
         role, count = self.due[event]
-        seen = int(told(self.marks[role]))
-        demand("O7", seen >= count, f"event {event}: {why}, ahead of launch {count} on {role}")
+        seen = int(to_host(self.marks[role]))
+        require("O7", seen >= count, f"event {event}: {why}, ahead of launch {count} on {role}")
 
 
-def _play_events(bench: Bench, found: Program) -> Play:
+def _play_events(bench: RankContext, found: Program) -> Play:
     desk = _EventRunner(bench, {role: bench.filled((1,), 0) for role in EVENT_ROLES})
     for step in found.steps:
         if step.op == "launch":
@@ -241,8 +241,8 @@ def _play_events(bench: Bench, found: Program) -> Play:
         yield NEXT
     bench.drain()
     for event in desk.events:
-        reached = any(desk.query(event) for _ in range(LOOKS))
-        demand("O7", reached, f"all streams have drained, and event {event} is not reached")
+        reached = any(desk.query(event) for _ in range(MAX_QUERIES))
+        require("O7", reached, f"all streams have drained, and event {event} is not reached")
 
 
 EVENT_POINTS = Property(
@@ -270,19 +270,19 @@ def _steps(roles: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[l
     launch = role.map(lambda role: Step("launch", (role,)))
     pieces = st.one_of(
         launch.map(lambda step: [step]),
-        st.builds(_give, launch, event),
-        st.builds(_take, launch, event),
+        st.builds(_launch_and_record, launch, event),
+        st.builds(_wait_and_launch, launch, event),
         st.builds(_hand_over, event, st.permutations(roles), st.integers(0, 1)),
         st.just([Step("pause")]),
     )
     return st.lists(pieces, min_size=least, max_size=most).map(lambda drawn: list(chain(*drawn)))
 
 
-def _give(launch: Step, event: int) -> list[Step]:
+def _launch_and_record(launch: Step, event: int) -> list[Step]:
     return [launch, Step("record", (event, launch.args[0]))]
 
 
-def _take(launch: Step, event: int) -> list[Step]:
+def _wait_and_launch(launch: Step, event: int) -> list[Step]:
     return [Step("wait", (launch.args[0], event)), launch]
 
 
@@ -290,26 +290,26 @@ def _hand_over(event: int, roles: list[str], again: int) -> list[Step]:
     """From one stream to another; the event is recorded `again` times while it is waited for."""
     first, second, last = roles[0], roles[-1], roles[len(roles) // 2]
     *start, end = [
-        *_give(Step("launch", (first,)), event),
-        *_take(Step("launch", (second,)), event),
+        *_launch_and_record(Step("launch", (first,)), event),
+        *_wait_and_launch(Step("launch", (second,)), event),
     ]
     return [*start, *[Step("record", (event, last))] * again, end]
 
 
 def _valid(steps: list[Step]) -> list[Step]:
     """Without waits on what was never recorded, and with a bounded number of launches."""
-    order, kept = Order(), []
+    order, kept = HappensBefore(), []
     for step in steps:
         if step.op == "wait" and not order.recorded(int(step.args[1])):
             continue
         if step.op == "launch" and len(order.launches) >= MOST_LAUNCHES:
             continue
-        _follow(order, step)
+        _apply_to_model(order, step)
         kept.append(step)
     return kept
 
 
-def _follow(order: Order, step: Step) -> None:
+def _apply_to_model(order: HappensBefore, step: Step) -> None:
     """What the step means to the oracle."""
     if step.op in ("launch", "hold"):
         order.launch(str(step.args[0]))
@@ -325,7 +325,7 @@ def _launch_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """One stream is held somewhere on the way, often behind a recording of its own."""
-    roles = side_by_side(traits)[: len(ROLES)]
+    roles = concurrent_roles(traits)[: len(ROLES)]
     steps = _steps(roles, least=0, most=3)
     hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
     drawn = st.tuples(steps, hold, steps)
@@ -333,7 +333,7 @@ def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _hold(role: str, records: int) -> list[Step]:
-    return [*_give(Step("launch", (role,)), 0) * records, Step("hold", (role,))]
+    return [*_launch_and_record(Step("launch", (role,)), 0) * records, Step("hold", (role,))]
 
 
 @dataclass
@@ -344,7 +344,7 @@ class _LaunchRunner:
     flag; so each row says which launches had run before.
     """
 
-    bench: Bench
+    bench: RankContext
     flags: Tensor
     rows: Tensor
     events: dict[int, Event] = field(default_factory=dict)
@@ -395,24 +395,24 @@ class _LaunchRunner:
         self.stream(role).record(event)
         return event
 
-    def judge(self, order: Order, clause: str) -> None:
+    def judge(self, order: HappensBefore, clause: str) -> None:
         """Drain, then compare what every launch saw with what it had to see."""
-        stuck = attempt(self.bench.drain, StreamTimeout)
-        demand(clause, not stuck, f"a stream stands still though nothing is due any more: {stuck}")
+        stuck = catch(self.bench.drain, StreamTimeout)
+        require(clause, not stuck, f"a stream stands still though nothing is due any more: {stuck}")
         seen = self.rows.cpu().to(torch.bool).tolist()
         for first, second in order.pairs():
             blamed = "O1" if order.same_stream(first, second) else clause
             early = f"launch {second} ran before launch {first}"
-            demand(blamed, seen[second][first] and not seen[first][second], early)
+            require(blamed, seen[second][first] and not seen[first][second], early)
 
 
-def _desk(bench: Bench) -> _LaunchRunner:
+def _launch_runner(bench: RankContext) -> _LaunchRunner:
     """A desk with all flags down."""
     most = MOST_LAUNCHES + 1  # the hold has a number too
     return _LaunchRunner(bench, bench.filled((most,), 0), bench.filled((most, most), 0))
 
 
-def _blamed(steps: tuple[Step, ...]) -> str:
+def _violated_clause(steps: tuple[Step, ...]) -> str:
     """O4 where an event is recorded again after a wait for it, else O2."""
     waited: set[object] = set()
     for step in steps:
@@ -423,34 +423,34 @@ def _blamed(steps: tuple[Step, ...]) -> str:
     return "O2"
 
 
-def _play_launches(bench: Bench, found: Program) -> Play:
-    desk, order = _desk(bench), Order()
+def _play_launches(bench: RankContext, found: Program) -> Play:
+    desk, order = _launch_runner(bench), HappensBefore()
     for step in found.steps:
         if step.op == "pause":
             yield NEXT
             continue
         desk.do(step)
-        _follow(order, step)
-    desk.judge(order, _blamed(found.steps))
+        _apply_to_model(order, step)
+    desk.judge(order, _violated_clause(found.steps))
 
 
-def _play_held(bench: Bench, found: Program) -> Play:
-    desk, order = _desk(bench), Order()
-    clause = _blamed(found.steps)
+def _play_held(bench: RankContext, found: Program) -> Play:
+    desk, order = _launch_runner(bench), HappensBefore()
+    clause = _violated_clause(found.steps)
     passed: dict[int, Event] = {}
     for step in found.steps:
         if step.op == "pause":
             yield NEXT
             continue
         desk.do(step)
-        _follow(order, step)
+        _apply_to_model(order, step)
         if step.op == "launch":
             passed[desk.launched - 1] = desk.passed(str(step.args[0]))
     hold = [step.op for step in found.steps if step.op in ("launch", "hold")].index("hold")
     for number, event in passed.items():
         if not order.before(hold, number):
-            late = attempt(partial(event.synchronize, bench.patience), StreamTimeout)
-            demand(clause, not late, f"launch {number} is held up, though nothing orders it so")
+            late = catch(partial(event.synchronize, bench.patience), StreamTimeout)
+            require(clause, not late, f"launch {number} is held up, though nothing orders it so")
     desk.let_go()
     desk.judge(order, clause)
 
@@ -459,19 +459,19 @@ def _unrecorded(_: Traits) -> st.SearchStrategy[Program]:
     return st.builds(lambda s: program([Step("wait", (s, 0))]), st.sampled_from(ROLES))
 
 
-def _play_unrecorded(bench: Bench, found: Program) -> Play:
+def _play_unrecorded(bench: RankContext, found: Program) -> Play:
     yield NEXT
     stream, event = (
         bench.accelerator.stream(Role(str(found.steps[0].args[0]))),
         bench.accelerator.event(),
     )
-    demand("O3", not event.query(), "a fresh event says that it was reached")
+    require("O3", not event.query(), "a fresh event says that it was reached")
     for what, call in (
         ("stream.wait", lambda: stream.wait(event)),
         ("event.synchronize", lambda: event.synchronize(bench.patience)),
     ):
-        raised = attempt(call, EventNotRecorded)
-        demand("O3", raised, f"{what} on an event that was never recorded raised nothing")
+        raised = catch(call, EventNotRecorded)
+        require("O3", raised, f"{what} on an event that was never recorded raised nothing")
 
 
 PROPERTIES = (
@@ -490,9 +490,9 @@ PROPERTIES = (
         claim="What no event orders behind a launch runs while that launch cannot.",
         programs=_held_programs,
         play=_play_held,
-        needs=a_held_stream,
+        needs=holdable_stream,
     ),
-    BROKEN_STREAM,
+    FAILED_STREAM,
     EVENT_POINTS,
     Property(
         name="an-unrecorded-event-cannot-be-waited-for",

@@ -10,33 +10,33 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.conformance.context import NEXT, Bench, Play, settled
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, sync_current_stream
 from equipoise.hal.conformance.fixtures import stopped_streams
 from equipoise.hal.conformance.program import Program, program
-from equipoise.hal.conformance.property import Property, Traits, a_held_stream, several_streams
+from equipoise.hal.conformance.property import Property, Traits, concurrent_streams, holdable_stream
 from equipoise.hal.stream import Role
 
 FAMILY = "overlap"
-PAIRS = 5
+MEASUREMENTS = 5
 """Measurements of either kind, one after the other in turn."""
-SIDE = 256
+MATRIX_SIDE = 256
 """Rows and columns of the matrices that the compute stream multiplies."""
-COPIED = 1 << 20
+COPY_BYTES = 1 << 20
 """Bytes that the copy stream copies."""
 
 
-def _play_beside(bench: Bench, found: Program) -> Play:
-    return stopped_streams.play(bench, found, "B8", bench.hold)
+def _play_side_by_side(bench: RankContext, found: Program) -> Play:
+    return stopped_streams.play_with_stopped_streams(bench, found, "B8", bench.hold)
 
 
-def a_clock(traits: Traits) -> bool:
+def has_clock(traits: Traits) -> bool:
     """Time that passes by itself."""
     return not traits.controlled
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """Seconds, medians of `PAIRS` interleaved measurements.
+class OverlapTimes:
+    """Seconds, medians of `MEASUREMENTS` interleaved measurements.
 
     Attributes:
         apart: a copy and a computation, one after the other.
@@ -49,25 +49,25 @@ class Overlap:
     spread: float
 
 
-def measure(bench: Bench) -> Overlap:
+def measure_overlap(bench: RankContext) -> OverlapTimes:
     """Copy on the copy stream and compute on the compute stream, in turn and at once (T1)."""
     here = bench.accelerator.device
-    square = torch.ones(SIDE, SIDE, device=here)
-    source, target = (torch.zeros(COPIED, dtype=torch.uint8, device=here) for _ in range(2))
-    settled(target)
+    square = torch.ones(MATRIX_SIDE, MATRIX_SIDE, device=here)
+    source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=here) for _ in range(2))
+    sync_current_stream(target)
     jobs = _jobs(bench, square, source, target)
     _timed(bench, jobs)  # the first use of everything
     pairs = [
         (_timed(bench, jobs[:1]) + _timed(bench, jobs[1:]), _timed(bench, jobs))
-        for _ in range(PAIRS)
+        for _ in range(MEASUREMENTS)
     ]
     apart, together = zip(*pairs, strict=True)
     spread = max(together) - min(together)
-    return Overlap(statistics.median(apart), statistics.median(together), spread)
+    return OverlapTimes(statistics.median(apart), statistics.median(together), spread)
 
 
 def _jobs(
-    bench: Bench, square: Tensor, source: Tensor, target: Tensor
+    bench: RankContext, square: Tensor, source: Tensor, target: Tensor
 ) -> Sequence[Callable[[], None]]:
     compute, copy = (bench.accelerator.stream(role) for role in (Role.COMPUTE, Role.COPY))
     product = torch.empty_like(square)
@@ -77,7 +77,7 @@ def _jobs(
     )
 
 
-def _timed(bench: Bench, jobs: Sequence[Callable[[], None]]) -> float:
+def _timed(bench: RankContext, jobs: Sequence[Callable[[], None]]) -> float:
     """Seconds from the first launch to the end of all."""
     began = time.perf_counter()
     for launch in jobs:
@@ -86,14 +86,14 @@ def _timed(bench: Bench, jobs: Sequence[Callable[[], None]]) -> float:
     return time.perf_counter() - began
 
 
-def _play_measure(bench: Bench, _: Program) -> Play:
+def _play_measure(bench: RankContext, _: Program) -> Play:
     """Returns the figures; whatever they are, nothing is violated."""
     yield NEXT
-    found = measure(bench)
+    found = measure_overlap(bench)
     return [found.apart, found.together, found.spread]
 
 
-def _told(_: Program, answers: Sequence[Any]) -> str:
+def _format_times(_: Program, answers: Sequence[Any]) -> str:
     """The figures in words."""
     apart, together, spread = (float(seconds) for seconds in answers[0])
     return (
@@ -108,9 +108,9 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("B8",),
         claim="While some of the declared streams are held, the others finish.",
-        programs=stopped_streams.programs,
-        play=_play_beside,
-        needs=a_held_stream,
+        programs=stopped_streams.launch_and_stop_programs,
+        play=_play_side_by_side,
+        needs=holdable_stream,
     ),
     Property(
         name="copies-and-computation-overlap",
@@ -119,8 +119,8 @@ PROPERTIES = (
         claim="Measured, never judged: a copy and a computation at once take less than in turn.",
         programs=lambda _: st.just(program([])),
         play=_play_measure,
-        judge=_told,
-        needs=several_streams,
-        where=a_clock,
+        judge=_format_times,
+        needs=concurrent_streams,
+        where=has_clock,
     ),
 )

@@ -17,39 +17,44 @@ from torch import Tensor
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.context import (
     NEXT,
-    Bench,
     Play,
+    RankContext,
     Until,
-    attempt,
-    demand,
-    equal,
-    finish,
-    settled,
+    catch,
+    require,
+    require_equal,
+    sync_current_stream,
+    wait_for_success,
 )
-from equipoise.hal.conformance.fixtures.collectives import Call, due, given, tame
+from equipoise.hal.conformance.fixtures.collectives import (
+    CollectiveCall,
+    collective_input,
+    expected_result,
+    small_integers,
+)
 from equipoise.hal.conformance.fixtures.comm_operations import (
-    RANKS,
-    SINGLE,
-    Transfer,
-    between,
-    call_of,
-    company,
-    fit,
-    issue,
-    land,
-    lone,
-    numbers_of,
+    SINGLE_WORK_OPS,
+    UNCLIPPED_RANKS,
+    IssuedOperation,
+    call_for_step,
+    clip_to_group,
+    clipped_programs,
+    deduplicate_messages,
+    int_arguments,
+    issue_step,
+    message_triples,
     operations,
+    optional_warm_step,
     payload,
-    perhaps_warm,
-    together,
-    triples,
-    warm_up,
+    several_ranks,
+    shared_communicators,
+    wait_and_check,
+    warm_links,
 )
-from equipoise.hal.conformance.fixtures.strategies import few
+from equipoise.hal.conformance.fixtures.strategies import one_common_size
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties.large_collectives import PROGRESS as CROWDS
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
@@ -61,44 +66,46 @@ MAX_ROUNDS = 4
 def _round_programs(traits: Traits) -> st.SearchStrategy[Program]:
     empty = st.lists(st.booleans(), min_size=MAX_ROUNDS, max_size=MAX_ROUNDS)
     step = st.builds(_with_empty, operations(traits, ("exchange",)), empty)
-    return between(traits, st.lists(step, min_size=1, max_size=MAX_ROUNDS))
+    return clipped_programs(traits, st.lists(step, min_size=1, max_size=MAX_ROUNDS))
 
 
 def _with_empty(step: Step, empty: list[bool]) -> Step:
     """The round with some of its blobs of no bytes."""
-    blobs = triples(numbers_of(step))
+    blobs = message_triples(int_arguments(step))
     sized = [(s, t, 0 if empty[place % MAX_ROUNDS] else n) for place, (s, t, n) in enumerate(blobs)]
     return Step(step.op, tuple(number for blob in sized for number in blob))
 
 
-def _play_rounds(bench: Bench, found: Program) -> Play:
+def _play_rounds(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     for number, step in enumerate(found.steps):
-        yield from land(bench, [issue(bench, group, step, number)], "X1")
+        yield from wait_and_check(bench, [issue_step(bench, group, step, number)], "X1")
 
 
 def _warm_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    links = st.lists(st.tuples(RANKS, RANKS, st.just(0)), max_size=6)
+    links = st.lists(st.tuples(UNCLIPPED_RANKS, UNCLIPPED_RANKS, st.just(0)), max_size=6)
     messages = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_ROUNDS)
 
     def made(size: int, pairs: list[tuple[int, int, int]], steps: list[Step]) -> Program:
         warm = [Step("message", pair) for pair in pairs]
-        flat = [n for step in fit(warm, size) for n in numbers_of(step)[:2]]
-        return program([Step("warm", tuple(flat)), *lone(fit(steps, size))], size)
+        flat = [n for step in clip_to_group(warm, size) for n in int_arguments(step)[:2]]
+        return program(
+            [Step("warm", tuple(flat)), *deduplicate_messages(clip_to_group(steps, size))], size
+        )
 
-    return st.builds(made, few(traits), links, messages)
+    return st.builds(made, one_common_size(traits), links, messages)
 
 
-def _play_warm(bench: Bench, found: Program) -> Play:
+def _play_warm(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    ends = numbers_of(found.steps[0])
+    ends = int_arguments(found.steps[0])
     yield NEXT
     group.warm(tuple(zip(ends[::2], ends[1::2], strict=True)))
     transfers = []
     for number, step in enumerate(found.steps[1:]):
-        transfers.append(issue(bench, group, step, number))
+        transfers.append(issue_step(bench, group, step, number))
         yield NEXT
-    yield from land(bench, transfers, "X2")
+    yield from wait_and_check(bench, transfers, "X2")
 
 
 ROUNDS = (
@@ -109,8 +116,8 @@ ROUNDS = (
         claim="One blob a pair, of any size, empty ones among them; rounds follow each other.",
         programs=_round_programs,
         play=_play_rounds,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="links-warmed-in-one-order-carry-traffic",
@@ -119,20 +126,20 @@ ROUNDS = (
         claim="After all ranks have warmed the same links, in one order, messages arrive.",
         programs=_warm_programs,
         play=_play_warm,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
 
 MAX_STREAM_OPERATIONS = 4
 ROLES = tuple(role.value for role in Role)
-BEFORE = 0x11
+INITIAL_BYTE = 0x11
 """What buffers hold, and are set to late, before the operation may touch them."""
 
 
-def _ordered(traits: Traits) -> str | None:
-    return company(traits) or (None if traits.groups.stream_ordered else "stream_ordered")
+def _stream_order_support(traits: Traits) -> str | None:
+    return several_ranks(traits) or (None if traits.groups.stream_ordered else "stream_ordered")
 
 
 def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -142,43 +149,43 @@ def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits, ("message",)), roles)
 
     def made(size: int, first: list[Step], steps: list[Step]) -> Program:
-        return program([*first, *lone(fit(steps, size))], size)
+        return program([*first, *deduplicate_messages(clip_to_group(steps, size))], size)
 
     drawn = st.lists(step, min_size=1, max_size=2 * MAX_STREAM_OPERATIONS)
-    return st.builds(made, few(traits), perhaps_warm(), drawn)
+    return st.builds(made, one_common_size(traits), optional_warm_step(), drawn)
 
 
-def _play_ordered(bench: Bench, found: Program) -> Play:
+def _play_ordered(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    warm_up(group, found.steps)
+    warm_links(group, found.steps)
     roles = (ROLES[0], ROLES[0])
     transfers = []
     for number, step in enumerate(found.steps):
         if step.op == "on":
             roles = (str(step.args[0]), str(step.args[1]))
-        elif step.op == "message" and bench.rank in numbers_of(step)[:2]:
+        elif step.op == "message" and bench.rank in int_arguments(step)[:2]:
             transfers.append(_issue_late(bench, group, (step, number), roles))
             yield NEXT
-    yield from land(bench, transfers, "X6")
+    yield from wait_and_check(bench, transfers, "X6")
 
 
 def _issue_late(
-    bench: Bench, group: Communicator, order: tuple[Step, int], roles: tuple[str, str]
-) -> Transfer:
+    bench: RankContext, group: Communicator, order: tuple[Step, int], roles: tuple[str, str]
+) -> IssuedOperation:
     """Launch what writes the buffer last, and issue the message behind it."""
-    source, target, nbytes = numbers_of(order[0])
+    source, target, nbytes = int_arguments(order[0])
     data = payload(order[1], source, target, nbytes)
-    buffer, given = bench.filled((nbytes,), BEFORE), bench.of(data)
+    buffer, given = bench.filled((nbytes,), INITIAL_BYTE), bench.of(data)
     stream = bench.accelerator.stream(Role(roles[bench.rank == target]))
     bench.disturb(stream)
     if bench.rank == target:
-        stream.launch(lambda: buffer.fill_(BEFORE))
+        stream.launch(lambda: buffer.fill_(INITIAL_BYTE))
     else:
         stream.launch(lambda: buffer.copy_(given))
     with stream.current():
         if bench.rank == target:
-            return Transfer(str(order[0]), group.irecv(buffer, source), ((buffer, data),))
-        return Transfer(str(order[0]), group.isend(buffer, target), operands=(buffer, given))
+            return IssuedOperation(str(order[0]), group.irecv(buffer, source), ((buffer, data),))
+        return IssuedOperation(str(order[0]), group.isend(buffer, target), operands=(buffer, given))
 
 
 def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -191,17 +198,19 @@ def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits), awaits)
 
     def made(size: int, steps: list[Step]) -> Program:
-        valid = _placed(lone(fit(steps, size)))
+        valid = _valid_awaits(deduplicate_messages(clip_to_group(steps, size)))
         if traits.accelerator.streams == 1:  # such a stream may run launches inside the call
             valid = _awaits_last(valid)
         return program(valid, size)
 
     return st.builds(
-        made, few(traits), st.lists(step, min_size=2, max_size=2 * MAX_STREAM_OPERATIONS)
+        made,
+        one_common_size(traits),
+        st.lists(step, min_size=2, max_size=2 * MAX_STREAM_OPERATIONS),
     )
 
 
-def _placed(steps: list[Step]) -> list[Step]:
+def _valid_awaits(steps: list[Step]) -> list[Step]:
     """Each *await* names the place of an operation before it."""
     kept: list[Step] = []
     for step in steps:
@@ -227,30 +236,30 @@ def _awaits_last(steps: list[Step]) -> list[Step]:
 class _Copies:
     """What streams saw that had waited for an operation."""
 
-    bench: Bench
+    bench: RankContext
     pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
 
-    def take(self, transfer: Transfer, stream: Stream) -> None:
+    def take(self, transfer: IssuedOperation, stream: Stream) -> None:
         """Copy the results behind the operation, on the stream."""
         transfer.work.wait(stream)
         for found, wanted in transfer.results:
-            seen = self.bench.filled(found.shape, BEFORE, found.dtype)
+            seen = self.bench.filled(found.shape, INITIAL_BYTE, found.dtype)
             stream.launch(lambda seen=seen, found=found: seen.copy_(found))  # type: ignore[misc]
             self.pairs.append((seen, wanted, f"{transfer.what}, seen by a stream that waited"))
 
     def check(self) -> None:
         """Demand that all saw the end."""
         for seen, wanted, what in self.pairs:
-            equal("X7", seen, wanted, what)
+            require_equal("X7", seen, wanted, what)
 
 
-def _play_awaited(bench: Bench, found: Program) -> Play:
+def _play_awaited(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    transfers: dict[int, Transfer] = {}
+    transfers: dict[int, IssuedOperation] = {}
     copies = _Copies(bench)
     for number, step in enumerate(found.steps):
         if step.op != "await":
-            if (made := issue(bench, group, step, number)) is not None:
+            if (made := issue_step(bench, group, step, number)) is not None:
                 transfers[number] = made
         elif step.args[0] in transfers:
             stream = bench.accelerator.stream(Role(str(step.args[1])))
@@ -270,8 +279,8 @@ STREAMED = (
         claim="What was launched on the current stream before a message comes before the message.",
         programs=_ordered_programs,
         play=_play_ordered,
-        needs=_ordered,
-        ranks=Ranks.GROUP,
+        needs=_stream_order_support,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="a-stream-waits-for-an-operation-without-the-host",
@@ -280,55 +289,59 @@ STREAMED = (
         claim="What a stream does after waiting sees the result; the host is not held up.",
         programs=_awaited_programs,
         play=_play_awaited,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
 
 MAX_IN_PLACE_CALLS = 3
-OPS = ("all_gather", "reduce_scatter", "all_to_all")
+OVERLAPPING_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 OVERLAPS = ("same", "shifted")
 """*same*: the smaller operand is this rank's part of the larger one, or both are one.
 *shifted*: the output begins one element behind the input, on no rank where it belongs."""
-COUNTS = (4, 33)
+OVERLAPPING_COUNTS = (4, 33)
 
 
 def _in_place_programs(traits: Traits) -> st.SearchStrategy[Program]:
     one = st.builds(
         lambda op, count, overlap: Step(op, (count, overlap)),
-        st.sampled_from(OPS),
-        st.sampled_from(COUNTS),
+        st.sampled_from(OVERLAPPING_OPS),
+        st.sampled_from(OVERLAPPING_COUNTS),
         st.sampled_from(OVERLAPS),
     )
     drawn = st.lists(one, min_size=1, max_size=MAX_IN_PLACE_CALLS)
-    return st.builds(lambda size, steps: program(steps, size), few(traits), drawn)
+    return st.builds(lambda size, steps: program(steps, size), one_common_size(traits), drawn)
 
 
-def _play_in_place(bench: Bench, found: Program) -> Play:
+def _play_in_place(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     for number, step in enumerate(found.steps):
         yield NEXT
-        yield from _overlapping(bench, group, call_of(step, number), str(step.args[1]))
+        yield from _play_overlapping(bench, group, call_for_step(step, number), str(step.args[1]))
 
 
-def _overlapping(bench: Bench, group: Communicator, call: Call, overlap: str) -> Play:
+def _play_overlapping(
+    bench: RankContext, group: Communicator, call: CollectiveCall, overlap: str
+) -> Play:
     """Either it equals the collective without overlap, or nothing happens."""
-    values = given(call, group.rank, group.size, tame)
-    wanted = due(call, group.rank, group.size, tame)
+    values = collective_input(call, group.rank, group.size, small_integers)
+    wanted = expected_result(call, group.rank, group.size, small_integers)
     out, tensor = _operands(bench, group.rank, values, wanted, overlap)
-    settled(tensor.copy_(values))
+    sync_current_stream(tensor.copy_(values))
     works: list[Work] = []
     what = f"rank {group.rank}: {call}, output and input {overlap}"
-    refused = attempt(lambda: works.append(_start(group, call.op, out, tensor)), Unsupported)
+    refused = catch(
+        lambda: works.append(_issue_overlapping(group, call.op, out, tensor)), Unsupported
+    )
     if refused is not None:
-        equal("A3", tensor, values, f"{what}: the input after the refusal")
+        require_equal("A3", tensor, values, f"{what}: the input after the refusal")
         return
-    yield from finish(bench, works[0], what)
-    equal("A3", out, wanted, what)
+    yield from wait_for_success(bench, works[0], what)
+    require_equal("A3", out, wanted, what)
 
 
-def _start(group: Communicator, op: str, out: Tensor, tensor: Tensor) -> Work:
+def _issue_overlapping(group: Communicator, op: str, out: Tensor, tensor: Tensor) -> Work:
     calls = {
         "all_gather": group.all_gather,
         "reduce_scatter": group.reduce_scatter,
@@ -338,7 +351,7 @@ def _start(group: Communicator, op: str, out: Tensor, tensor: Tensor) -> Work:
 
 
 def _operands(
-    bench: Bench, rank: int, values: Tensor, wanted: Tensor, overlap: str
+    bench: RankContext, rank: int, values: Tensor, wanted: Tensor, overlap: str
 ) -> tuple[Tensor, Tensor]:
     """Output and input of these shapes, in one piece of memory."""
     if overlap == "shifted":
@@ -350,13 +363,13 @@ def _operands(
     return whole, whole if values.shape == wanted.shape else whole[rank]
 
 
-def _shifted(bench: Bench, values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _shifted(bench: RankContext, values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     whole = bench.empty((max(values.numel(), 1 + wanted.numel()),), values.dtype)
     tensor = whole[: values.numel()].view(values.shape)
     return whole[1 : 1 + wanted.numel()].view(wanted.shape), tensor
 
 
-IN_PLACE = (
+OVERLAPPING_OPERANDS = (
     Property(
         name="overlapping-operands-are-as-good-as-separate-ones-or-refused",
         family=FAMILY,
@@ -364,90 +377,104 @@ IN_PLACE = (
         claim="A collective whose output overlaps its input gives the same, or does nothing.",
         programs=_in_place_programs,
         play=_play_in_place,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
 
 MAX_OPERATIONS = 8
-HOSTS = 2
-TOLD_APART = ("message", "message", "all_reduce", "broadcast")
+THREADS = 2
+ORDER_REVEALING_OPS = ("message", "message", "all_reduce", "broadcast")
 """What shows that two threads' operations were swapped: mostly messages."""
-GROUPS = ("first", "second")
+PURPOSES = ("first", "second")
 """Two communicators; host k uses the k-th."""
 
 
 def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_OPERATIONS)
-    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+    return st.builds(
+        lambda n, steps: program(deduplicate_messages(clip_to_group(steps, n)), n),
+        one_common_size(traits),
+        drawn,
+    )
 
 
-def _play_ring(bench: Bench, found: Program) -> Play:
+def _play_ring(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    transfers: list[Transfer | None] = []
+    transfers: list[IssuedOperation | None] = []
     for end in (0, 1):  # all sends before any receive
         for number, step in enumerate(found.steps):
-            if numbers_of(step)[end] == bench.rank:
-                transfers.append(issue(bench, group, step, number))
+            if int_arguments(step)[end] == bench.rank:
+                transfers.append(issue_step(bench, group, step, number))
                 yield NEXT
-    yield from land(bench, transfers, "P1")
+    yield from wait_and_check(bench, transfers, "P1")
 
 
 def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return between(
+    return clipped_programs(
         traits, st.lists(operations(traits, ("message",)), min_size=2, max_size=MAX_OPERATIONS)
     )
 
 
-def _play_order(bench: Bench, found: Program) -> Play:
+def _play_order(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     transfers = []
     for number, step in enumerate(found.steps):
-        transfers.append(issue(bench, group, step, number))
+        transfers.append(issue_step(bench, group, step, number))
         yield NEXT
-    yield from land(bench, transfers, "P2")
+    yield from wait_and_check(bench, transfers, "P2")
 
 
-def _hosted(traits: Traits, most: int, kinds: Sequence[str]) -> st.SearchStrategy[list[Step]]:
+def _operations_by_thread(
+    traits: Traits, most: int, kinds: Sequence[str]
+) -> st.SearchStrategy[list[Step]]:
     """Operations, each by one host of every rank."""
-    host = st.integers(0, HOSTS - 1)
+    host = st.integers(0, THREADS - 1)
     one = st.builds(lambda step, host: replace(step, host=host), operations(traits, kinds), host)
     return st.lists(one, min_size=2, max_size=most)
 
 
 def _groups_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return st.builds(
-        lambda n, steps: program(_lone_by_host(fit(steps, n)), n),
-        few(traits),
-        _hosted(traits, 6, SINGLE),
+        lambda n, steps: program(_deduplicate_by_thread(clip_to_group(steps, n)), n),
+        one_common_size(traits),
+        _operations_by_thread(traits, 6, SINGLE_WORK_OPS),
     )
 
 
-def _lone_by_host(steps: list[Step]) -> list[Step]:
+def _deduplicate_by_thread(steps: list[Step]) -> list[Step]:
     """In either communicator at most one message from a rank to another."""
-    return [step for host in range(HOSTS) for step in lone(s for s in steps if s.host == host)]
+    return [
+        step
+        for host in range(THREADS)
+        for step in deduplicate_messages(s for s in steps if s.host == host)
+    ]
 
 
-def _independent(traits: Traits) -> str | None:
-    return company(traits) or (None if traits.groups.independent_groups else "independent_groups")
+def _independent_groups_support(traits: Traits) -> str | None:
+    return several_ranks(traits) or (
+        None if traits.groups.independent_groups else "independent_groups"
+    )
 
 
-def _play_groups(bench: Bench, found: Program) -> Play:
-    groups = yield from together(bench, *GROUPS)
+def _play_groups(bench: RankContext, found: Program) -> Play:
+    groups = yield from shared_communicators(bench, *PURPOSES)
     transfers = []
     for number, step in enumerate(found.steps):
         if step.host == bench.host:
-            transfers.append(issue(bench, groups[GROUPS[bench.host]], step, number))
+            transfers.append(issue_step(bench, groups[PURPOSES[bench.host]], step, number))
             yield NEXT
-    yield from land(bench, transfers, "P4")
+    yield from wait_and_check(bench, transfers, "P4")
 
 
 def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return between(traits, _hosted(traits, MAX_OPERATIONS, TOLD_APART))
+    return clipped_programs(
+        traits, _operations_by_thread(traits, MAX_OPERATIONS, ORDER_REVEALING_OPS)
+    )
 
 
-def _play_turns(bench: Bench, found: Program) -> Play:
-    groups = yield from together(bench, "main")
+def _play_turns(bench: RankContext, found: Program) -> Play:
+    groups = yield from shared_communicators(bench, "main")
     fresh = [threading.Event() for _ in found.steps]
     issued: list[threading.Event] = bench.shared.setdefault("issued", fresh)
     transfers = []
@@ -455,36 +482,38 @@ def _play_turns(bench: Bench, found: Program) -> Play:
         if step.host != bench.host:
             continue
         if number:
-            yield from _turn(bench, issued[number - 1], number)
-        transfers.append(issue(bench, groups["main"], step, number))
+            yield from _wait_for_turn(bench, issued[number - 1], number)
+        transfers.append(issue_step(bench, groups["main"], step, number))
         issued[number].set()
         yield NEXT
-    yield from land(bench, transfers, "P6")
+    yield from wait_and_check(bench, transfers, "P6")
 
 
-def _turn(bench: Bench, before: threading.Event, number: int) -> Play:
+def _wait_for_turn(bench: RankContext, before: threading.Event, number: int) -> Play:
     yield Until(before.is_set, f"the turn of step {number}")
-    demand("C8", before.wait(bench.patience), f"the turn of step {number} never came")
+    require("C8", before.wait(bench.patience), f"the turn of step {number} never came")
 
 
-def _left_programs(traits: Traits) -> st.SearchStrategy[Program]:
+def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """`leave(rank)`: ranks that close what they have just opened."""
-    leaving = st.lists(RANKS, min_size=1, max_size=MAX_OPERATIONS, unique=True)
+    leaving = st.lists(UNCLIPPED_RANKS, min_size=1, max_size=MAX_OPERATIONS, unique=True)
 
     def made(size: int, gone: Sequence[int]) -> Program:
         ranks = sorted({rank % size for rank in gone})
         return program([Step("leave", (rank,)) for rank in ranks], size)
 
-    return st.builds(made, few(traits), leaving)
+    return st.builds(made, one_common_size(traits), leaving)
 
 
-def _play_left(bench: Bench, found: Program) -> Play:
+def _play_early_close(bench: RankContext, found: Program) -> Play:
     """Any error of an opening, or of the barrier afterwards, is a violation."""
     group = yield from bench.communicator("left early")
     if Step("leave", (bench.rank,)) in found.steps:
         group.close()
     after = yield from bench.communicator("after")
-    yield from finish(bench, after.barrier(), "a barrier of the communicator opened afterwards")
+    yield from wait_for_success(
+        bench, after.barrier(), "a barrier of the communicator opened afterwards"
+    )
 
 
 PROPERTIES = (
@@ -495,8 +524,8 @@ PROPERTIES = (
         claim="Everybody sends everything before receiving anything, and all of it arrives.",
         programs=_ring_programs,
         play=_play_ring,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="messages-between-two-ranks-keep-their-order",
@@ -505,8 +534,8 @@ PROPERTIES = (
         claim="The k-th receive from a rank takes the k-th message that it sent, of any size.",
         programs=_order_programs,
         play=_play_order,
-        needs=company,
-        ranks=Ranks.GROUP,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="two-communicators-go-on-without-each-other",
@@ -515,9 +544,9 @@ PROPERTIES = (
         claim="A host for each communicator: in whatever order they issue, everything ends.",
         programs=_groups_programs,
         play=_play_groups,
-        needs=_independent,
-        ranks=Ranks.GROUP,
-        hosts=HOSTS,
+        needs=_independent_groups_support,
+        ranks=PropertyScope.GROUP,
+        hosts=THREADS,
     ),
     Property(
         name="threads-take-turns-on-one-communicator",
@@ -526,22 +555,22 @@ PROPERTIES = (
         claim="Operations keep the order in which a rank's threads issued them.",
         programs=_turns_programs,
         play=_play_turns,
-        needs=company,
-        ranks=Ranks.GROUP,
-        hosts=HOSTS,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
+        hosts=THREADS,
     ),
     Property(
         name="a-rank-may-close-what-it-has-just-opened",
         family=FAMILY,
         clauses=("X8",),
         claim="Ranks that close a communicator as soon as they have it take nobody's opening away.",
-        programs=_left_programs,
-        play=_play_left,
-        needs=company,
-        ranks=Ranks.GROUP,
+        programs=_early_close_programs,
+        play=_play_early_close,
+        needs=several_ranks,
+        ranks=PropertyScope.GROUP,
     ),
     *CROWDS,
     *ROUNDS,
     *STREAMED,
-    *IN_PLACE,
+    *OVERLAPPING_OPERANDS,
 )

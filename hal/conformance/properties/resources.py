@@ -29,14 +29,19 @@ from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.capabilities import Available, Capabilities, SlotFormat, Unavailable
 from equipoise.hal.conformance.context import (
     NEXT,
-    Bench,
     Play,
-    attempt,
-    demand,
+    RankContext,
+    catch,
     native_stream,
-    told,
+    require,
+    to_host,
 )
-from equipoise.hal.conformance.fixtures.slot_store import ROLES, Part, plain, shelf
+from equipoise.hal.conformance.fixtures.slot_store import (
+    SLOT_ROLES,
+    SegmentSpec,
+    make_plain_slot_store,
+    shelf,
+)
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties import resources_signatures
 from equipoise.hal.conformance.property import Property, Traits
@@ -44,83 +49,85 @@ from equipoise.hal.errors import StreamFailed, Unsupported, Violation
 from equipoise.hal.stream import Role, Stream
 
 FAMILY = "resources"
-LONGEST = 6
+MAX_STEPS = 6
 """Steps of a program."""
-SPAWNING = 60.0
+SPAWN_TIMEOUT = 60.0
 """Seconds that a fresh interpreter may take to import the backend."""
 
 
 # ----- B1, B2: what is known before anything is opened --------------------------------------------
 
 
-def _told(capabilities: Capabilities) -> str:
+def _capabilities_json(capabilities: Capabilities) -> str:
     """All that is declared, in one order."""
     fields = dataclasses.asdict(capabilities)
-    return json.dumps({name: _plain(value) for name, value in fields.items()}, sort_keys=True)
+    return json.dumps({name: _jsonable(value) for name, value in fields.items()}, sort_keys=True)
 
 
-def _plain(value: object) -> object:
+def _jsonable(value: object) -> object:
     return sorted(map(str, value)) if isinstance(value, frozenset) else value
 
 
-def _known(traits: Traits) -> st.SearchStrategy[Program]:
+def _declaration_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """The traits were taken before the device was opened; the program remembers them."""
-    declare = Step("declare", (_told(traits.accelerator),))
+    declare = Step("declare", (_capabilities_json(traits.accelerator),))
     steps = st.lists(st.sampled_from([Step("probe"), declare]), min_size=1, max_size=3)
     return steps.map(program)
 
 
-def _play_known(bench: Bench, found: Program) -> Play:
+def _play_declarations(bench: RankContext, found: Program) -> Play:
     for step in found.steps:
         if step.op == "probe":
             _probe(bench)
         else:
             now = bench.backend.capabilities
-            kept = isinstance(now, Capabilities) and _told(now) == step.args[0]
-            demand("B2", kept, f"declared {step.args[0]} before the device was opened, {now} since")
+            kept = isinstance(now, Capabilities) and _capabilities_json(now) == step.args[0]
+            require(
+                "B2", kept, f"declared {step.args[0]} before the device was opened, {now} since"
+            )
         yield NEXT
 
 
-def _probe(bench: Bench) -> None:
+def _probe(bench: RankContext) -> None:
     before = bench.surroundings.leftovers()
     try:
         answer = bench.backend.probe()
     except Exception as error:
         raise Violation("B1", f"probe raised {type(error).__name__}: {error}") from error
     says = isinstance(answer, Available | Unavailable)
-    demand("B1", says, f"probe answered {answer!r}, not available or why not")
+    require("B1", says, f"probe answered {answer!r}, not available or why not")
     count = bench.backend.devices()
     fits = (count > 0) == isinstance(answer, Available)
-    demand("B1", fits, f"probe answered {answer!r}, and {count} devices can be opened")
-    demand_no_more("B1", before, bench.surroundings.leftovers(), "after a probe")
+    require("B1", fits, f"probe answered {answer!r}, and {count} devices can be opened")
+    require_no_more("B1", before, bench.surroundings.leftovers(), "after a probe")
 
 
-def demand_no_more(
+def require_no_more(
     clause: str, before: Mapping[str, int], after: Mapping[str, int], when: str
 ) -> None:
     """Raise `Violation` where more is left over than before."""
     more = {name: count for name, count in after.items() if count > before.get(name, 0)}
-    demand(clause, not more, f"{when} there are {more}, before there were {dict(before)}")
+    require(clause, not more, f"{when} there are {more}, before there were {dict(before)}")
 
 
 # ----- B4, B5, B6, R2: what a device hands out ----------------------------------------------------
 
 
-def _asked(_: Traits) -> st.SearchStrategy[Program]:
+def _device_programs(_: Traits) -> st.SearchStrategy[Program]:
     role = st.sampled_from([role.value for role in Role])
     steps = st.one_of(
         st.builds(lambda r: Step("stream", (r,)), role),
         st.builds(lambda n: Step("pinned", (n,)), st.integers(1, 64)),
         st.just(Step("adopt")),
     )
-    return st.lists(steps, min_size=1, max_size=LONGEST).map(program)
+    return st.lists(steps, min_size=1, max_size=MAX_STEPS).map(program)
 
 
 @dataclass
-class _Desk:
+class _DeviceRunner:
     """Asks for streams and memory, and compares what it is given with what it was given before."""
 
-    bench: Bench
+    bench: RankContext
     streams: dict[str, Stream] = field(default_factory=dict)
     memory: list[Tensor] = field(default_factory=list)
 
@@ -136,42 +143,44 @@ class _Desk:
     def stream(self, role: str) -> None:
         found = self.bench.accelerator.stream(Role(role))
         known = self.streams.setdefault(role, found)
-        demand("B4", found is known, f"stream({role}) is another stream than before")
-        demand("B4", found.role == role, f"stream({role}) says that its role is {found.role}")
+        require("B4", found is known, f"stream({role}) is another stream than before")
+        require("B4", found.role == role, f"stream({role}) says that its role is {found.role}")
 
     def pinned(self, nbytes: int) -> None:
         made = self.bench.accelerator.pinned(nbytes)
         kind = f"{made.dtype} {list(made.shape)} on {made.device}"
         fits = (made.dtype, made.device.type, made.shape) == (torch.uint8, "cpu", (nbytes,))
-        demand("B6", fits, f"pinned({nbytes}) is {kind}, not uint8 [{nbytes}] on the host")
+        require("B6", fits, f"pinned({nbytes}) is {kind}, not uint8 [{nbytes}] on the host")
         if self.bench.accelerator.device.type != "cpu":
             locked = self.bench.backend.capabilities.pinned_memory
-            demand("B6", made.is_pinned() or not locked, f"pinned({nbytes}) is not page-locked")
+            require("B6", made.is_pinned() or not locked, f"pinned({nbytes}) is not page-locked")
         self.memory.append(made.fill_(len(self.memory)))
 
     def adopt(self) -> None:
         """What no engine owns cannot be a stream; what is current on the device can."""
-        refusal = attempt(lambda: self.bench.accelerator.adopt(object()), Unsupported)
-        demand("B5", refusal, "something that is no stream was adopted")
+        refusal = catch(lambda: self.bench.accelerator.adopt(object()), Unsupported)
+        require("B5", refusal, "something that is no stream was adopted")
         device = self.bench.accelerator.device
         if device.type != "cpu":
             stream = self.bench.accelerator.adopt(native_stream(device))
             seen = self.bench.filled((1,), 0)
             stream.launch(lambda: seen.fill_(1))
             stream.synchronize(self.bench.patience)
-            demand("B5", int(told(seen)), "a launch on an adopted stream has not run")
-            refusal = attempt(lambda: stream.launch(_raise), StreamFailed)
+            require("B5", int(to_host(seen)), "a launch on an adopted stream has not run")
+            refusal = catch(lambda: stream.launch(_raise), StreamFailed)
             cause = refusal.__cause__ if refusal is not None else None
             said = f"a launch on an adopted stream whose program raised raised {refusal!r}"
-            demand("E7", isinstance(cause, ZeroDivisionError), said)
+            require("E7", isinstance(cause, ZeroDivisionError), said)
             stream.launch(lambda: seen.fill_(2))
             stream.synchronize(self.bench.patience)
-            demand("E7", int(told(seen)) == 2, "an adopted stream does not go on after a failure")
+            require(
+                "E7", int(to_host(seen)) == 2, "an adopted stream does not go on after a failure"
+            )
 
     def end(self) -> None:
         """Nobody's memory is anybody else's."""
         for number, made in enumerate(self.memory):
-            demand(
+            require(
                 "B6", bool((made == number).all()), f"pinned memory {number} was handed out twice"
             )
 
@@ -180,16 +189,16 @@ def _raise() -> None:
     raise ZeroDivisionError("a program of the suite raises")
 
 
-def _play_asked(bench: Bench, found: Program) -> Play:
-    desk = _Desk(bench)
+def _play_device(bench: RankContext, found: Program) -> Play:
+    desk = _DeviceRunner(bench)
     for step in found.steps:
         desk.do(step)
         yield NEXT
     desk.end()
 
 
-_PRIVATE = Part(torch.uint8, 16, format=SlotFormat.PRIVATE)
-OPTIONAL: Mapping[str, Callable[[Bench], object]] = {
+_PRIVATE = SegmentSpec(torch.uint8, 16, format=SlotFormat.PRIVATE)
+OPTIONAL: Mapping[str, Callable[[RankContext], object]] = {
     "stream_lock": lambda bench: bench.accelerator.stream_lock(bench.deadline),
     "graph_capture": lambda bench: bench.accelerator.graph(),
     "slot_formats": lambda bench: shelf(bench, 1, 1, [_PRIVATE]),
@@ -201,7 +210,7 @@ def _optional(_: Traits) -> st.SearchStrategy[Program]:
     return st.sampled_from(sorted(OPTIONAL)).map(lambda name: program([Step(name)]))
 
 
-def _play_optional(bench: Bench, found: Program) -> Play:
+def _play_optional(bench: RankContext, found: Program) -> Play:
     """The memory of a slot is made before the store is asked for; it is dropped with the error."""
     name = found.steps[0].op
     declared = _declares(bench.backend.capabilities, name)
@@ -209,14 +218,14 @@ def _play_optional(bench: Bench, found: Program) -> Play:
     try:
         OPTIONAL[name](bench)
     except Unsupported as refusal:
-        demand("R2", not declared, f"{name} is declared, yet: {refusal}")
+        require("R2", not declared, f"{name} is declared, yet: {refusal}")
         yield NEXT
-        demand_no_more("R2", before, bench.surroundings.leftovers(), "after a refusal")
+        require_no_more("R2", before, bench.surroundings.leftovers(), "after a refusal")
     except Exception as error:
         what = f"{type(error).__name__}: {error}, not Unsupported"
         raise Violation("R2", f"{name} is not declared and raised {what}") from error
     else:
-        demand("R2", declared, f"{name} is not declared, yet the call was accepted")
+        require("R2", declared, f"{name} is not declared, yet the call was accepted")
 
 
 def _declares(capabilities: Capabilities, name: str) -> bool:
@@ -227,7 +236,7 @@ def _declares(capabilities: Capabilities, name: str) -> bool:
 
 # ----- R4: importing ------------------------------------------------------------------------------
 
-LOOK = """
+IMPORT_PROBE = """
 import importlib, os, sys, torch
 
 def tasks():
@@ -245,15 +254,15 @@ print("threads", tasks() - before, "devices", int(awake()))
 
 
 @functools.cache
-def _started_by(module: str) -> str:
+def _started_by_import(module: str) -> str:
     """What an interpreter says that has imported `module` and nothing else of the backend's."""
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, module],
+        [sys.executable, "-c", IMPORT_PROBE, module],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=SPAWNING,
+        timeout=SPAWN_TIMEOUT,
         check=False,
     )
     last = (done.stdout or done.stderr).strip().splitlines()[-1:]
@@ -264,10 +273,10 @@ def _import(_: Traits) -> st.SearchStrategy[Program]:
     return st.just(program([Step("import")]))
 
 
-def _play_import(bench: Bench, _: Program) -> Play:
+def _play_import(bench: RankContext, _: Program) -> Play:
     module = type(bench.backend).__module__
-    said = _started_by(module)
-    demand("R4", said == "threads 0 devices 0", f"importing {module} in a fresh process: {said}")
+    said = _started_by_import(module)
+    require("R4", said == "threads 0 devices 0", f"importing {module} in a fresh process: {said}")
     yield NEXT
 
 
@@ -277,16 +286,16 @@ DEVICES = (
         family=FAMILY,
         clauses=("B2", "B1"),
         claim="Probing answers and opens nothing; what is declared before opening stays true.",
-        programs=_known,
-        play=_play_known,
+        programs=_declaration_programs,
+        play=_play_declarations,
     ),
     Property(
         name="a-device-hands-out-the-same-streams-and-its-own-memory",
         family=FAMILY,
         clauses=("B4", "B5", "B6", "E7"),
         claim="One stream a role, no stream from what is none, host memory that nobody shares.",
-        programs=_asked,
-        play=_play_asked,
+        programs=_device_programs,
+        play=_play_device,
     ),
     Property(
         name="what-is-not-declared-is-refused",
@@ -307,43 +316,43 @@ DEVICES = (
 )
 
 
-CYCLES = 3
+REPEATS = 3
 """How often a program is repeated: the first time may leave what is kept once for all."""
 WIDTH = 8
 """Bytes of a slot, and of a page."""
-Made = Iterator[object]
+Resources = Iterator[object]
 """What was made, for somebody to see whether it is still there."""
 
 
-def _events(bench: Bench) -> Made:
-    first, second = (bench.accelerator.stream(Role(role)) for role in ROLES[:2])
+def _events(bench: RankContext) -> Resources:
+    first, second = (bench.accelerator.stream(Role(role)) for role in SLOT_ROLES[:2])
     event = bench.accelerator.event()
     first.record(event)
     second.wait(event)
     yield event
 
 
-def _slots(bench: Bench) -> Made:
-    place = plain(bench, 1, 1, WIDTH)
-    reader = place.store.attach(bench.accelerator.stream(Role(ROLES[0])))
+def _slots(bench: RankContext) -> Resources:
+    place = make_plain_slot_store(bench, 1, 1, WIDTH)
+    reader = place.store.attach(bench.accelerator.stream(Role(SLOT_ROLES[0])))
     lease = place.store.lease([0])
     lease.release()
-    place.unpack([0], 1, ROLES[1])
-    place.store.commit([(0, 0)], place.stream(ROLES[2]))
-    blob = place.look([0], ROLES[0])
+    place.unpack([0], 1, SLOT_ROLES[1])
+    place.store.commit([(0, 0)], place.stream(SLOT_ROLES[2]))
+    blob = place.look([0], SLOT_ROLES[0])
     reader.detach()
-    yield from (place.store, reader, lease, blob, place.pack([0], ROLES[1]))
+    yield from (place.store, reader, lease, blob, place.pack([0], SLOT_ROLES[1]))
 
 
-def _pages(bench: Bench) -> Made:
+def _pages(bench: RankContext) -> Resources:
     pool = bench.accelerator.host_pool(WIDTH, 1)
     page = pool.take(bench.patience)
     page.give_back(None)
     yield from (pool, page)
 
 
-def _lock(bench: Bench) -> Made:
-    lock, stream = bench.accelerator.stream_lock(bench.deadline), ROLES[0]
+def _lock(bench: RankContext) -> Resources:
+    lock, stream = bench.accelerator.stream_lock(bench.deadline), SLOT_ROLES[0]
     lock.signal(lock.epoch)
     lock.acquire(bench.accelerator.stream(Role(stream)))
     lock.release(bench.accelerator.stream(Role(stream)))
@@ -351,15 +360,15 @@ def _lock(bench: Bench) -> Made:
     yield lock
 
 
-def _graph(bench: Bench) -> Made:
-    graph, stream = bench.accelerator.graph(), bench.accelerator.stream(Role(ROLES[0]))
+def _graph(bench: RankContext) -> Resources:
+    graph, stream = bench.accelerator.graph(), bench.accelerator.stream(Role(SLOT_ROLES[0]))
     cell = bench.filled((1,), 0)
     graph.capture(stream, lambda: stream.launch(lambda: cell.fill_(1)))
     graph.replay(stream)
     yield from (graph, cell)
 
 
-USES: Mapping[str, Callable[[Bench], Made]] = {
+USES: Mapping[str, Callable[[RankContext], Resources]] = {
     "events": _events,
     "slots": _slots,
     "pages": _pages,
@@ -375,22 +384,22 @@ def _use_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return steps.map(program)
 
 
-def _play_uses(bench: Bench, found: Program) -> Play:
+def _play_uses(bench: RankContext, found: Program) -> Play:
     """What the last cycle made may still be at hand; what came before it may not."""
     cycles: list[list[tuple[str, weakref.ref[object]]]] = []
     bases: list[Mapping[str, int]] = []
-    for _ in range(CYCLES):
+    for _ in range(REPEATS):
         cycles.append([born for step in found.steps for born in _use(bench, step.op)])
         bench.drain()
         yield NEXT
         gc.collect(1)
         bases.append(bench.surroundings.leftovers())
-    remembered = [name for cycle in cycles[:-1] for name, made in cycle if _lives(made)]
-    demand("R1", not remembered, f"{len(remembered)} used up and still alive: {remembered}")
-    demand_no_more("R1", bases[0], bases[-1], f"after {CYCLES} cycles")
+    remembered = [name for cycle in cycles[:-1] for name, made in cycle if _is_alive(made)]
+    require("R1", not remembered, f"{len(remembered)} used up and still alive: {remembered}")
+    require_no_more("R1", bases[0], bases[-1], f"after {REPEATS} cycles")
 
 
-def _use(bench: Bench, use: str) -> list[tuple[str, weakref.ref[object]]]:
+def _use(bench: RankContext, use: str) -> list[tuple[str, weakref.ref[object]]]:
     """Weak references to what one use makes, where its class allows any."""
     found = []
     for made in USES[use](bench):
@@ -399,7 +408,7 @@ def _use(bench: Bench, use: str) -> list[tuple[str, weakref.ref[object]]]:
     return found
 
 
-def _lives(made: weakref.ref[object]) -> bool:
+def _is_alive(made: weakref.ref[object]) -> bool:
     """Whether it is still there when everything unreachable is gone."""
     if made() is not None:
         gc.collect()
@@ -419,7 +428,7 @@ REPEATED_USE = (
 
 
 ALL_ROLES = tuple(role.value for role in Role)
-ENDING = 5.0
+THREAD_EXIT_TIMEOUT = 5.0
 """Seconds that a thread may take which close has told to end."""
 
 
@@ -435,7 +444,7 @@ def _closed(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_closed(bench: Bench, found: Program) -> Play:
+def _play_closed(bench: RankContext, found: Program) -> Play:
     before = set(threading.enumerate())
     extra = bench.backend.open(0)
     flag = bench.filled((1,), 0)
@@ -451,45 +460,45 @@ def _play_closed(bench: Bench, found: Program) -> Play:
             ("launch", partial(stream.launch, partial(flag.fill_, 1))),
             ("record", partial(stream.record, extra.event())),
         ):
-            refused = attempt(call, StreamFailed)
-            demand("E5", refused, f"{what} on stream {role} of a device that was closed")
-    demand("E5", int(told(flag)) == 0, "a launch on a device that was closed has run")
+            refused = catch(call, StreamFailed)
+            require("E5", refused, f"{what} on stream {role} of a device that was closed")
+    require("E5", int(to_host(flag)) == 0, "a launch on a device that was closed has run")
     later = [thread for thread in threading.enumerate() if thread not in before]
     for thread in later:
-        thread.join(ENDING)
+        thread.join(THREAD_EXIT_TIMEOUT)
     alive = [thread.name for thread in later if thread.is_alive()]
-    demand("E5", not alive, f"threads that outlive the close of their device: {alive}")
+    require("E5", not alive, f"threads that outlive the close of their device: {alive}")
 
 
-def _said(_: Traits) -> st.SearchStrategy[Program]:
+def _description_programs(_: Traits) -> st.SearchStrategy[Program]:
     steps = st.sampled_from((Step("memory"), Step("topology")))
     return st.lists(steps, min_size=1, max_size=3).map(program)
 
 
-def _play_said(bench: Bench, found: Program) -> Play:
+def _play_descriptions(bench: RankContext, found: Program) -> Play:
     accelerator = bench.accelerator
     first = accelerator.topology()
     for step in found.steps:
         if step.op == "memory":
-            _sound_memory(accelerator.memory())
+            _require_memory(accelerator.memory())
         else:
-            _sound_topology(accelerator.topology())
-            demand("B10", accelerator.topology() == first, "the topology is another than before")
+            _require_topology(accelerator.topology())
+            require("B10", accelerator.topology() == first, "the topology is another than before")
         yield NEXT
-    demand("B10", first.index == 0, f"device 0 says that its index is {first.index}")
+    require("B10", first.index == 0, f"device 0 says that its index is {first.index}")
     name, backend = accelerator.name, bench.backend.name
     named = name.startswith(backend) and name.endswith(str(first.index))
-    demand("B10", named, f"device 0 of {backend} is called {name!r}")
+    require("B10", named, f"device 0 of {backend} is called {name!r}")
 
 
-def _sound_memory(said: Memory) -> None:
+def _require_memory(said: Memory) -> None:
     sound = said.total > 0 and 0 <= said.free <= said.total
-    demand("B10", sound, f"{said.free} bytes of {said.total} are free")
+    require("B10", sound, f"{said.free} bytes of {said.total} are free")
 
 
-def _sound_topology(said: Topology) -> None:
-    demand("B10", bool(said.node), "the node has no name")
-    demand("B10", said.numa >= -1, f"the NUMA node is {said.numa}")
+def _require_topology(said: Topology) -> None:
+    require("B10", bool(said.node), "the node has no name")
+    require("B10", said.numa >= -1, f"the NUMA node is {said.numa}")
 
 
 CLOSED_DEVICES = (
@@ -506,8 +515,8 @@ CLOSED_DEVICES = (
         family=FAMILY,
         clauses=("B10",),
         claim="Memory and topology are within their bounds, and stay what they are.",
-        programs=_said,
-        play=_play_said,
+        programs=_description_programs,
+        play=_play_descriptions,
     ),
 )
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from equipoise.hal.accelerator import Accelerator, Backend, Graph, HostPool, Page
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, finish
-from equipoise.hal.conformance.fixtures.slot_store import plain
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, require, wait_for_success
+from equipoise.hal.conformance.fixtures.slot_store import make_plain_slot_store
 from equipoise.hal.conformance.program import Program, program
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.kernels import Kernels
 from equipoise.hal.lock import StreamLock
@@ -24,15 +24,15 @@ Parameter = tuple[str, Any, Any]
 """Name, kind, default."""
 
 
-def members(protocol: type) -> dict[str, Any]:
+def protocol_members(protocol: type) -> dict[str, Any]:
     """What the protocol names."""
     return {name: m for name, m in vars(protocol).items() if not name.startswith("_")}
 
 
-def differences(protocol: type, found: object) -> list[str]:
+def signature_differences(protocol: type, found: object) -> list[str]:
     """What is not as the protocol says, one line each; `found` is an object or its class."""
     lines = []
-    for name, member in members(protocol).items():
+    for name, member in protocol_members(protocol).items():
         own = inspect.getattr_static(found, name, None)
         if own is None:
             lines.append(f"has no {name}")
@@ -55,32 +55,32 @@ def _parameters(function: Any) -> list[Parameter]:
 def _compare(name: str, wanted: list[Parameter], own: list[Parameter]) -> list[str]:
     if own == wanted:
         return []
-    return [f"{name} takes {_words(own)}, not {_words(wanted)}"]
+    return [f"{name} takes {_format_parameters(own)}, not {_format_parameters(wanted)}"]
 
 
-def _words(parameters: list[Parameter]) -> str:
+def _format_parameters(parameters: list[Parameter]) -> str:
     made = [inspect.Parameter(name, kind, default=default) for name, kind, default in parameters]
     return str(inspect.Signature(made))
 
 
-def _once(_: Traits) -> st.SearchStrategy[Program]:
+def _empty_program(_: Traits) -> st.SearchStrategy[Program]:
     return st.just(program([]))
 
 
-def _demand_all(pairs: Iterable[tuple[type, object]]) -> None:
+def _require_signatures(pairs: Iterable[tuple[type, object]]) -> None:
     for protocol, found in pairs:
-        wrong = differences(protocol, found)
-        demand("R3", not wrong, "; ".join(wrong))
+        wrong = signature_differences(protocol, found)
+        require("R3", not wrong, "; ".join(wrong))
 
 
-def _play_device(bench: Bench, _: Program) -> Play:
-    _demand_all(_handed_out(bench))
+def _play_device(bench: RankContext, _: Program) -> Play:
+    _require_signatures(_device_objects(bench))
     yield NEXT
 
 
-def _handed_out(bench: Bench) -> Iterable[tuple[type, object]]:
+def _device_objects(bench: RankContext) -> Iterable[tuple[type, object]]:
     """One object of every kind that a device hands out, as far as its capabilities go."""
-    device, store = bench.accelerator, plain(bench, 1, 1, 1).store
+    device, store = bench.accelerator, make_plain_slot_store(bench, 1, 1, 1).store
     stream = device.stream(Role.COMPUTE)
     yield from ((Backend, bench.backend), (Accelerator, device), (Kernels, device.kernels))
     yield from ((Stream, stream), (Event, device.event()), (SlotStore, store))
@@ -93,15 +93,15 @@ def _handed_out(bench: Bench) -> Iterable[tuple[type, object]]:
         yield Graph, device.graph()
 
 
-def _play_group(bench: Bench, _: Program) -> Play:
+def _play_group(bench: RankContext, _: Program) -> Play:
     fabric = bench.fabric
-    demand("R3", fabric, "no fabric was handed out")
+    require("R3", fabric, "no fabric was handed out")
     group = yield from bench.communicator()
     work = group.barrier()
     assert fabric is not None
     pairs = ((Fabric, fabric), (ControlPlane, fabric.control), (Communicator, group), (Work, work))
-    _demand_all(pairs)
-    yield from finish(bench, work, "the barrier")
+    _require_signatures(pairs)
+    yield from wait_for_success(bench, work, "the barrier")
 
 
 PROPERTIES = (
@@ -110,7 +110,7 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("R3",),
         claim="Names, order, kinds and defaults are those of the protocols, on every object.",
-        programs=_once,
+        programs=_empty_program,
         play=_play_device,
     ),
     Property(
@@ -118,8 +118,8 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("R3",),
         claim="The same for fabrics, communicators, works and the control plane.",
-        programs=_once,
+        programs=_empty_program,
         play=_play_group,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )

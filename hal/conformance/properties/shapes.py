@@ -10,39 +10,50 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.context import Bench, Play, demand, equal, finish
-from equipoise.hal.conformance.fixtures.collectives import (
-    MOVES,
-    SUMS,
-    Call,
-    Fenced,
-    Plain,
-    calls_of,
-    dtype_of,
-    expect,
-    fly,
-    name_of,
-    tame,
-    text_of,
+from equipoise.hal.conformance.context import (
+    Play,
+    RankContext,
+    require,
+    require_equal,
+    wait_for_success,
 )
-from equipoise.hal.conformance.fixtures.strategies import by_size, calling, common, movable
+from equipoise.hal.conformance.fixtures.collectives import (
+    COPY_OPS,
+    REDUCE_OPS,
+    CollectiveCall,
+    GuardedBuffers,
+    PlainBuffers,
+    calls_in,
+    dtype_name,
+    dtype_named,
+    require_results,
+    run_calls,
+    shape_text,
+    small_integers,
+)
+from equipoise.hal.conformance.fixtures.strategies import (
+    any_collective_step,
+    common_sizes,
+    copyable_dtypes,
+    programs_by_size,
+)
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties.large_collectives import SHAPES as SIZES
 from equipoise.hal.conformance.properties.shapes_layouts import LAYOUTS, REJECTIONS
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
-MOST_PAIRS = 8
+MAX_PAIRS = 8
 MOST_ROWS = 4
 
 
 def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Pairs that are not named have no rows; a pair that is named twice has those of the last."""
-    names = st.sampled_from([name_of(dtype) for dtype in movable(traits)])
+    names = st.sampled_from([dtype_name(dtype) for dtype in copyable_dtypes(traits)])
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank = st.integers(0, size - 1)
         pair = st.builds(_rows, rank, rank, st.integers(1, MOST_ROWS))
-        pairs = st.lists(pair, max_size=MOST_PAIRS)
+        pairs = st.lists(pair, max_size=MAX_PAIRS)
         return st.builds(
             lambda steps, dtype, width: program(steps, size, {"dtype": dtype, "width": width}),
             pairs,
@@ -50,14 +61,14 @@ def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
             st.integers(2, 3),
         )
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
 def _rows(source: int, destination: int, rows: int) -> Step:
     return Step("rows", (destination, rows), source)
 
 
-def counts(found: Program) -> list[list[int]]:
+def row_counts(found: Program) -> list[list[int]]:
     """Rows by source and destination."""
     table = [[0] * found.size for _ in range(found.size)]
     for step in found.steps:
@@ -67,19 +78,21 @@ def counts(found: Program) -> list[list[int]]:
 
 def _block(found: Program, rows: int, giver: int, taker: int) -> Tensor:
     shape = (rows, found.number("width"))
-    return tame(Call("rows", dtype_of(found.setting("dtype")), shape), giver, taker)
+    return small_integers(
+        CollectiveCall("rows", dtype_named(found.setting("dtype")), shape), giver, taker
+    )
 
 
-def _play_uneven(bench: Bench, found: Program) -> Play:
+def _play_uneven(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    table, rank, ranks = counts(found), group.rank, range(found.size)
+    table, rank, ranks = row_counts(found), group.rank, range(found.size)
     sends, receives = table[rank], [table[giver][rank] for giver in ranks]
     tensor = bench.of(torch.cat([_block(found, sends[r], rank, r) for r in ranks]))
     wanted = torch.cat([_block(found, receives[r], r, rank) for r in ranks])
     out = bench.empty(tuple(wanted.shape), wanted.dtype)
     work = group.all_to_all_uneven(out, tensor, receives, sends)
-    yield from finish(bench, work, "all_to_all_uneven")
-    equal("S3", out, wanted, f"rank {rank} after sends {sends}, receives {receives}")
+    yield from wait_for_success(bench, work, "all_to_all_uneven")
+    require_equal("S3", out, wanted, f"rank {rank} after sends {sends}, receives {receives}")
 
 
 UNEVEN = (
@@ -90,7 +103,7 @@ UNEVEN = (
         claim="All-to-all moves any number of rows between any two ranks, none and all included.",
         programs=_uneven_programs,
         play=_play_uneven,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
@@ -103,11 +116,11 @@ def _subgroup_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Calls, each among the members it names; the same members use one communicator."""
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        call = st.tuples(calling(traits, st.just("3"), SUBGROUP_OPS), _members(size))
+        call = st.tuples(any_collective_step(traits, st.just("3"), SUBGROUP_OPS), _members(size))
         drawn = st.lists(call.map(_step), min_size=1, max_size=MAX_SUBGROUP_CALLS)
         return drawn.map(lambda steps: program(filter(_possible, steps), size))
 
-    return by_size(traits.sizes, sized)
+    return programs_by_size(traits.sizes, sized)
 
 
 def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -118,7 +131,7 @@ def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 def _step(drawn: tuple[Step, tuple[int, ...]]) -> Step:
     call, members = drawn
-    return Step(call.op, (*call.args, text_of(members)))
+    return Step(call.op, (*call.args, shape_text(members)))
 
 
 def _possible(step: Step) -> bool:
@@ -126,9 +139,9 @@ def _possible(step: Step) -> bool:
     return step.op != "shift" or "x" in str(step.args[3])
 
 
-def _play_subgroups(bench: Bench, found: Program) -> Play:
+def _play_subgroups(bench: RankContext, found: Program) -> Play:
     groups: dict[str, Communicator] = {}
-    for call, step in zip(calls_of(found), found.steps, strict=True):
+    for call, step in zip(calls_in(found), found.steps, strict=True):
         names = str(step.args[3])
         members = [int(name) for name in names.split("x")]
         if bench.rank not in members:
@@ -138,9 +151,9 @@ def _play_subgroups(bench: Bench, found: Program) -> Play:
         group = groups[names]
         place = (members.index(bench.rank), len(members))
         here = f"rank {bench.rank} among {members}"
-        demand("S5", (group.rank, group.size) == place, f"{here} is {group.rank} of {group.size}")
-        flights = yield from fly(bench, group, [call], Plain(bench))
-        expect("S5", group, flights)
+        require("S5", (group.rank, group.size) == place, f"{here} is {group.rank} of {group.size}")
+        flights = yield from run_calls(bench, group, [call], PlainBuffers(bench))
+        require_results("S5", group, flights)
 
 
 SUBGROUPS = (
@@ -151,28 +164,34 @@ SUBGROUPS = (
         claim="Collectives work in groups of every size, and among any of the ranks in any order.",
         programs=_subgroup_programs,
         play=_play_subgroups,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
 
 FAMILY = "shapes"
 MAX_CALLS = 4
-OPS = (*MOVES, *SUMS)
+COLLECTIVE_OPS = (*COPY_OPS, *REDUCE_OPS)
 OFFSETS = (1, 2, 4)
 
 
 def _plain(traits: Traits) -> st.SearchStrategy[Program]:
     """Rows of 2 to 5 elements; other shapes have properties of their own."""
     rows = st.integers(2, 5).map(str)
-    return by_size(common(traits), lambda size: _lists(calling(traits, rows, OPS, size), size))
+    return programs_by_size(
+        common_sizes(traits),
+        lambda size: _lists(any_collective_step(traits, rows, COLLECTIVE_OPS, size), size),
+    )
 
 
 def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
     """Up to four dimensions, each of 0 to 3: also empty ones, and single bytes."""
-    any_shape = st.lists(st.integers(0, 3), max_size=4).map(text_of)
+    any_shape = st.lists(st.integers(0, 3), max_size=4).map(shape_text)
     shapes = st.sampled_from(("1", "", "0")) | any_shape
-    return by_size(common(traits), lambda size: _lists(calling(traits, shapes, OPS), size))
+    return programs_by_size(
+        common_sizes(traits),
+        lambda size: _lists(any_collective_step(traits, shapes, COLLECTIVE_OPS), size),
+    )
 
 
 def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Program]:
@@ -183,13 +202,15 @@ def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Progr
 def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
     """At every distance that is whole elements: no address of an element may be odd for it."""
     calls = st.lists(
-        calling(traits, st.integers(2, 5).map(str), OPS), min_size=1, max_size=MAX_CALLS
+        any_collective_step(traits, st.integers(2, 5).map(str), COLLECTIVE_OPS),
+        min_size=1,
+        max_size=MAX_CALLS,
     )
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         return st.builds(
             lambda offset, steps: program(
-                (s for s in steps if offset % dtype_of(s.args[0]).itemsize == 0),
+                (s for s in steps if offset % dtype_named(s.args[0]).itemsize == 0),
                 size,
                 {"offset": offset},
             ),
@@ -197,29 +218,31 @@ def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
             calls,
         )
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_plain(bench: Bench, found: Program) -> Play:
+def _play_plain(bench: RankContext, found: Program) -> Play:
     """All of them in flight at once."""
     group = yield from bench.communicator()
-    flights = yield from fly(bench, group, calls_of(found), Plain(bench))
-    expect("X4", group, flights)
+    flights = yield from run_calls(bench, group, calls_in(found), PlainBuffers(bench))
+    require_results("X4", group, flights)
 
 
-def _play_shaped(bench: Bench, found: Program) -> Play:
+def _play_shaped(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    for call in calls_of(found):
-        expect("S1", group, (yield from fly(bench, group, [call], Plain(bench))))
+    for call in calls_in(found):
+        require_results(
+            "S1", group, (yield from run_calls(bench, group, [call], PlainBuffers(bench)))
+        )
 
 
-def _play_misaligned(bench: Bench, found: Program) -> Play:
+def _play_misaligned(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
-    for call in calls_of(found):
-        buffers = Fenced(bench, found.number("offset"))
-        expect("S4", group, (yield from fly(bench, group, [call], buffers)))
+    for call in calls_in(found):
+        buffers = GuardedBuffers(bench, found.number("offset"))
+        require_results("S4", group, (yield from run_calls(bench, group, [call], buffers)))
         what = f"rank {bench.rank}: {call} changed bytes beside its buffers"
-        demand("A4", buffers.intact(), what)
+        require("A4", buffers.intact(), what)
 
 
 PROPERTIES = (
@@ -230,7 +253,7 @@ PROPERTIES = (
         claim="Every collective gives what its definition says, on every declared dtype.",
         programs=_plain,
         play=_play_plain,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="every-shape-travels",
@@ -239,7 +262,7 @@ PROPERTIES = (
         claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",
         programs=_shaped,
         play=_play_shaped,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
     Property(
         name="misaligned-buffers-arrive-and-their-neighbours-stay",
@@ -248,7 +271,7 @@ PROPERTIES = (
         claim="Addresses 1, 2 and 4 bytes off work, and nothing beside a buffer is written.",
         programs=_misaligned,
         play=_play_misaligned,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
     *SIZES,
     *LAYOUTS,

@@ -11,50 +11,56 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
-from equipoise.hal.conformance.context import NEXT, Bench, Play, demand, told
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, require, to_host
 from equipoise.hal.conformance.fixtures.collectives import (
-    IN_PLACE,
-    MOVES,
-    PROBE,
-    SUMS,
-    Call,
-    Flight,
-    Plain,
-    Values,
-    calls_of,
-    dtype_of,
-    expect,
-    fly,
-    name_of,
-    start,
-    tame,
+    COPY_OPS,
+    IN_PLACE_OPS,
+    PROBE_CALL,
+    REDUCE_OPS,
+    CollectiveCall,
+    InflightCall,
+    InputValues,
+    PlainBuffers,
+    calls_in,
+    dtype_name,
+    dtype_named,
+    issue_call,
+    require_results,
+    run_calls,
+    small_integers,
 )
-from equipoise.hal.conformance.fixtures.strategies import by_size, calling, common, few, movable
+from equipoise.hal.conformance.fixtures.strategies import (
+    any_collective_step,
+    common_sizes,
+    copyable_dtypes,
+    one_common_size,
+    programs_by_size,
+)
 from equipoise.hal.conformance.program import Argument, Program, Step, program
-from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
 CONTIGUOUS = "contiguous"
-KINDS = ("offset", "transposed", "strided", "expanded")
-OPS = tuple(op for op in (*MOVES, *SUMS) if op != "exchange")
+LAYOUT_KINDS = ("offset", "transposed", "strided", "expanded")
+LAYOUT_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
 """A round carries blobs, which are contiguous by definition."""
-MOST_CALLS = 3
-AHEAD = 16
+MAX_CALLS = 3
+OFFSET_ELEMENTS = 16
 """Elements before an offset view: addresses off the alignment have a property of their own."""
-UNTOUCHED = 0x01  # of every byte; also a legal truth value
+INITIAL_BYTE = 0x01  # of every byte; also a legal truth value
 
 
 def _layout_programs(traits: Traits) -> st.SearchStrategy[Program]:
     shapes = st.sampled_from(("2x2", "2x3", "3x2"))
-    laid = st.tuples(st.sampled_from(KINDS), st.sampled_from(("input", "output")))
+    laid = st.tuples(st.sampled_from(LAYOUT_KINDS), st.sampled_from(("input", "output")))
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        one = st.builds(_step, calling(traits, shapes, OPS), laid)
-        drawn = st.lists(one, min_size=1, max_size=MOST_CALLS)
+        one = st.builds(_step, any_collective_step(traits, shapes, LAYOUT_OPS), laid)
+        drawn = st.lists(one, min_size=1, max_size=MAX_CALLS)
         return drawn.map(lambda steps: program(filter(_possible, steps), size))
 
-    return by_size(common(traits), sized)
+    return programs_by_size(common_sizes(traits), sized)
 
 
 def _step(call: Step, laid: tuple[str, str]) -> Step:
@@ -65,18 +71,18 @@ def _step(call: Step, laid: tuple[str, str]) -> Step:
 def _possible(step: Step) -> bool:
     """In-place has one operand; nothing can arrive right where several elements are one."""
     kind, which = step.args[3:]
-    if step.op in IN_PLACE:
+    if step.op in IN_PLACE_OPS:
         return which == "input" and kind != "expanded"
     return kind != "expanded" or which == "input"
 
 
-def level(call: Call, giver: int, taker: int) -> Tensor:
+def identical_rows(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     """Values whose rows are all the same one, as in an expanded operand."""
-    return tame(call, giver, taker)[:1].expand(call.shape)
+    return small_integers(call, giver, taker)[:1].expand(call.shape)
 
 
 @dataclass
-class Laid:
+class LaidOutBuffers:
     """Operands of one call, one of which may lie in a layout, and what they held at first.
 
     They are laid out on the host, and brought to the device as they lie, gaps included: so no
@@ -88,7 +94,7 @@ class Laid:
         before: the memory of each operand, uint8, and what it held at first, on the host.
     """
 
-    bench: Bench
+    bench: RankContext
     kind: str
     which: str
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -111,7 +117,7 @@ class Laid:
 
     def untouched(self) -> bool:
         """Whether every operand is as it was made, and what lies between its elements too."""
-        return all(torch.equal(told(now), was) for now, was in self.before)
+        return all(torch.equal(to_host(now), was) for now, was in self.before)
 
     def _kind(self, which: str) -> str:
         return self.kind if which == self.which else CONTIGUOUS
@@ -125,11 +131,14 @@ class Laid:
 
 def _flat(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory for that shape in that layout, on the host: as many elements as it needs."""
-    counts = {"strided": 2 * torch.Size(shape).numel(), "offset": AHEAD + torch.Size(shape).numel()}
+    counts = {
+        "strided": 2 * torch.Size(shape).numel(),
+        "offset": OFFSET_ELEMENTS + torch.Size(shape).numel(),
+    }
     count = counts.get(kind, torch.Size(shape).numel())
     if kind == "expanded":
         count //= shape[-2]
-    return torch.full((count * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8).view(dtype)
+    return torch.full((count * dtype.itemsize,), INITIAL_BYTE, dtype=torch.uint8).view(dtype)
 
 
 def _view(flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
@@ -137,7 +146,7 @@ def _view(flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
     if kind == CONTIGUOUS:
         return flat.view(shape)
     if kind == "offset":
-        return flat[AHEAD:].view(shape)
+        return flat[OFFSET_ELEMENTS:].view(shape)
     if kind == "strided":
         return flat.view(*shape, 2)[..., 0]
     *lead, rows, columns = shape
@@ -147,48 +156,50 @@ def _view(flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _AttemptedCall:
     """A call on laid operands: its flight, or none when it was rejected."""
 
-    call: Call
-    operands: Laid
-    flight: Flight | None
+    call: CollectiveCall
+    operands: LaidOutBuffers
+    flight: InflightCall | None
 
 
-def _attempt(bench: Bench, group: Communicator, call: Call, step: Step) -> _Attempt:
-    operands = Laid(bench, str(step.args[3]), str(step.args[4]))
+def _attempt_call(
+    bench: RankContext, group: Communicator, call: CollectiveCall, step: Step
+) -> _AttemptedCall:
+    operands = LaidOutBuffers(bench, str(step.args[3]), str(step.args[4]))
     try:
-        return _Attempt(call, operands, start(group, call, operands, _values(operands)))
+        return _AttemptedCall(call, operands, issue_call(group, call, operands, _values(operands)))
     except Unsupported:
-        return _Attempt(call, operands, None)
+        return _AttemptedCall(call, operands, None)
 
 
-def _values(operands: Laid) -> Values:
-    return level if operands.kind == "expanded" else tame
+def _values(operands: LaidOutBuffers) -> InputValues:
+    return identical_rows if operands.kind == "expanded" else small_integers
 
 
-def _play_layouts(bench: Bench, found: Program) -> Play:
+def _play_layouts(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     tried = []
-    for call, step in zip(calls_of(found), found.steps, strict=True):
-        tried.append(_attempt(bench, group, call, step))
+    for call, step in zip(calls_in(found), found.steps, strict=True):
+        tried.append(_attempt_call(bench, group, call, step))
         yield NEXT
-    probes = yield from fly(bench, group, [PROBE], Plain(bench))
-    expect("S2", group, probes)
+    probes = yield from run_calls(bench, group, [PROBE_CALL], PlainBuffers(bench))
+    require_results("S2", group, probes)
     for one in tried:
         if one.flight is not None:
             yield from one.flight.land(bench)
-            expect("S2", group, [one.flight], _values(one.operands))
+            require_results("S2", group, [one.flight], _values(one.operands))
         where = f"rank {group.rank}: {one.operands.which} {one.operands.kind}, {one.call}"
         kept = one.flight is not None or one.operands.untouched()
-        demand("S2", kept, f"{where}: rejected, but its operands changed")
+        require("S2", kept, f"{where}: rejected, but its operands changed")
     return [one.flight is not None for one in tried]
 
 
 def _judge(found: Program, answers: Sequence[Any]) -> None:
     for rank, answer in enumerate(answers):
         what = f"rank {rank} took layouts {answer}, rank 0 took {answers[0]} of {found.lines()}"
-        demand("S2", answer == answers[0], what)
+        require("S2", answer == answers[0], what)
 
 
 LAYOUTS = (
@@ -200,13 +211,13 @@ LAYOUTS = (
         programs=_layout_programs,
         play=_play_layouts,
         judge=_judge,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )
 
 
 CLAUSE = "X5"
-EVERY = tuple(
+ALL_DTYPES = tuple(
     getattr(torch, name)
     for name in (
         *("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"),
@@ -215,28 +226,28 @@ EVERY = tuple(
     )
 )
 """Element types, of which a communicator declares some."""
-TYPED = tuple(op for op in (*MOVES, *SUMS) if op != "exchange")
+DTYPE_CHECKED_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
 """A round carries bytes, whatever they stand for."""
-SHAPED = ("all_gather", "reduce_scatter", "all_to_all")
-ROWS = ("too few counts", "a negative count", "more rows than there are")
+SHAPE_CHECKED_OPS = ("all_gather", "reduce_scatter", "all_to_all")
+BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there are")
 
 
 def _unsupported_programs(traits: Traits) -> st.SearchStrategy[Program]:
     one = st.one_of([kind for kind in _kinds(traits) if not kind.is_empty])
-    drawn = st.tuples(st.lists(one, min_size=1, max_size=MOST_CALLS), few(traits))
+    drawn = st.tuples(st.lists(one, min_size=1, max_size=MAX_CALLS), one_common_size(traits))
     return drawn.map(lambda pair: program(*pair))
 
 
 def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
-    moved = {name_of(dtype) for dtype in movable(traits)}
-    summed = {name_of(dtype) for dtype in traits.groups.reductions}
-    alien = [name_of(dtype) for dtype in EVERY if name_of(dtype) not in moved]
+    moved = {dtype_name(dtype) for dtype in copyable_dtypes(traits)}
+    summed = {dtype_name(dtype) for dtype in traits.groups.reductions}
+    alien = [dtype_name(dtype) for dtype in ALL_DTYPES if dtype_name(dtype) not in moved]
     return [
-        _steps("dtype", TYPED, alien),
-        _steps("dtype", SUMS, sorted(moved - summed)),
-        _steps("shape", SHAPED, ("one row too many", "one row too few")),
+        _steps("dtype", DTYPE_CHECKED_OPS, alien),
+        _steps("dtype", REDUCE_OPS, sorted(moved - summed)),
+        _steps("shape", SHAPE_CHECKED_OPS, ("one row too many", "one row too few")),
         _steps("mixed", ("all_gather", "all_to_all"), sorted(moved - {"uint8"})),
-        _steps("rows", ("all_to_all_uneven",), ROWS),
+        _steps("rows", ("all_to_all_uneven",), BAD_ROW_COUNTS),
         _steps("peer", ("isend", "irecv", "broadcast", "exchange"), (0, -1, 1, -2)),
     ]
 
@@ -249,15 +260,15 @@ def _steps(what: str, ops: Sequence[str], hows: Sequence[Argument]) -> st.Search
 
 
 @dataclass(frozen=True)
-class _Wrong:
+class _UnsupportedCalls:
     """Calls that must be refused, by the first word of their step."""
 
     group: Communicator
-    operands: Laid
+    operands: LaidOutBuffers
 
     def dtype(self, op: str, name: object) -> None:
         """Of an element type that is not declared, or not declared to be summed."""
-        start(self.group, Call(op, dtype_of(name), (2,)), self.operands)
+        issue_call(self.group, CollectiveCall(op, dtype_named(name), (2,)), self.operands)
 
     def shape(self, op: str, how: object) -> None:
         """The side that holds a row for every rank has one too few, or one too many."""
@@ -275,7 +286,7 @@ class _Wrong:
         size = self.group.size
         narrow, wide = ((2,), (size, 2)) if op == "all_gather" else ((size, 2), (size, 2))
         tensor = self.operands.out(narrow, torch.uint8)
-        out = self.operands.out(wide, dtype_of(name))
+        out = self.operands.out(wide, dtype_named(name))
         (self.group.all_gather if op == "all_gather" else self.group.all_to_all)(out, tensor)
 
     def rows(self, _: str, how: object) -> None:
@@ -299,12 +310,12 @@ class _Wrong:
             "isend": lambda: self.group.isend(data, peer),
             "irecv": lambda: self.group.irecv(data, peer),
             "broadcast": lambda: self.group.broadcast(data, peer),
-            "exchange": lambda: self.group.exchange(Exchange((Parcel(peer, data),), ())),
+            "exchange": lambda: self.group.exchange(Exchange((PeerBuffer(peer, data),), ())),
         }
         calls[op]()
 
 
-def _refused(wrong: _Wrong, step: Step) -> None:
+def _require_refusal(wrong: _UnsupportedCalls, step: Step) -> None:
     """Demand `Unsupported`, at the call."""
     calls: dict[str, Callable[[str, object], None]] = {
         "dtype": wrong.dtype,
@@ -324,18 +335,18 @@ def _refused(wrong: _Wrong, step: Step) -> None:
     raise Violation(CLAUSE, f"{where} was not refused at the call")
 
 
-def _play_unsupported(bench: Bench, found: Program) -> Play:
+def _play_unsupported(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     kept = []
     for step in found.steps:
-        kept.append(Laid(bench, CONTIGUOUS, "input"))
-        _refused(_Wrong(group, kept[-1]), step)
+        kept.append(LaidOutBuffers(bench, CONTIGUOUS, "input"))
+        _require_refusal(_UnsupportedCalls(group, kept[-1]), step)
         yield NEXT
-    probes = yield from fly(bench, group, [PROBE], Plain(bench))
-    expect(CLAUSE, group, probes)
+    probes = yield from run_calls(bench, group, [PROBE_CALL], PlainBuffers(bench))
+    require_results(CLAUSE, group, probes)
     for step, operands in zip(found.steps, kept, strict=True):
         what = f"rank {group.rank}: {step} was refused, but its operands changed"
-        demand(CLAUSE, operands.untouched(), what)
+        require(CLAUSE, operands.untouched(), what)
 
 
 REJECTIONS = (
@@ -347,6 +358,6 @@ REJECTIONS = (
         "any side effect.",
         programs=_unsupported_programs,
         play=_play_unsupported,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
     ),
 )

@@ -23,12 +23,18 @@ from hypothesis.stateful import (
 from torch import Tensor
 
 from equipoise.hal.accelerator import HostPool, Page
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand
-from equipoise.hal.conformance.fixtures.happens_before import Order
-from equipoise.hal.conformance.fixtures.slot_store import ROLES, Shelf, listed, plain, versions
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require
+from equipoise.hal.conformance.fixtures.happens_before import HappensBefore
+from equipoise.hal.conformance.fixtures.slot_store import (
+    SLOT_ROLES,
+    SlotStoreFixture,
+    format_versions,
+    make_plain_slot_store,
+    versions_in,
+)
 from equipoise.hal.conformance.fixtures.strategies import schedules
 from equipoise.hal.conformance.program import Argument, Case, Program, Step, program
-from equipoise.hal.conformance.property import Composed, Property, Traits
+from equipoise.hal.conformance.property import Property, StatefulPrograms, Traits
 from equipoise.hal.errors import EquipoiseError, SlotLeased, StaleEpoch
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.lock import StreamLock
@@ -38,11 +44,11 @@ from equipoise.hal.stream import Event, Role
 SLOTS = 2
 STAGING = 2
 PAGES = 2
-Buffer = tuple[str, int]
+BufferKey = tuple[str, int]
 """A slot or a staging buffer, by number."""
 
 
-class Turn(StrEnum):
+class LockTurn(StrEnum):
     """Whose the stream lock's memory is."""
 
     MOVER = "mover"
@@ -56,7 +62,7 @@ class Turn(StrEnum):
 
 
 @dataclass
-class Ledger:
+class SystemModel:
     """Follows calls one by one; knows which can be made, and what each read is due to see.
 
     Versions are numbers of the steps that brought them; 0 is what was there at first.
@@ -73,14 +79,14 @@ class Ledger:
         tables: which of the two placements is installed; None before the first.
     """
 
-    order: Order = field(default_factory=Order)
-    versions: dict[Buffer, int] = field(default_factory=dict)
-    writers: dict[Buffer, int] = field(default_factory=dict)
+    order: HappensBefore = field(default_factory=HappensBefore)
+    versions: dict[BufferKey, int] = field(default_factory=dict)
+    writers: dict[BufferKey, int] = field(default_factory=dict)
     looks: dict[int, list[int]] = field(default_factory=dict)
     attached: Counter[str] = field(default_factory=Counter)
     leases: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    turn: Turn = Turn.MOVER
+    turn: LockTurn = LockTurn.MOVER
     tables: int | None = None
 
     def slot(self, slot: int) -> int:
@@ -101,7 +107,7 @@ class Ledger:
         looks = [look for look in self.looks.get(slot, []) if not self.order.reached(role, look)]
         return sorted({self.order.launches[look][0] for look in looks})
 
-    def bring(self, number: int, buffer: Buffer, role: str) -> None:
+    def bring(self, number: int, buffer: BufferKey, role: str) -> None:
         """A verb on the stream writes a version of its own."""
         writer = self._verb(buffer, role)
         self.versions[buffer], self.writers[buffer] = number, writer
@@ -141,11 +147,11 @@ class Ledger:
 
     def sign(self) -> None:
         """The mover has waited for its turn and signalled: whoever waits goes on."""
-        self.turn = Turn.PASSED if self.turn is Turn.WAITED else Turn.SIGNED
+        self.turn = LockTurn.PASSED if self.turn is LockTurn.WAITED else LockTurn.SIGNED
 
     def acquire(self) -> None:
         """A stream acquires, reads and releases; before the signal it waits."""
-        self.turn = Turn.PASSED if self.turn is Turn.SIGNED else Turn.WAITED
+        self.turn = LockTurn.PASSED if self.turn is LockTurn.SIGNED else LockTurn.WAITED
 
     def join(self, first: str, second: str) -> None:
         """A stream waits for all that another one was given so far."""
@@ -154,29 +160,29 @@ class Ledger:
 
     def rest(self) -> None:
         """The host has waited for every stream."""
-        for role in ROLES:
+        for role in SLOT_ROLES:
             for launch in range(len(self.order.launches)):
                 self.order.follow(role, launch)
 
-    def _verb(self, buffer: Buffer, role: str) -> int:
+    def _verb(self, buffer: BufferKey, role: str) -> int:
         """A launch behind the last write of what it touches (V5)."""
         if buffer in self.writers:
             self.order.follow(role, self.writers[buffer])
         return self.order.launch(role)
 
 
-WIDTH = 4
+ITEM_BYTES = 4
 """Bytes of a slot, of a page, and of the memory under the stream lock."""
-ROUTER = ROLES[0]
+ROUTER_ROLE = SLOT_ROLES[0]
 """The stream that routes, and that new tables are installed on (clause G2)."""
 PLACEMENTS = ((0, 1), (1, 0))
 """Two ways to put two experts into two slots."""
-WHOLE = 65536
+FULL_SHARE = 65536
 """The share of an expert that has one replica."""
 
 
 @dataclass
-class Workshop:
+class SystemRunner:
     """Makes the calls of a program, one method each; `number` is that of the step, from 1.
 
     Attributes:
@@ -189,10 +195,10 @@ class Workshop:
         waiting: a read under the lock for which nothing was signed yet.
     """
 
-    place: Shelf
+    place: SlotStoreFixture
     pool: HostPool
     event: Event
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: SystemModel = field(default_factory=SystemModel)
     due: list[tuple[str, str, Tensor, int]] = field(default_factory=list)
     routed: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
     readers: dict[str, list[Reader]] = field(default_factory=dict)
@@ -215,13 +221,13 @@ class Workshop:
     def commit(self, number: int, buffer: int, slot: int, role: str) -> None:
         """Staging goes to a slot."""
         stream = self.place.stream(role)
-        refusal = attempt(lambda: self.place.store.commit([(buffer, slot)], stream), SlotLeased)
+        refusal = catch(lambda: self.place.store.commit([(buffer, slot)], stream), SlotLeased)
         self.refused(number, slot, refusal)
         self.ledger.commit(buffer, slot, role)
 
     def write(self, number: int, slot: int, role: str) -> None:
         """A version goes to a slot."""
-        refusal = attempt(lambda: self.place.write([slot], number, role), SlotLeased)
+        refusal = catch(lambda: self.place.write([slot], number, role), SlotLeased)
         self.refused(number, slot, refusal)
         self.ledger.write(number, slot, role)
 
@@ -264,7 +270,7 @@ class Workshop:
         """Whether a verb was refused as it should be."""
         state = "leased" if self.ledger.leased(slot) else "not leased"
         right = (refusal is not None) == self.ledger.leased(slot)
-        demand("A11", right, f"step {number}: slot {slot} is {state}, and {refusal or 'no error'}")
+        require("A11", right, f"step {number}: slot {slot} is {state}, and {refusal or 'no error'}")
 
     # ----- events and pages ----------------------------------------------------------------------
 
@@ -285,7 +291,7 @@ class Workshop:
         stream, data = self.place.stream(role), self.pages[page].data
         if page in self.copies:
             stream.wait(self.copies[page])
-        refusal = attempt(lambda: self.place.store.write([slot], [[data]], stream), SlotLeased)
+        refusal = catch(lambda: self.place.store.write([slot], [[data]], stream), SlotLeased)
         self.refused(number, slot, refusal)
         self.copies[page] = self.place.bench.accelerator.event()
         stream.record(self.copies[page])
@@ -301,7 +307,7 @@ class Workshop:
     def sign(self, number: int) -> None:
         """The mover writes the memory under the lock, when it has it, and signals."""
         lock, cell = self.locked()
-        if self.ledger.turn is Turn.PASSED:
+        if self.ledger.turn is LockTurn.PASSED:
             lock.wait(lock.epoch, self.place.bench.patience)
         cell.fill_(number)
         lock.signal(lock.epoch)
@@ -314,13 +320,13 @@ class Workshop:
     def acquire(self, number: int, role: str) -> None:
         """A stream reads the memory under the lock, and releases."""
         (lock, cell), stream = self.locked(), self.place.stream(role)
-        blob = self.place.bench.empty((WIDTH,))
+        blob = self.place.bench.empty((ITEM_BYTES,))
         lock.acquire(stream)
         # Not blocking: the host must not wait for a stream that waits for its signal.
         stream.launch(lambda: blob.copy_(cell, non_blocking=True))
         lock.release(stream)
         read = f"step {number}, acquire on {role}", blob
-        if self.ledger.turn is Turn.SIGNED:
+        if self.ledger.turn is LockTurn.SIGNED:
             self.due.append(("L7", *read, self.signed))
         else:
             self.waiting = read
@@ -331,16 +337,16 @@ class Workshop:
         lock, _cell = self.locked()
         old = lock.epoch
         lock.drain(self.place.bench.patience)
-        late = attempt(lambda: lock.signal(old), EquipoiseError)
-        demand("L3", isinstance(late, StaleEpoch), f"step {number}: a late signal, and {late!r}")
-        self.ledger.turn = Turn.MOVER
+        late = catch(lambda: lock.signal(old), EquipoiseError)
+        require("L3", isinstance(late, StaleEpoch), f"step {number}: a late signal, and {late!r}")
+        self.ledger.turn = LockTurn.MOVER
 
     def locked(self) -> tuple[StreamLock, Tensor]:
         """The lock and what is under it: host memory that the mover writes."""
         bench = self.place.bench
         if self.lock is None or self.cell is None:
             self.lock = bench.accelerator.stream_lock(bench.deadline)
-            self.cell = bench.accelerator.pinned(WIDTH)
+            self.cell = bench.accelerator.pinned(ITEM_BYTES)
         return self.lock, self.cell
 
     # ----- tables --------------------------------------------------------------------------------
@@ -350,11 +356,11 @@ class Workshop:
         device = self.place.bench.accelerator
         if self.tables is None:
             self.tables = Tables.empty(1, 2, 2, 1, device.device)
-        rows = [[0, 1, 2], list(PLACEMENTS[which]), [WHOLE, WHOLE]]
+        rows = [[0, 1, 2], list(PLACEMENTS[which]), [FULL_SHARE, FULL_SHARE]]
         parts = [torch.tensor([row], dtype=torch.int32) for row in rows]
         self.place.kept += parts
         device.kernels.commit_tables(
-            TableUpdate((0,), *parts), self.tables, self.place.stream(ROUTER)
+            TableUpdate((0,), *parts), self.tables, self.place.stream(ROUTER_ROLE)
         )
         self.ledger.tables = which
 
@@ -367,7 +373,7 @@ class Workshop:
         assert tables is not None
         assert self.ledger.tables is not None
         bench.accelerator.kernels.route_and_count(
-            ids, tables, Salt(0, 0, 0), slots, counts, self.place.stream(ROUTER)
+            ids, tables, Salt(0, 0, 0), slots, counts, self.place.stream(ROUTER_ROLE)
         )
         self.routed.append((slots, counts, self.ledger.tables))
 
@@ -375,25 +381,27 @@ class Workshop:
 
     def end(self, number: int) -> None:
         """Nobody is left waiting; then everything that was read is judged."""
-        if self.ledger.turn is Turn.WAITED:
+        if self.ledger.turn is LockTurn.WAITED:
             self.sign(number)
         for slot in range(SLOTS):
-            self.pack(number, slot, ROUTER)
+            self.pack(number, slot, ROUTER_ROLE)
         self.place.bench.drain()
         for clause, what, blob, version in self.due:
-            seen = versions(blob)
-            demand(clause, seen == [version], f"{what}: version {listed(seen)}, not {version}")
+            seen = versions_in(blob)
+            require(
+                clause, seen == [version], f"{what}: version {format_versions(seen)}, not {version}"
+            )
         for slots, counts, which in self.routed:
             seen, wanted = slots.tolist(), list(PLACEMENTS[which])
-            demand("G2", seen == wanted, f"routed to slots {seen}, installed were {wanted}")
-            demand("G2", counts.tolist() == [1, 1], f"counted {counts.tolist()}, not 1 each")
+            require("G2", seen == wanted, f"routed to slots {seen}, installed were {wanted}")
+            require("G2", counts.tolist() == [1, 1], f"counted {counts.tolist()}, not 1 each")
 
 
-def play(bench: Bench, found: Program) -> Play:
+def play_system(bench: RankContext, found: Program) -> Play:
     """Every step is the name of a method."""
-    place = plain(bench, SLOTS, STAGING, WIDTH)
-    pool, event = bench.accelerator.host_pool(WIDTH, PAGES), bench.accelerator.event()
-    shop = Workshop(place, pool, event)
+    place = make_plain_slot_store(bench, SLOTS, STAGING, ITEM_BYTES)
+    pool, event = bench.accelerator.host_pool(ITEM_BYTES, PAGES), bench.accelerator.event()
+    shop = SystemRunner(place, pool, event)
     for number, step in enumerate(found.steps, start=1):
         getattr(shop, step.op)(number, *step.args)
         yield NEXT
@@ -403,25 +411,25 @@ def play(bench: Bench, found: Program) -> Play:
 # Mostly one slot and two streams: what never meets cannot disturb each other.
 SLOT = st.sampled_from((*[0] * SLOTS, *range(SLOTS)))
 BUFFER = st.integers(0, STAGING - 1)
-STREAM = st.sampled_from((*ROLES[:2], *ROLES))
-LONG = 144
+STREAM = st.sampled_from((*SLOT_ROLES[:2], *SLOT_ROLES))
+MAX_STATEFUL_CHOICES = 144
 """Choices that are drawn at most: programs are longer than those of other properties."""
-READERS = 2
+MAX_READERS = 2
 """Readers at a time."""
-Played = Callable[[Case], None]
+PlayCase = Callable[[Case], None]
 
 
-def locking(turns: tuple[Turn, ...]) -> Callable[["Composer"], bool]:
+def lock_turn_is(turns: tuple[LockTurn, ...]) -> Callable[["AcceleratorStateMachine"], bool]:
     """Whether the device has a stream lock, which is at one of these turns."""
     return lambda self: self.traits.accelerator.stream_lock and self.ledger.turn in turns
 
 
-def moving(self: "Composer") -> bool:
+def no_stream_waits_for_host(self: "AcceleratorStateMachine") -> bool:
     """Whether the host may wait for streams: none of them waits for the host."""
-    return self.ledger.turn is not Turn.WAITED
+    return self.ledger.turn is not LockTurn.WAITED
 
 
-class Composer(RuleBasedStateMachine):
+class AcceleratorStateMachine(RuleBasedStateMachine):
     """Each rule is a call; what the ledger says cannot be made is left out.
 
     The case is played at the end, as data, and not call by call while it is composed: so real
@@ -432,10 +440,10 @@ class Composer(RuleBasedStateMachine):
     leases = Bundle("leases")
     pages = Bundle("pages")
 
-    def __init__(self, traits: Traits, played: Played) -> None:
+    def __init__(self, traits: Traits, played: PlayCase) -> None:
         super().__init__()
         self.traits = traits
-        self.ledger = Ledger()
+        self.ledger = SystemModel()
         self._played = played
         self._steps: list[Step] = []
         self._schedule = b""
@@ -450,7 +458,7 @@ class Composer(RuleBasedStateMachine):
         if self._steps:
             self._played(Case(program(self._steps), self._schedule))
 
-    @initialize(schedule=schedules(LONG))
+    @initialize(schedule=schedules(MAX_STATEFUL_CHOICES))
     def choose(self, schedule: bytes) -> None:
         """Who moves next, where somebody decides it."""
         self._schedule = schedule
@@ -492,7 +500,9 @@ class Composer(RuleBasedStateMachine):
             self.note("look", slot, role)
             self.ledger.look(slot, role)
 
-    @precondition(lambda self: moving(self) and self.ledger.attached.total() < READERS)
+    @precondition(
+        lambda self: no_stream_waits_for_host(self) and self.ledger.attached.total() < MAX_READERS
+    )
     @rule(role=STREAM)
     def attach(self, role: str) -> None:
         """A stream becomes a reader."""
@@ -526,7 +536,7 @@ class Composer(RuleBasedStateMachine):
         self.note("join", first, second)
         self.ledger.join(first, second)
 
-    @precondition(lambda self: moving(self) and len(self.ledger.pages) < PAGES)
+    @precondition(lambda self: no_stream_waits_for_host(self) and len(self.ledger.pages) < PAGES)
     @rule(target=pages)
     def take(self) -> int:
         """A page of the host pool."""
@@ -547,40 +557,40 @@ class Composer(RuleBasedStateMachine):
         self.note("give_back", page)
         self.ledger.pages.remove(page)
 
-    @precondition(locking((Turn.MOVER, Turn.WAITED, Turn.PASSED)))
+    @precondition(lock_turn_is((LockTurn.MOVER, LockTurn.WAITED, LockTurn.PASSED)))
     @rule()
     def sign(self) -> None:
         """The mover signals, once it has the memory."""
         self.note("sign")
         self.ledger.sign()
 
-    @precondition(locking((Turn.MOVER, Turn.SIGNED)))
+    @precondition(lock_turn_is((LockTurn.MOVER, LockTurn.SIGNED)))
     @rule(role=STREAM)
     def acquire(self, role: str) -> None:
         """A stream reads under the lock."""
         self.note("acquire", role)
         self.ledger.acquire()
 
-    @precondition(locking((Turn.SIGNED, Turn.PASSED)))
+    @precondition(lock_turn_is((LockTurn.SIGNED, LockTurn.PASSED)))
     @rule()
     def renew(self) -> None:
         """The lock begins a new epoch."""
         self.note("renew")
-        self.ledger.turn = Turn.MOVER
+        self.ledger.turn = LockTurn.MOVER
 
     @rule(which=st.integers(0, 1))
     def install(self, which: int) -> None:
         """New tables."""
         self.note("install", which)
         self.ledger.tables = which
-        self.ledger.order.launch(ROUTER)
+        self.ledger.order.launch(ROUTER_ROLE)
 
     @precondition(lambda self: self.ledger.tables is not None)
     @rule()
     def route(self) -> None:
         """A routing pass."""
         self.note("route")
-        self.ledger.order.launch(ROUTER)
+        self.ledger.order.launch(ROUTER_ROLE)
 
 
 PROPERTIES = (
@@ -590,7 +600,7 @@ PROPERTIES = (
         clauses=("V5", "V1", "A11", "A12", "L3", "L7", "G2"),
         claim="Streams, events, slots, readers, leases, pages, lock and tables do not disturb "
         "each other.",
-        programs=Composed(Composer),
-        play=play,
+        programs=StatefulPrograms(AcceleratorStateMachine),
+        play=play_system,
     ),
 )

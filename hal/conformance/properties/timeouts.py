@@ -15,11 +15,24 @@ from hypothesis import strategies as st
 
 from equipoise.hal.accelerator import HostPool
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.context import NEXT, Bench, Play, attempt, demand, meet
-from equipoise.hal.conformance.fixtures.comm_operations import NBYTES, company
-from equipoise.hal.conformance.fixtures.strategies import few
+from equipoise.hal.conformance.context import (
+    NEXT,
+    Play,
+    RankContext,
+    catch,
+    control_barrier,
+    require,
+)
+from equipoise.hal.conformance.fixtures.comm_operations import UNMATCHED_BYTES, several_ranks
+from equipoise.hal.conformance.fixtures.strategies import one_common_size
 from equipoise.hal.conformance.program import Program, Step, program
-from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits, a_lock
+from equipoise.hal.conformance.property import (
+    DeadlineLength,
+    Property,
+    PropertyScope,
+    Traits,
+    lock_support,
+)
 from equipoise.hal.errors import (
     CommunicatorFailed,
     EquipoiseError,
@@ -33,19 +46,19 @@ from equipoise.hal.stream import Event, Role, Stream
 from equipoise.hal.work import Work
 
 FAMILY = "timeouts"
-BRIEF = 0.02
+EXPIRING_WAIT = 0.02
 """Seconds of a wait that ends in vain."""
-HOLDING = 5.0
+HOLD_TIMEOUT = 5.0
 """Seconds that a stream stands still if nobody lets it go: a wait without an end ends well then."""
-LATE = 0.15
+RELEASE_DELAY = 0.15
 """Seconds after which a timer lets a stream go that the host waits for."""
-PART = 0.4
+LATE_PEER_FRACTION = 0.4
 """The part of an operation's deadline after which its peer comes."""
-WIDTH = 8
+PAGE_BYTES = 8
 
 
 @dataclass
-class _Held:
+class _HeldStream:
     """A stream that stands behind a lock, and all that waits for it.
 
     Attributes:
@@ -56,7 +69,7 @@ class _Held:
         pool: of one page, given back behind.
     """
 
-    bench: Bench
+    bench: RankContext
     stream: Stream
     gate: StreamLock
     lock: StreamLock
@@ -83,11 +96,11 @@ class _Held:
 WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 
 
-def _held(bench: Bench, role: str) -> _Held:
+def _hold_stream(bench: RankContext, role: str) -> _HeldStream:
     """The stream holds a lock, and then waits for a signal that nobody has given."""
     accelerator, stream = bench.accelerator, bench.accelerator.stream(Role(role))
-    gate, lock = accelerator.stream_lock(HOLDING), accelerator.stream_lock(bench.patience)
-    pool, point = accelerator.host_pool(WIDTH, 1), accelerator.event()
+    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(bench.patience)
+    pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
     page = pool.take(bench.patience)
     lock.acquire(stream)
     lock.signal(lock.epoch)
@@ -95,14 +108,14 @@ def _held(bench: Bench, role: str) -> _Held:
     lock.release(stream)
     stream.record(point)
     page.give_back(point)
-    return _Held(bench, stream, gate, lock, point, pool)
+    return _HeldStream(bench, stream, gate, lock, point, pool)
 
 
 def _roles() -> st.SearchStrategy[str]:
     return st.sampled_from([role.value for role in Role][:2])
 
 
-def _vain(_: Traits) -> st.SearchStrategy[Program]:
+def _expiring_wait_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`wait(what)` in vain, some of them; all of them follow when the stream has been let go."""
     waits = st.lists(st.sampled_from(WAITS), min_size=1, max_size=4)
     return st.builds(
@@ -112,28 +125,30 @@ def _vain(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_vain(bench: Bench, found: Program) -> Play:
-    held = _held(bench, str(found.setting("role")))
+def _play_expiring_waits(bench: RankContext, found: Program) -> Play:
+    held = _hold_stream(bench, str(found.setting("role")))
     yield NEXT
     for step in found.steps:
         name = str(step.args[0])
-        raised = attempt(partial(held.waits()[name], BRIEF), StreamTimeout, PoolExhausted)
+        raised = catch(partial(held.waits()[name], EXPIRING_WAIT), StreamTimeout, PoolExhausted)
         due = PoolExhausted if name == "pool" else StreamTimeout
         told = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
-        what = f"a wait of {BRIEF:g} s for a {name} that stands still raised {told}"
-        demand("E11", isinstance(raised, due), what)
-        demand("E11", not held.point.query(), f"{what}, after the point was reached")
+        what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {told}"
+        require("E11", isinstance(raised, due), what)
+        require("E11", not held.point.query(), f"{what}, after the point was reached")
         yield NEXT
     held.let_go()
     yield NEXT
     for name in ("event", "stream", "accelerator", "lock", "pool"):
-        failed = attempt(partial(held.waits()[name], bench.patience), EquipoiseError)
-        demand("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
-    failed = attempt(partial(held.point.synchronize, 0.0), EquipoiseError)
-    demand("E11", not failed, f"a wait without time for a point that was reached raised {failed!r}")
+        failed = catch(partial(held.waits()[name], bench.patience), EquipoiseError)
+        require("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
+    failed = catch(partial(held.point.synchronize, 0.0), EquipoiseError)
+    require(
+        "E11", not failed, f"a wait without time for a point that was reached raised {failed!r}"
+    )
 
 
-def _every_late(_: Traits) -> st.SearchStrategy[Program]:
+def _late_release_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`wait(what)` of every kind for a stream that a timer lets go."""
     return _roles().map(
         lambda role: program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
@@ -141,7 +156,7 @@ def _every_late(_: Traits) -> st.SearchStrategy[Program]:
 
 
 @contextmanager
-def _after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+def _call_after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
     """`call` by another thread, so many seconds from now."""
     timer = threading.Timer(seconds, call)
     timer.start()
@@ -151,46 +166,48 @@ def _after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
         timer.join()
 
 
-def _play_late(bench: Bench, found: Program) -> Play:
+def _play_late_release(bench: RankContext, found: Program) -> Play:
     for step in found.steps:
         name = str(step.args[0])
-        held = _held(bench, str(found.setting("role")))
-        with _after(LATE, held.let_go):
-            failed = attempt(partial(held.waits()[name], bench.patience), EquipoiseError)
+        held = _hold_stream(bench, str(found.setting("role")))
+        with _call_after(RELEASE_DELAY, held.let_go):
+            failed = catch(partial(held.waits()[name], bench.patience), EquipoiseError)
         told = f"raised {failed!r}, which was ahead of its time-out"
-        demand("E11", not failed, f"a wait for a {name} that comes after {LATE:g} s {told}")
+        require(
+            "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {told}"
+        )
         bench.drain()
-        poisoned = attempt(held.gate.check, LockPoisoned)
-        demand("E11", not poisoned, f"a lock was poisoned ahead of its deadline: {poisoned}")
+        poisoned = catch(held.gate.check, LockPoisoned)
+        require("E11", not poisoned, f"a lock was poisoned ahead of its deadline: {poisoned}")
         yield NEXT
 
 
-def _real(traits: Traits) -> bool:
+def _has_own_clock(traits: Traits) -> bool:
     """Where there is a clock, and nobody else decides when something happens."""
     return not traits.controlled and not traits.steered
 
 
-def _slow(traits: Traits) -> st.SearchStrategy[Program]:
+def _late_peer_programs(traits: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("irecv", "isend", "barrier"))
-    return st.builds(lambda size, op: program([Step(op)], size), few(traits), ops)
+    return st.builds(lambda size, op: program([Step(op)], size), one_common_size(traits), ops)
 
 
-def _play_slow(bench: Bench, found: Program) -> Play:
+def _play_late_peer(bench: RankContext, found: Program) -> Play:
     """The last rank comes late, and well within the deadline."""
     group = yield from bench.communicator()
-    yield from meet(bench, f"{group.purpose}/opened")
+    yield from control_barrier(bench, f"{group.purpose}/opened")
     (step,) = found.steps
     if group.rank == group.size - 1:
-        time.sleep(PART * bench.deadline)
-    work = _issued(bench, group, step.op)
+        time.sleep(LATE_PEER_FRACTION * bench.deadline)
+    work = _issue_part(bench, group, step.op)
     if work is None:
         return
-    failed = attempt(partial(work.result, bench.patience), CommunicatorFailed, ResultPending)
-    what = f"rank {bench.rank}: {step.op}, whose peer came after {PART:g} of its deadline,"
-    demand("E11", not failed, f"{what} failed: {failed!r}")
+    failed = catch(partial(work.result, bench.patience), CommunicatorFailed, ResultPending)
+    what = f"rank {bench.rank}: {step.op}, whose peer came after {LATE_PEER_FRACTION:g} of its deadline,"
+    require("E11", not failed, f"{what} failed: {failed!r}")
 
 
-def _issued(bench: Bench, group: Communicator, op: str) -> Work | None:
+def _issue_part(bench: RankContext, group: Communicator, op: str) -> Work | None:
     """Between the first rank and the last; of other operations everybody's part."""
     if op == "barrier":
         return group.barrier()
@@ -199,7 +216,7 @@ def _issued(bench: Bench, group: Communicator, op: str) -> Work | None:
         return None
     peer = ends[group.rank == 0]
     sends = (op == "isend") == (group.rank == 0)
-    buffer = bench.filled((NBYTES,), group.rank)
+    buffer = bench.filled((UNMATCHED_BYTES,), group.rank)
     return group.isend(buffer, peer) if sends else group.irecv(buffer, peer)
 
 
@@ -209,19 +226,19 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("E11",),
         claim="Every wait of the host raises at its time-out, and may be repeated.",
-        programs=_vain,
-        play=_play_vain,
-        needs=a_lock,
+        programs=_expiring_wait_programs,
+        play=_play_expiring_waits,
+        needs=lock_support,
     ),
     Property(
         name="a-wait-lasts-as-long-as-it-may",
         family=FAMILY,
         clauses=("E11",),
         claim="What comes ahead of the time-out ends every wait well, and poisons no lock.",
-        programs=_every_late,
-        play=_play_late,
-        needs=a_lock,
-        where=_real,
+        programs=_late_release_programs,
+        play=_play_late_release,
+        needs=lock_support,
+        where=_has_own_clock,
         large=True,
     ),
     Property(
@@ -229,11 +246,11 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("E11",),
         claim="A peer that comes late, within the deadline, finds the operation waiting.",
-        programs=_slow,
-        play=_play_slow,
-        needs=company,
-        where=_real,
-        ranks=Ranks.GROUP,
-        pace=Pace.BRISK,
+        programs=_late_peer_programs,
+        play=_play_late_peer,
+        needs=several_ranks,
+        where=_has_own_clock,
+        ranks=PropertyScope.GROUP,
+        pace=DeadlineLength.BRISK,
     ),
 )

@@ -10,38 +10,42 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.conformance.context import NEXT, Bench, Play, demand
+from equipoise.hal.conformance.context import NEXT, Play, RankContext, require
 from equipoise.hal.conformance.fixtures.slot_store import (
-    ROLES,
-    Part,
-    Shelf,
-    listed,
-    plain,
+    SLOT_ROLES,
+    SegmentSpec,
+    SlotStoreFixture,
+    format_versions,
+    make_plain_slot_store,
     shelf,
-    versions,
+    versions_in,
 )
-from equipoise.hal.conformance.fixtures.strategies import a_step, programs_of
+from equipoise.hal.conformance.fixtures.strategies import programs_of, step_of
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.properties import stateful
-from equipoise.hal.conformance.property import Drawn, Property, Traits
+from equipoise.hal.conformance.property import ProgramStrategy, Property, Traits
 from equipoise.hal.stream import Event, Role
 
 FAMILY = "visibility"
 MAX_READER_STEPS = 10
 """Steps of a program."""
-BATCH = 3
+BATCH_SLOTS = 3
 """Slots of a store, where whole batches are judged."""
-BYTE = [Part(torch.uint8, 1)]
+ONE_BYTE_SLOT = [SegmentSpec(torch.uint8, 1)]
 """Segments of a slot, where whole batches are judged."""
-HALVES = [Part(torch.uint8, 32), Part(torch.uint8, 32)]
+TWO_SEGMENT_SLOT = [SegmentSpec(torch.uint8, 32), SegmentSpec(torch.uint8, 32)]
 """Segments of a slot, where tearing is judged."""
-STREAM = st.sampled_from(ROLES)
+STREAM = st.sampled_from(SLOT_ROLES)
 
 
-def _reader_programs(slots: int) -> Drawn:
+def _reader_programs(slots: int) -> ProgramStrategy:
     """Looks at all slots, and commits and writes to some of them, by the bits of a number."""
     some = st.integers(1, 2**slots - 1)
-    kinds = (a_step("look", STREAM), a_step("write", some, STREAM), a_step("commit", some, STREAM))
+    kinds = (
+        step_of("look", STREAM),
+        step_of("write", some, STREAM),
+        step_of("commit", some, STREAM),
+    )
     return lambda _: programs_of(*kinds, most=MAX_READER_STEPS)
 
 
@@ -56,7 +60,7 @@ class _ReaderRunner:
         used: how many staging buffers were used up.
     """
 
-    place: Shelf
+    place: SlotStoreFixture
     states: list[list[int]]
     reads: list[tuple[str, Tensor]] = field(default_factory=list)
     used: int = 0
@@ -84,10 +88,12 @@ class _ReaderRunner:
         self.used += len(slots)
 
 
-def _play_readers(bench: Bench, found: Program, slots: int, parts: Sequence[Part]) -> Play:
+def _play_readers(
+    bench: RankContext, found: Program, slots: int, parts: Sequence[SegmentSpec]
+) -> Play:
     """Play to the end; the desk."""
     place = shelf(bench, slots, MAX_READER_STEPS * slots, parts)
-    for role in ROLES:
+    for role in SLOT_ROLES:
         place.store.attach(bench.accelerator.stream(Role(role)))
     desk = _ReaderRunner(place, [[0] * slots])
     for version, step in enumerate(found.steps, start=1):
@@ -97,20 +103,22 @@ def _play_readers(bench: Bench, found: Program, slots: int, parts: Sequence[Part
     return desk
 
 
-def _play_torn(bench: Bench, found: Program) -> Play:
+def _play_torn(bench: RankContext, found: Program) -> Play:
     """Whether a look saw the right version is for A12 to say: here it must be one."""
-    desk = yield from _play_readers(bench, found, 1, HALVES)
+    desk = yield from _play_readers(bench, found, 1, TWO_SEGMENT_SLOT)
     for what, blob in desk.reads:
-        seen = versions(blob)
-        demand("V2", len(seen) == 1, f"{what} a slot torn between versions {listed(seen)}")
+        seen = versions_in(blob)
+        require(
+            "V2", len(seen) == 1, f"{what} a slot torn between versions {format_versions(seen)}"
+        )
 
 
-def _play_batches(bench: Bench, found: Program) -> Play:
+def _play_batches(bench: RankContext, found: Program) -> Play:
     """Slots of one byte cannot be torn, so what is seen of a batch is judged by itself."""
-    desk = yield from _play_readers(bench, found, BATCH, BYTE)
+    desk = yield from _play_readers(bench, found, BATCH_SLOTS, ONE_BYTE_SLOT)
     for what, blob in desk.reads:
         seen = blob.tolist()
-        demand("V4", seen in desk.states, f"{what} versions {seen} of the slots: half of a batch")
+        require("V4", seen in desk.states, f"{what} versions {seen} of the slots: half of a batch")
 
 
 WHOLE_SLOTS = (
@@ -127,7 +135,7 @@ WHOLE_SLOTS = (
         family=FAMILY,
         clauses=("V4",),
         claim="Between two launches of an attached reader a commit has happened, or has not.",
-        programs=_reader_programs(BATCH),
+        programs=_reader_programs(BATCH_SLOTS),
         play=_play_batches,
     ),
 )
@@ -137,7 +145,7 @@ MAX_STORE_STEPS = 10
 """Steps of a program."""
 SLOTS = 2
 STAGING = 2
-WIDTH = 8
+SLOT_BYTES = 8
 """Bytes of a slot, where order is judged."""
 SLOT = st.integers(0, SLOTS - 1)
 
@@ -155,7 +163,7 @@ class _StoreRunner:
         staging: how many staging buffers were used up.
     """
 
-    shelf: Shelf
+    shelf: SlotStoreFixture
     due: list[tuple[str, Tensor, int]] = field(default_factory=list)
     slots: dict[int, int] = field(default_factory=dict)
     staging: int = 0
@@ -188,48 +196,54 @@ class _StoreRunner:
     def end(self) -> None:
         """A last pack of every slot that was changed."""
         for slot, version in self.slots.items():
-            self.due.append((f"slot {slot} in the end", self.shelf.pack([slot], ROLES[0]), version))
+            self.due.append(
+                (f"slot {slot} in the end", self.shelf.pack([slot], SLOT_ROLES[0]), version)
+            )
         self.shelf.bench.drain()
 
 
-def _judge(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
+def _require_versions(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
     for what, blob, version in due:
-        found = versions(blob)
-        demand(clause, found == [version], f"{what} holds version {listed(found)}, not {version}")
+        found = versions_in(blob)
+        require(
+            clause,
+            found == [version],
+            f"{what} holds version {format_versions(found)}, not {version}",
+        )
 
 
 # ----- V5 and A2: the order of issue ---------------------------------------------------------
 
 
-def _in_order(_: Traits) -> st.SearchStrategy[Program]:
+def _issue_order_programs(_: Traits) -> st.SearchStrategy[Program]:
     return programs_of(
-        a_step("pack", SLOT, STREAM),
-        a_step("write", SLOT, STREAM),
-        a_step("commit", SLOT, STREAM, STREAM),
+        step_of("pack", SLOT, STREAM),
+        step_of("write", SLOT, STREAM),
+        step_of("commit", SLOT, STREAM, STREAM),
         most=MAX_STORE_STEPS,
     )
 
 
-def _play_in_order(bench: Bench, found: Program) -> Play:
-    desk = _StoreRunner(plain(bench, SLOTS, MAX_STORE_STEPS, WIDTH))
+def _play_issue_order(bench: RankContext, found: Program) -> Play:
+    desk = _StoreRunner(make_plain_slot_store(bench, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
     for version, step in enumerate(found.steps, start=1):
         desk.do(version, step)
         yield NEXT
     desk.end()
-    _judge("V5", desk.due)
+    _require_versions("V5", desk.due)
 
 
-def _rewritten(_: Traits) -> st.SearchStrategy[Program]:
+def _staging_reuse_programs(_: Traits) -> st.SearchStrategy[Program]:
     buffer = st.integers(0, STAGING - 1)
     drawn = st.lists(
-        st.one_of(a_step("unpack", buffer, STREAM), a_step("commit", buffer, STREAM)),
+        st.one_of(step_of("unpack", buffer, STREAM), step_of("commit", buffer, STREAM)),
         min_size=2,
         max_size=MAX_STORE_STEPS,
     )
-    return drawn.map(lambda steps: program(_filled(steps)))
+    return drawn.map(lambda steps: program(_without_unfilled_commits(steps)))
 
 
-def _filled(steps: list[Step]) -> list[Step]:
+def _without_unfilled_commits(steps: list[Step]) -> list[Step]:
     """Without commits of staging that nothing was unpacked into."""
     kept: list[Step] = []
     for step in steps:
@@ -239,9 +253,9 @@ def _filled(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _play_rewritten(bench: Bench, found: Program) -> Play:
+def _play_staging_reuse(bench: RankContext, found: Program) -> Play:
     """Unpacking is ordered by events, so that nothing but the commits can go wrong."""
-    place = plain(bench, MAX_STORE_STEPS, STAGING, WIDTH)
+    place = make_plain_slot_store(bench, MAX_STORE_STEPS, STAGING, SLOT_BYTES)
     arrived: dict[int, tuple[int, Event]] = {}
     due: list[int] = []
     for version, step in enumerate(found.steps, start=1):
@@ -258,27 +272,29 @@ def _play_rewritten(bench: Bench, found: Program) -> Play:
             due.append(arrived[buffer][0])
         yield NEXT
     bench.drain()
-    blobs = [place.pack([slot], ROLES[0]) for slot in range(len(due))]
+    blobs = [place.pack([slot], SLOT_ROLES[0]) for slot in range(len(due))]
     bench.drain()
     found_in = zip(blobs, due, strict=True)
-    _judge("A2", [(f"slot {s}", blob, version) for s, (blob, version) in enumerate(found_in)])
+    _require_versions(
+        "A2", [(f"slot {s}", blob, version) for s, (blob, version) in enumerate(found_in)]
+    )
 
 
 # ----- V1: whoever waits, sees ------------------------------------------------------------------
 
 
-def _announced(_: Traits) -> st.SearchStrategy[Program]:
+def _event_ordered_programs(_: Traits) -> st.SearchStrategy[Program]:
     return programs_of(
-        a_step("host", SLOT),
-        a_step("look", SLOT, STREAM),
-        a_step("write", SLOT, STREAM),
-        a_step("commit", SLOT, STREAM),
+        step_of("host", SLOT),
+        step_of("look", SLOT, STREAM),
+        step_of("write", SLOT, STREAM),
+        step_of("commit", SLOT, STREAM),
         most=MAX_STORE_STEPS,
     )
 
 
 @dataclass
-class _Announcer(_StoreRunner):
+class _EventOrderedRunner(_StoreRunner):
     """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
 
     written: dict[int, Event] = field(default_factory=dict)
@@ -326,13 +342,13 @@ class _Announcer(_StoreRunner):
         return event
 
 
-def _play_announced(bench: Bench, found: Program) -> Play:
-    desk = _Announcer(plain(bench, SLOTS, MAX_STORE_STEPS, WIDTH))
+def _play_event_ordered(bench: RankContext, found: Program) -> Play:
+    desk = _EventOrderedRunner(make_plain_slot_store(bench, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
     for version, step in enumerate(found.steps, start=1):
         desk.do(version, step)
         yield NEXT
     bench.drain()
-    _judge("V1", desk.due)
+    _require_versions("V1", desk.due)
 
 
 PROPERTIES = (
@@ -341,24 +357,24 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("V5",),
         claim="Commits, writes and packs on any streams end as if made one after another.",
-        programs=_in_order,
-        play=_play_in_order,
+        programs=_issue_order_programs,
+        play=_play_issue_order,
     ),
     Property(
         name="staging-is-not-rewritten-under-a-commit",
         family=FAMILY,
         clauses=("A2",),
         claim="A commit copies what staging held when it was issued.",
-        programs=_rewritten,
-        play=_play_rewritten,
+        programs=_staging_reuse_programs,
+        play=_play_staging_reuse,
     ),
     Property(
         name="who-waits-for-a-commit-sees-it",
         family=FAMILY,
         clauses=("V1",),
         claim="Behind the event of a commit or write, streams and the host see all of its bytes.",
-        programs=_announced,
-        play=_play_announced,
+        programs=_event_ordered_programs,
+        play=_play_event_ordered,
     ),
     *WHOLE_SLOTS,
     *stateful.PROPERTIES,

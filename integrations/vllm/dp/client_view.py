@@ -6,19 +6,19 @@ from typing import Any
 from weakref import ref
 
 from equipoise.balancer.requests.policy import WorkerReport
-from equipoise.integrations.vllm.dp.policy import Ranks
-from equipoise.integrations.vllm.dp.request_table import Share
+from equipoise.integrations.vllm.dp.policy import RankCapacity
+from equipoise.integrations.vllm.dp.request_table import RankLoad
 
-ENGINE = "vllm.v1.engine"
-AFFINITY = "vllm.v1.engine.core_client"
+ENGINE_MODULE = "vllm.v1.engine"
+CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
 
-Shares = Callable[[], Sequence[Share]]
+RankLoads = Callable[[], Sequence[RankLoad]]
 """By rank; asked for only where it is needed."""
-COUNTS = 2
+NUM_COUNT_FIELDS = 2
 """Of a report: requests that wait, and that run; what comes behind them is new in vLLM 0.32."""
 
 
-class Front:
+class ClientView:
     """A view of the client; it does not keep the client alive, as nothing of the engine's does.
 
     Args:
@@ -26,7 +26,7 @@ class Front:
         ranks: that it routes to.
     """
 
-    def __init__(self, client: Any, ranks: Ranks) -> None:
+    def __init__(self, client: Any, ranks: RankCapacity) -> None:
         self._client = ref(client)
         self._ranks = ranks
         self._seen: object = client.lb_engines  # what stands there before the first report
@@ -38,7 +38,7 @@ class Front:
         client = self._client()
         return client is None or bool(client.resources.engine_dead)
 
-    def reports(self, shares: Shares) -> tuple[WorkerReport, ...]:
+    def reports(self, shares: RankLoads) -> tuple[WorkerReport, ...]:
         """What the ranks said last, all of them; empty where that was read already.
 
         The coordinator sends a new list about every 100 ms while something changes. Before vLLM
@@ -50,15 +50,15 @@ class Front:
             return ()
         self._seen = client.lb_engines
         told = client.lb_engines[: self._ranks.count]
-        if all(len(one) > COUNTS for one in told):
+        if all(len(one) > NUM_COUNT_FIELDS for one in told):
             return tuple(self._report(*one) for one in told)
-        return tuple(map(self._guessed, told, _of_somebody(shares())))
+        return tuple(map(self._guessed, told, _loads_or_total(shares())))
 
     def _report(self, waiting: int, running: int, usage: float) -> WorkerReport:
         tokens = int(usage * (self._ranks.kv_tokens or 0))
         return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
 
-    def _guessed(self, counts: Sequence[int], share: Share) -> WorkerReport:
+    def _guessed(self, counts: Sequence[int], share: RankLoad) -> WorkerReport:
         waiting, running = counts
         tokens = (waiting + running) * share.tokens // max(1, share.requests)
         usage = min(1.0, tokens / self._ranks.kv_tokens) if self._ranks.kv_tokens else 0.0
@@ -82,7 +82,7 @@ class Front:
             return int(request.data_parallel_rank)
         if request.pooling_params is None:
             return None
-        index = import_module(AFFINITY).get_late_interaction_engine_index(
+        index = import_module(CORE_CLIENT_MODULE).get_late_interaction_engine_index(
             request.pooling_params, self._ranks.count
         )
         return None if index is None else int(index)
@@ -98,7 +98,7 @@ class Front:
         client = self._client()
         if client is None or not ids:
             return
-        engine = import_module(ENGINE)
+        engine = import_module(ENGINE_MODULE)
         outputs = [
             engine.EngineCoreOutput(one, [], finish_reason=engine.FinishReason[reason])
             for one in ids
@@ -110,13 +110,13 @@ class Front:
         )
 
 
-def _of_somebody(shares: Sequence[Share]) -> list[Share]:
+def _loads_or_total(shares: Sequence[RankLoad]) -> list[RankLoad]:
     """For a rank that has none of this client's requests, those that the client has anywhere."""
-    anywhere = Share(*map(sum, zip(*shares, strict=True)))
+    anywhere = RankLoad(*map(sum, zip(*shares, strict=True)))
     return [share if share.requests else anywhere for share in shares]
 
 
-def size_of(request: Any) -> int:
+def prompt_length(request: Any) -> int:
     """Prompt tokens, at least 1."""
     prompt: Sequence[Any] | None = request.prompt_token_ids
     if prompt is None:
@@ -124,7 +124,7 @@ def size_of(request: Any) -> int:
     return max(1, 0 if prompt is None else len(prompt))
 
 
-def releases(request: Any) -> bool:
+def releases_remote_kv(request: Any) -> bool:
     """Whether memory elsewhere waits for this request to come, or to be given up, at an engine."""
     params = request.sampling_params
     extra = (None if params is None else params.extra_args) or {}

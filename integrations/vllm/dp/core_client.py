@@ -12,38 +12,43 @@ from weakref import finalize
 
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm import compatibility
-from equipoise.integrations.vllm.dp.client_view import Front
-from equipoise.integrations.vllm.dp.policy import factory, holds, policy_of, ranks_of
-from equipoise.integrations.vllm.dp.request_table import Ledger
-from equipoise.integrations.vllm.dp.scheduler import Desk
-from equipoise.integrations.vllm.patching import Patch, apply
-from equipoise.integrations.vllm.settings import RoutingSettings, settings_of
+from equipoise.integrations.vllm.dp.client_view import ClientView
+from equipoise.integrations.vllm.dp.policy import (
+    make_policy,
+    may_hold_requests,
+    policy_factory,
+    rank_capacity,
+)
+from equipoise.integrations.vllm.dp.request_table import RequestTable
+from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
+from equipoise.integrations.vllm.patching import Patch, apply_patches
+from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
 
-DESK = "equipoise_desk"
+SCHEDULER_ATTRIBUTE = "equipoise_desk"
 """Attribute of a client that has one."""
-CLIENT = "vllm.v1.engine.core_client"
-RUST = "VLLM_USE_RUST_FRONTEND"
+CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
+RUST_FRONTEND_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 
 Async = Callable[..., Awaitable[Any]]
 
 
-def prepare(settings: RoutingSettings) -> None:
+def prepare(settings: DpLoadBalancerSettings) -> None:
     """Have clients that are made in this process look for what is asked of them.
 
     Raises:
         ConfigError: there is no such policy, or it cannot be set so.
         IntegrationError: the class cannot be changed; it is as it was.
     """
-    factory(settings)
-    apply(PATCHES)
+    policy_factory(settings)
+    apply_patches(CLIENT_PATCHES)
 
 
-def contradictions(
-    config: Any, settings: RoutingSettings, environment: Mapping[str, str]
+def dp_config_errors(
+    config: Any, settings: DpLoadBalancerSettings, environment: Mapping[str, str]
 ) -> list[str]:
     """What of the engine's configuration this cannot serve."""
     parallel = config.parallel_config
-    rust = environment.get(RUST, "0") not in ("", "0")
+    rust = environment.get(RUST_FRONTEND_VARIABLE, "0") not in ("", "0")
     priority = config.scheduler_config.policy == "priority"
     cases = {
         "routing needs --data-parallel-size of at least 2": parallel.data_parallel_size < 2,
@@ -51,31 +56,32 @@ def contradictions(
             parallel, "data_parallel_external_lb", False
         ),
         "routing does not follow elastic expert parallelism": parallel.enable_elastic_ep,
-        f"routing is of the Python front end: not with {RUST}": rust,
+        f"routing is of the Python front end: not with {RUST_FRONTEND_VARIABLE}": rust,
         f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
-        'take one that pushes, with options {"when_full": "queue"}': priority and holds(settings),
+        'take one that pushes, with options {"when_full": "queue"}': priority
+        and may_hold_requests(settings),
     }
     return [words for words, wrong in cases.items() if wrong]
 
 
-def attach(client: Any) -> None:
+def attach_scheduler(client: Any) -> None:
     """Give a client what its configuration asks for.
 
     Raises `EngineUnsupported` for a client that lacks what is read of it, naming that, and what a
     policy raises that cannot be made.
     """
-    asked = settings_of(client.vllm_config.additional_config, environ)
+    asked = parse_settings(client.vllm_config.additional_config, environ)
     if asked is None or asked.routing is None:
         return
-    absent = [name for name in compatibility.KEPT if not hasattr(client, name)]
+    absent = [name for name in compatibility.CLIENT_ATTRIBUTES if not hasattr(client, name)]
     if absent:
         raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(absent)}")
     settings = asked.routing
-    ranks = ranks_of(client.vllm_config, len(client.core_engines), settings)
-    policy = policy_of(settings, ranks, client.client_count, client.client_index)
-    ledger = Ledger(policy, ranks.count)
-    desk = Desk(Front(client, ranks), ledger, settings.hold_seconds)
-    setattr(client, DESK, desk)
+    ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
+    policy = make_policy(settings, ranks, client.client_count, client.client_index)
+    ledger = RequestTable(policy, ranks.count)
+    desk = DpRequestScheduler(ClientView(client, ranks), ledger, settings.hold_seconds)
+    setattr(client, SCHEDULER_ATTRIBUTE, desk)
     finalize(client, desk.close)
 
 
@@ -83,7 +89,7 @@ def _init(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        attach(self)
+        attach_scheduler(self)
 
     return __init__
 
@@ -91,7 +97,7 @@ def _init(init: Callable[..., None]) -> Callable[..., None]:
 def _add(add: Async) -> Async:
     @wraps(add)
     async def add_request_async(self: Any, request: Any) -> None:
-        desk: Desk | None = getattr(self, DESK, None)
+        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
         if desk is None:
             await add(self, request)
         else:
@@ -103,7 +109,7 @@ def _add(add: Async) -> Async:
 def _choose(choose: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(choose)
     def get_core_engine_for_request(self: Any, request: Any) -> Any:
-        desk: Desk | None = getattr(self, DESK, None)
+        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
         rule = partial(choose, self)
         return rule(request) if desk is None else desk.choose(request, rule)
 
@@ -114,7 +120,7 @@ def _process(process: Async) -> Async:
     @wraps(process)
     async def process_engine_outputs(self: Any, outputs: Any) -> None:
         await process(self, outputs)
-        desk: Desk | None = getattr(self, DESK, None)
+        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
         if desk is not None:
             desk.observe(outputs)
 
@@ -124,7 +130,7 @@ def _process(process: Async) -> Async:
 def _abort(abort: Async) -> Async:
     @wraps(abort)
     async def abort_requests_async(self: Any, request_ids: list[str]) -> None:
-        desk: Desk | None = getattr(self, DESK, None)
+        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
         if desk is None:
             await abort(self, request_ids)
         else:
@@ -138,7 +144,7 @@ def _pause(pause: Async) -> Async:
     async def pause_scheduler_async(
         self: Any, mode: str = "abort", clear_cache: bool = True
     ) -> None:
-        _give_up_held(self, mode)
+        _abort_queued(self, mode)
         await pause(self, mode, clear_cache)
 
     return pause_scheduler_async
@@ -147,15 +153,15 @@ def _pause(pause: Async) -> Async:
 def _sleep(sleep: Async) -> Async:
     @wraps(sleep)
     async def sleep_async(self: Any, level: int = 1, mode: str = "abort") -> None:
-        _give_up_held(self, mode)
+        _abort_queued(self, mode)
         await sleep(self, level, mode)
 
     return sleep_async
 
 
-def _give_up_held(client: Any, mode: str) -> None:
+def _abort_queued(client: Any, mode: str) -> None:
     """To abort all requests concerns those that no rank has seen yet as well."""
-    desk: Desk | None = getattr(client, DESK, None)
+    desk: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
     if desk is not None and mode == "abort":
         desk.end_held()
 
@@ -169,5 +175,7 @@ _MAKE: Mapping[str, Callable[[Any], Any]] = {
     "pause_scheduler_async": _pause,
     "sleep_async": _sleep,
 }
-PATCHES = tuple(Patch(CLIENT, f"DPLBAsyncMPClient.{name}", make) for name, make in _MAKE.items())
+CLIENT_PATCHES = tuple(
+    Patch(CORE_CLIENT_MODULE, f"DPLBAsyncMPClient.{name}", make) for name, make in _MAKE.items()
+)
 """Everything that is put in."""

@@ -16,7 +16,7 @@ PREFIX = "equipoise_vllm_"
 
 
 @dataclass(frozen=True)
-class Charts:
+class PrometheusMetrics:
     """Of this process; registered once."""
 
     routed: Any
@@ -27,12 +27,12 @@ class Charts:
 
 
 @cache
-def charts() -> Charts | None:
+def prometheus_metrics() -> PrometheusMetrics | None:
     """None without Prometheus' client library."""
     if find_spec("prometheus_client") is None:
         return None
     client: Any = import_module("prometheus_client")
-    return Charts(
+    return PrometheusMetrics(
         routed=client.Counter(
             PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["engine"]
         ),
@@ -51,11 +51,11 @@ def charts() -> Charts | None:
     )
 
 
-class Meters:
+class RoutingMetrics:
     """What one client counts."""
 
     def __init__(self) -> None:
-        self._charts = charts()
+        self._charts = prometheus_metrics()
 
     def routed(self, rank: int) -> None:
         """A policy sent a request there."""

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.balancer.requests.policy import Policy
-from equipoise.balancer.requests.policy_factory import PolicyFactory, factory_of
-from equipoise.balancer.requests.policy_settings import RULES, Binding, WhenFull
+from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
+from equipoise.balancer.requests.policy_settings import POLICIES, Binding, WhenFull
 from equipoise.hal.errors import ConfigError, UsageError
-from equipoise.integrations.vllm.settings import RoutingSettings
+from equipoise.integrations.vllm.settings import DpLoadBalancerSettings
 
-OWN = ("front_ends", "front_end")
+RESERVED_OPTIONS = ("front_ends", "front_end")
 """Options of a policy that the engine's configuration says."""
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankCapacity:
     """The ranks that one client routes to; all alike.
 
     Attributes:
@@ -31,7 +31,7 @@ class Ranks:
     room: int | None
 
 
-def ranks_of(config: Any, count: int, settings: RoutingSettings) -> Ranks:
+def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> RankCapacity:
     """What the engine's configuration says of `count` ranks, once these are ready.
 
     Where the engine keeps prefixes, prompts share tokens that the policy would count for each: it
@@ -42,7 +42,7 @@ def ranks_of(config: Any, count: int, settings: RoutingSettings) -> Ranks:
     if tokens is None and cache.num_gpu_blocks:
         tokens = cache.num_gpu_blocks * cache.block_size // count  # blocks of all ranks
     room = None if getattr(cache, "enable_prefix_caching", False) else tokens
-    return Ranks(
+    return RankCapacity(
         count=count,
         slots=settings.slots or int(config.scheduler_config.max_num_seqs),
         kv_tokens=None if tokens is None else int(tokens),
@@ -50,34 +50,38 @@ def ranks_of(config: Any, count: int, settings: RoutingSettings) -> Ranks:
     )
 
 
-def factory(settings: RoutingSettings, clients: int = 1, client: int = 0) -> PolicyFactory:
+def policy_factory(
+    settings: DpLoadBalancerSettings, clients: int = 1, client: int = 0
+) -> PolicyFactory:
     """Makes the policy of one of `clients` API servers.
 
     Raises `ConfigError` where there is no such policy, or it cannot be set so.
     """
     options = dict(settings.options or {})
-    taken = sorted(set(options) & set(OWN))
+    taken = sorted(set(options) & set(RESERVED_OPTIONS))
     if taken:
         raise ConfigError(f"routing: {', '.join(taken)}: the number of API servers says that")
     if ":" not in settings.policy:
         options |= {"front_ends": clients, "front_end": client}
     try:
-        return factory_of(settings.policy, options)
+        return routing_policy_factory(settings.policy, options)
     except UsageError as error:
         words = str(error).replace("--policy-options", "options").replace("--policy", "policy")
         raise ConfigError(f"routing: {words}") from error
 
 
-def policy_of(settings: RoutingSettings, ranks: Ranks, clients: int, client: int) -> Policy:
+def make_policy(
+    settings: DpLoadBalancerSettings, ranks: RankCapacity, clients: int, client: int
+) -> RoutingPolicy:
     """Raises `ConfigError`, as `factory`, and `UsageError` where another's makes none."""
-    made = factory(settings, clients, client)
+    made = policy_factory(settings, clients, client)
     return made([ranks.slots] * ranks.count, [ranks.room] * ranks.count)
 
 
-def holds(settings: RoutingSettings) -> bool:
+def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:
     """Whether a request may wait at the front end; of another's policy it is assumed."""
     options: Mapping[str, Any] = settings.options or {}
-    rule = RULES.get(settings.policy)
+    rule = POLICIES.get(settings.policy)
     if rule is None or rule.binding is Binding.POOL:
         return True
     return bool(options.get("when_full", WhenFull.HOLD.value) == WhenFull.HOLD.value)

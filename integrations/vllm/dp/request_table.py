@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from equipoise.balancer.requests.policy import (
     Decision,
-    Policy,
     Request,
     RequestId,
+    RoutingPolicy,
     WorkerChange,
     WorkerReport,
 )
@@ -23,7 +23,7 @@ from equipoise.hal.errors import RequestError
 
 
 @unique
-class Stage(Enum):
+class DpRequestState(Enum):
     """Where a request is."""
 
     HELD = "held"
@@ -40,12 +40,12 @@ class Stage(Enum):
     """The engine has it, and the policy does not know."""
 
 
-UNSENT = frozenset({Stage.HELD, Stage.BOUND, Stage.BESIDE})
-TOLD = frozenset({Stage.SENT, Stage.LEAVING})
+UNSENT_STATES = frozenset({DpRequestState.HELD, DpRequestState.BOUND, DpRequestState.BESIDE})
+POLICY_TRACKED_STATES = frozenset({DpRequestState.SENT, DpRequestState.LEAVING})
 """The policy is told what becomes of it."""
 
 
-class Share(NamedTuple):
+class RankLoad(NamedTuple):
     """What of one client's a rank has: how many requests, and the tokens of them all."""
 
     requests: int
@@ -53,7 +53,7 @@ class Share(NamedTuple):
 
 
 @dataclass(eq=False)
-class Ticket:
+class DpRequest:
     """A request that has not ended.
 
     Attributes:
@@ -74,14 +74,14 @@ class Ticket:
     since: float
     send: Callable[[Any], Awaitable[None]]
     messages: list[Any]
-    stage: Stage = Stage.HELD
+    stage: DpRequestState = DpRequestState.HELD
     worker: int | None = None
     tokens: int = 0
 
 
 @dataclass(eq=False)
-class Ledger:
-    """The only caller of a policy, and the only writer of tickets' stages but for `hand_over`.
+class RequestTable:
+    """The only caller of a policy, and the only writer of tickets' stages but for `mark_sent`.
 
     Whatever the policy raises comes through; `dissolve` is what to do then.
 
@@ -93,17 +93,17 @@ class Ledger:
         bound: those that the policy chose for since they were taken last.
     """
 
-    policy: Policy
+    policy: RoutingPolicy
     workers: int
-    tickets: dict[str, Ticket] = field(default_factory=dict)
-    held: dict[str, Ticket] = field(default_factory=dict)
-    bound: list[Ticket] = field(default_factory=list)
+    tickets: dict[str, DpRequest] = field(default_factory=dict)
+    held: dict[str, DpRequest] = field(default_factory=dict)
+    bound: list[DpRequest] = field(default_factory=list)
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: DpRequest) -> None:
         """It is there; the policy does not know yet."""
         self.tickets[ticket.id] = self.held[ticket.id] = ticket
 
-    def arrive(self, ticket: Ticket) -> None:
+    def arrive(self, ticket: DpRequest) -> None:
         """Tell the policy of what has entered."""
         request = Request(id=ticket.id, size=ticket.size, worker=ticket.rank)
         self._apply(self.policy.on_arrival(request))
@@ -114,47 +114,49 @@ class Ledger:
             name: count for name, count in counts.items() if self._grown(name, count)
         }
         gone = [self.tickets.pop(name) for name in dict.fromkeys(ended) if name in self.tickets]
-        finished = [one.id for one in gone if one.stage is Stage.SENT and one.tokens]
+        finished = [one.id for one in gone if one.stage is DpRequestState.SENT and one.tokens]
         if told or finished:
             self._apply(self.policy.on_tokens(told, finished))
         for ticket in gone:
             # To a policy, what made no token was given up.
-            if ticket.stage in TOLD and ticket.id not in finished:
+            if ticket.stage in POLICY_TRACKED_STATES and ticket.id not in finished:
                 self._apply(self.policy.on_abort(ticket.id))
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[RankLoad]:
         """What of the requests that the policy knows each worker has."""
         counts, tokens = [0] * self.workers, [0] * self.workers
         for ticket in self.tickets.values():
-            if ticket.worker is not None and ticket.stage in TOLD:
+            if ticket.worker is not None and ticket.stage in POLICY_TRACKED_STATES:
                 counts[ticket.worker] += 1
                 tokens[ticket.worker] += ticket.size + ticket.tokens
-        return list(map(Share, counts, tokens))
+        return list(map(RankLoad, counts, tokens))
 
     def report(self, reports: Iterable[WorkerReport]) -> None:
         """What the workers say of themselves, in their order."""
         for worker, report in enumerate(reports):
             self._apply(self.policy.on_worker_change(WorkerChange(worker=worker, report=report)))
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: DpRequest) -> None:
         """It is over, wherever it is: the engine will say nothing of it."""
         known = self.tickets.pop(ticket.id, None) is not None
         self.held.pop(ticket.id, None)
         ticket.messages.clear()
-        if known and ticket.stage not in (Stage.BESIDE, Stage.PASSED):
+        if known and ticket.stage not in (DpRequestState.BESIDE, DpRequestState.PASSED):
             self._apply(self.policy.on_abort(ticket.id))
 
-    def set_beside(self, ticket: Ticket) -> None:
+    def set_beside(self, ticket: DpRequest) -> None:
         """Take one that is held out of the policy, for the engine's own rule to choose."""
         del self.held[ticket.id]
-        ticket.stage = Stage.BESIDE
+        ticket.stage = DpRequestState.BESIDE
         self._apply(self.policy.on_abort(ticket.id))
 
-    def dissolve(self) -> list[Ticket]:
+    def dissolve(self) -> list[DpRequest]:
         """The policy is not to be called any more; returns what is not handed over."""
-        stray = [one for one in self.tickets.values() if one.stage in UNSENT]
+        stray = [one for one in self.tickets.values() if one.stage in UNSENT_STATES]
         for ticket in self.tickets.values():
-            ticket.stage = Stage.BESIDE if ticket.stage in UNSENT else Stage.PASSED
+            ticket.stage = (
+                DpRequestState.BESIDE if ticket.stage in UNSENT_STATES else DpRequestState.PASSED
+            )
         self.held.clear()
         self.bound.clear()
         return stray
@@ -164,14 +166,16 @@ class Ledger:
         self.dissolve()
         del self.policy
 
-    def take_bound(self) -> Iterator[Ticket]:
+    def take_bound(self) -> Iterator[DpRequest]:
         """Those that the policy has chosen for, and that still wait to be handed over."""
         bound, self.bound = self.bound, []
-        return (one for one in bound if one.stage is Stage.BOUND and one.id in self.tickets)
+        return (
+            one for one in bound if one.stage is DpRequestState.BOUND and one.id in self.tickets
+        )
 
     def _grown(self, name: str, count: int) -> bool:
         ticket = self.tickets.get(name)
-        if ticket is None or ticket.stage not in TOLD:
+        if ticket is None or ticket.stage not in POLICY_TRACKED_STATES:
             return False
         ticket.tokens += count
         return True
@@ -182,14 +186,14 @@ class Ledger:
             wrong = not 0 <= assignment.worker < self.workers
             if ticket is None or wrong or ticket.rank not in (None, assignment.worker):
                 raise RequestError(f"the policy cannot bind so: {assignment}")
-            ticket.stage, ticket.worker = Stage.BOUND, assignment.worker
+            ticket.stage, ticket.worker = DpRequestState.BOUND, assignment.worker
             self.bound.append(ticket)
 
 
-def hand_over(ticket: Ticket) -> int | None:
+def mark_sent(ticket: DpRequest) -> int | None:
     """Its first message is on its way; returns the worker that the policy has chosen, if it has."""
-    if ticket.stage is Stage.BOUND:
-        ticket.stage = Stage.SENT
+    if ticket.stage is DpRequestState.BOUND:
+        ticket.stage = DpRequestState.SENT
         return ticket.worker
-    ticket.stage = Stage.PASSED
+    ticket.stage = DpRequestState.PASSED
     return None

@@ -13,25 +13,25 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from equipoise.balancer.requests.policy import Policy
-from equipoise.integrations.vllm.dp.client_view import Front, releases, size_of
-from equipoise.integrations.vllm.dp.metrics import Meters
+from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.integrations.vllm.dp.client_view import ClientView, prompt_length, releases_remote_kv
+from equipoise.integrations.vllm.dp.metrics import RoutingMetrics
 from equipoise.integrations.vllm.dp.request_table import (
-    TOLD,
-    UNSENT,
-    Ledger,
-    Stage,
-    Ticket,
-    hand_over,
+    POLICY_TRACKED_STATES,
+    UNSENT_STATES,
+    DpRequest,
+    DpRequestState,
+    RequestTable,
+    mark_sent,
 )
 
 LOG = logging.getLogger("vllm.equipoise")
-PERIOD = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two looks at what is held, and at what the ranks report meanwhile."""
 
 
 @unique
-class Mode(Enum):
+class RoutingMode(Enum):
     """Who chooses."""
 
     POLICY = "policy"
@@ -39,7 +39,7 @@ class Mode(Enum):
     """The policy has failed, and is not called any more."""
 
 
-class Desk:
+class DpRequestScheduler:
     """Hands requests over as a policy says.
 
     Args:
@@ -55,28 +55,28 @@ class Desk:
 
     def __init__(
         self,
-        front: Front,
-        ledger: Ledger,
+        front: ClientView,
+        ledger: RequestTable,
         hold_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._front, self._ledger = front, ledger
         self._hold_seconds, self.clock = hold_seconds, clock
-        self._meters = Meters()
+        self._meters = RoutingMetrics()
         self._counts: Counter[str] = Counter()
         self._ended: list[str] = []
         self._flushing: asyncio.Handle | None = None
         self._watching: asyncio.Task[None] | None = None
         self._carrying: set[asyncio.Task[None]] = set()
-        self.mode = Mode.POLICY
+        self.mode = RoutingMode.POLICY
 
     @property
-    def tickets(self) -> tuple[Ticket, ...]:
+    def tickets(self) -> tuple[DpRequest, ...]:
         """Of requests that have not ended."""
         return tuple(self._ledger.tickets.values())
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> RoutingPolicy:
         """What chooses, as long as `mode` says so; only to be looked at."""
         return self._ledger.policy
 
@@ -88,13 +88,15 @@ class Desk:
         ticket = self._ledger.tickets.get(request.request_id)
         if ticket is not None and ticket.messages:
             ticket.messages.append(request)
-        elif ticket is not None or self.mode is Mode.ENGINE or not self._front.routes(request):
+        elif (
+            ticket is not None or self.mode is RoutingMode.ENGINE or not self._front.routes(request)
+        ):
             await send(request)
         else:
             await self._enter(request, send)
 
     async def _enter(self, request: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-        ticket = Ticket(
+        ticket = DpRequest(
             id=request.request_id,
             size=self._size(request),
             rank=self._front.rank_of(request),
@@ -104,7 +106,7 @@ class Desk:
         )
         self._ledger.enter(ticket)
         self._do(partial(self._arrived, ticket), apart_from=ticket)
-        if ticket.stage is Stage.HELD:
+        if ticket.stage is DpRequestState.HELD:
             self._watch()
             return
         try:
@@ -115,9 +117,9 @@ class Desk:
 
     def _size(self, request: Any) -> int:
         """No more than a rank holds, or it would wait for one that does."""
-        return min(size_of(request), self._front.ranks.room or size_of(request))
+        return min(prompt_length(request), self._front.ranks.room or prompt_length(request))
 
-    def _arrived(self, ticket: Ticket) -> None:
+    def _arrived(self, ticket: DpRequest) -> None:
         self._settle()
         self._ledger.arrive(ticket)
 
@@ -136,13 +138,13 @@ class Desk:
         finally:
             request.data_parallel_rank = asked
 
-    def _worker_of(self, ticket: Ticket) -> int | None:
+    def _worker_of(self, ticket: DpRequest) -> int | None:
         """None: the engine's own rule chooses."""
-        if ticket.stage in TOLD:
+        if ticket.stage in POLICY_TRACKED_STATES:
             return ticket.worker  # a further part of it, which vLLM before 0.32 sends anywhere
-        if ticket.stage is Stage.HELD:
+        if ticket.stage is DpRequestState.HELD:
             return None
-        worker = hand_over(ticket)
+        worker = mark_sent(ticket)
         if worker is not None:
             self._meters.routed(worker)
         return worker
@@ -153,20 +155,20 @@ class Desk:
         """Requests were given up: what the engine has not seen, it never will."""
         tickets = self._ledger.tickets
         known = [tickets[one] for one in requests if one in tickets]
-        unsent = [one for one in known if one.stage in UNSENT]
+        unsent = [one for one in known if one.stage in UNSENT_STATES]
         for ticket in known:
-            if ticket.stage is not Stage.LEAVING:
+            if ticket.stage is not DpRequestState.LEAVING:
                 self._meters.aborted()
-            if ticket.stage is Stage.SENT:
-                ticket.stage = Stage.LEAVING
-            if ticket.stage not in UNSENT:
+            if ticket.stage is DpRequestState.SENT:
+                ticket.stage = DpRequestState.LEAVING
+            if ticket.stage not in UNSENT_STATES:
                 # Further parts that are about to be handed over would come after the abort, and
                 # the engine would take the first of them for a new request.
                 ticket.messages.clear()
         for ticket in unsent:
             messages = list(ticket.messages)
             self._do(partial(self._ledger.drop, ticket))
-            if releases(messages[0]) and not self._front.dead:
+            if releases_remote_kv(messages[0]) and not self._front.dead:
                 messages[0].abort_immediately = True
                 await ticket.send(messages[0])
         mine = {one.id for one in unsent}
@@ -176,12 +178,12 @@ class Desk:
 
     def close(self) -> None:
         """The client is gone, or the process ends, which is to find no policy of C++ left."""
-        self.mode = Mode.ENGINE
+        self.mode = RoutingMode.ENGINE
         self._ledger.close()
 
     def end_held(self) -> None:
         """The engine gives up all that it has: so is what it would have had."""
-        unsent = [one for one in self._ledger.tickets.values() if one.stage in UNSENT]
+        unsent = [one for one in self._ledger.tickets.values() if one.stage in UNSENT_STATES]
         for ticket in unsent:
             self._do(partial(self._ledger.drop, ticket))
         self._front.end((one.id for one in unsent), "ABORT")
@@ -207,7 +209,7 @@ class Desk:
             self._flushing.cancel()
             self._flushing = None
         self._ledger.step(counts, ended)
-        if self.mode is Mode.POLICY:
+        if self.mode is RoutingMode.POLICY:
             self._ledger.report(self._front.reports(self._ledger.shares))
 
     def tick(self) -> None:
@@ -217,42 +219,42 @@ class Desk:
         for ticket in list(self._ledger.held.values()):
             if now - ticket.since < self._hold_seconds:
                 break
-            if ticket.stage is not Stage.HELD:
+            if ticket.stage is not DpRequestState.HELD:
                 continue  # a slot was left to it by one that is set beside
             self._meters.overdue()
             self._do(partial(self._ledger.set_beside, ticket))
             self._carry([ticket])
 
-    def _do(self, event: Callable[[], None], apart_from: Ticket | None = None) -> None:
+    def _do(self, event: Callable[[], None], apart_from: DpRequest | None = None) -> None:
         """An event of the ledger, and what follows; a policy that fails is not called again."""
         try:
             event()
-            ready: Iterable[Ticket] = self._ledger.take_bound()
+            ready: Iterable[DpRequest] = self._ledger.take_bound()
         except Exception:
             ready = self._give_up()
         self._carry([one for one in ready if one is not apart_from])
         self._meters.held(len(self._ledger.held))
 
-    def _give_up(self) -> list[Ticket]:
+    def _give_up(self) -> list[DpRequest]:
         LOG.exception("equipoise: the policy failed; the engine's own rule routes from now on")
         self._meters.failed()
-        self.mode = Mode.ENGINE
+        self.mode = RoutingMode.ENGINE
         return self._ledger.dissolve()
 
-    def _carry(self, tickets: list[Ticket]) -> None:
+    def _carry(self, tickets: list[DpRequest]) -> None:
         if tickets:
             task = asyncio.get_running_loop().create_task(self._deliver_all(tickets))
             self._carrying.add(task)
             task.add_done_callback(self._carrying.discard)
 
-    async def _deliver_all(self, tickets: list[Ticket]) -> None:
+    async def _deliver_all(self, tickets: list[DpRequest]) -> None:
         for ticket in tickets:
             try:
                 await _deliver(ticket)
             except Exception:
                 self._undelivered(ticket)
 
-    def _undelivered(self, ticket: Ticket) -> None:
+    def _undelivered(self, ticket: DpRequest) -> None:
         self._do(partial(self._ledger.drop, ticket))
         if self._front.dead:
             return  # the engine tells everybody who waits
@@ -265,11 +267,11 @@ class Desk:
 
     async def _look(self) -> None:
         while self._ledger.held and not self._front.dead:
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(POLL_SECONDS)
             self.tick()
 
 
-async def _deliver(ticket: Ticket) -> None:
+async def _deliver(ticket: DpRequest) -> None:
     """Hand over what waits of it; nothing, where it was given up meanwhile."""
     while ticket.messages:
         await ticket.send(ticket.messages.pop(0))

@@ -10,13 +10,13 @@ from typing import Any
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
-from equipoise.integrations.vllm.settings import EngineSettings
+from equipoise.integrations.vllm.settings import EplbSettings
 
 MIB = 1 << 20
 
 
-def engine_config(
-    settings: EngineSettings, engine: Any, number: int, rows_alike: int, nodes: int
+def balancer_config(
+    settings: EplbSettings, engine: Any, number: int, rows_alike: int, nodes: int
 ) -> BalancerConfig:
     """In the words of vLLM's `EPLBConfig`, where it has them.
 
@@ -28,7 +28,7 @@ def engine_config(
         nodes: see `BalancerConfig`.
     """
     window = min(engine.window_size, engine.step_interval)
-    sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
+    sub_window = settings.sub_window or default_sub_window(window, engine.step_interval)
     return BalancerConfig(
         name=f"vllm{number}",
         shares=ShareMode(settings.shares),
@@ -45,7 +45,7 @@ def engine_config(
     )
 
 
-def staging_budget(settings: EngineSettings, families: Sequence[LayerGroup]) -> int:
+def staging_budget(settings: EplbSettings, families: Sequence[LayerGroup]) -> int:
     """Bytes of staging on a rank, over all families of a model.
 
     As many as the settings ask for, but a slot of each family at least; where they ask for nothing,
@@ -69,7 +69,7 @@ def node_count(nodes_of_ranks: Sequence[int]) -> int:
     return nodes if list(nodes_of_ranks) == even else 1
 
 
-def sub_window_of(window: int, interval: int) -> int:
+def default_sub_window(window: int, interval: int) -> int:
     """Steps that divide the interval, as near to a quarter of the window as can be; the window is
     then rounded down to a multiple."""
     wanted = max(window / 4, 1.0)

@@ -4,37 +4,37 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from equipoise.integrations.vllm.settings import COMMUNICATORS, LAST_PORT, EngineSettings
+from equipoise.integrations.vllm.settings import COMMUNICATORS, MAX_PORT, EplbSettings
 
-RAY_GRAPH = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """0 asks for Ray's compiled graph, which calls the model runner around its worker."""
-BLOCKS = "NCCL_MAX_CTAS"
-COOPERATIVE = ("deepep_low_latency", "nixl_ep")
+NCCL_CTAS_VARIABLE = "NCCL_MAX_CTAS"
+COOPERATIVE_ALL2ALL_BACKENDS = ("deepep_low_latency", "nixl_ep")
 """Exchanges whose kernels wait for each other across ranks, on all of a device they can get."""
 
 
-def limits(config: Any, settings: EngineSettings) -> list[str]:
+def eplb_config_errors(config: Any, settings: EplbSettings) -> list[str]:
     """What is in the way, in words; of a configuration that vLLM has made."""
-    wrong = [said for said, holds in FIXED.items() if holds(config)]
-    if settings.shares == "exact" and captures(config):
+    wrong = [said for said, holds in UNSUPPORTED.items() if holds(config)]
+    if settings.shares == "exact" and captures_graphs(config):
         wrong.append(
             "exact shares meet the other ranks in every layer, which no graph can hold: "
             "--enforce-eager, or shares that are lagged"
         )
-    last = (settings.metrics_port or 0) + workers(config) - 1
-    if last > LAST_PORT:
-        wrong.append(f"metrics_port: the last worker's would be {last}, above {LAST_PORT}")
+    last = (settings.metrics_port or 0) + worker_count(config) - 1
+    if last > MAX_PORT:
+        wrong.append(f"metrics_port: the last worker's would be {last}, above {MAX_PORT}")
     if settings.communicator is not None:
-        wrong += communicator_limits(config.device_config.device_type, settings)
-    if settings.communicator != "gloo" and blocks_itself(config, os.environ):
+        wrong += communicator_errors(config.device_config.device_type, settings)
+    if settings.communicator != "gloo" and copies_may_deadlock(config, os.environ):
         wrong.append(
             f"--all2all-backend {config.parallel_config.all2all_backend} and copies over NCCL may "
-            f"wait for each other: set {BLOCKS}, to 8 say, or the engine's communicator to gloo"
+            f"wait for each other: set {NCCL_CTAS_VARIABLE}, to 8 say, or the engine's communicator to gloo"
         )
     return wrong
 
 
-def communicator_limits(device: str, settings: EngineSettings) -> list[str]:
+def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
     """What is in the way of the communicator that was asked for, on a device of that type."""
     known = COMMUNICATORS.get(device, ())
     if settings.communicator not in known:
@@ -50,39 +50,42 @@ def communicator_limits(device: str, settings: EngineSettings) -> list[str]:
     return []
 
 
-def workers(config: Any) -> int:
+def worker_count(config: Any) -> int:
     """Of all stages and data-parallel ranks."""
     parallel = config.parallel_config
     found: int = parallel.world_size * parallel.data_parallel_size
     return found
 
 
-def captures(config: Any) -> bool:
+def captures_graphs(config: Any) -> bool:
     """Whether forwards are captured into graphs of the device."""
     mode = config.compilation_config.cudagraph_mode
     return mode is not None and mode.name != "NONE"
 
 
-def blocks_itself(config: Any, environment: Mapping[str, str]) -> bool:
+def copies_may_deadlock(config: Any, environment: Mapping[str, str]) -> bool:
     """Whether a kernel may wait for blocks of the device that a copy of ours has, which waits for a
     peer that is in such a kernel (vLLM pull requests 32860 and 44978)."""
-    return config.parallel_config.all2all_backend in COOPERATIVE and BLOCKS not in environment
+    return (
+        config.parallel_config.all2all_backend in COOPERATIVE_ALL2ALL_BACKENDS
+        and NCCL_CTAS_VARIABLE not in environment
+    )
 
 
-def graph_of_ray(config: Any) -> bool:
+def uses_ray_compiled_graph(config: Any) -> bool:
     """Whether the model runner is called without the worker that we extend."""
     ray = config.parallel_config.distributed_executor_backend == "ray"
-    return ray and os.environ.get(RAY_GRAPH, "1") == "0"
+    return ray and os.environ.get(RAY_EXECUTOR_VARIABLE, "1") == "0"
 
 
-def steps_apart(config: Any) -> bool:
+def skips_eplb_steps(config: Any) -> bool:
     """Whether a runner leaves out its balancer's step in some forwards of some ranks."""
     parallel, pooling = config.parallel_config, config.model_config.runner_type == "pooling"
     left_out = parallel.pipeline_parallel_size > 1 or (pooling and parallel.data_parallel_size > 1)
     return left_out and not config.use_v2_model_runner
 
 
-FIXED: dict[str, Callable[[Any], bool]] = {
+UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "engine does not follow elastic expert parallelism": lambda config: (
         config.parallel_config.enable_elastic_ep
     ),
@@ -102,7 +105,7 @@ FIXED: dict[str, Callable[[Any], bool]] = {
         lambda config: config.load_config.load_format == "ipc_cache"
     ),
     "engine needs every forward of every rank counted, which model runner V1 does not do with "
-    "several stages, nor with pooling models on data-parallel ranks": steps_apart,
-    f"engine is not called by Ray's compiled graph ({RAY_GRAPH}=0)": graph_of_ray,
+    "several stages, nor with pooling models on data-parallel ranks": skips_eplb_steps,
+    f"engine is not called by Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)": uses_ray_compiled_graph,
 }
 """What stands in the way whatever else is asked for."""

@@ -11,43 +11,43 @@ from functools import partial, wraps
 from typing import Any
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.patching import MARK, Patch, apply
-from equipoise.integrations.vllm.settings import EngineSettings, PolicySettings
+from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE, Patch, apply_patches
+from equipoise.integrations.vllm.settings import EplbPolicySettings, EplbSettings
 
-POLICIES = "vllm.distributed.eplb.policy"
-NAME = "default"
+POLICY_MODULE = "vllm.distributed.eplb.policy"
+POLICY_NAME = "default"
 """The only policy that the engine's configuration takes."""
 
 
 @contextmanager
-def install_policy(settings: PolicySettings) -> Iterator[None]:
+def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
     """Have models that are loaded within the context planned for by us."""
     from vllm.distributed.eplb.policy import EPLB_POLICIES
 
     from equipoise.integrations.vllm.eplb.policy import policy_class
 
-    restore()
-    stock = EPLB_POLICIES[NAME]
+    restore_policy()
+    stock = EPLB_POLICIES[POLICY_NAME]
     ours = policy_class(settings, stock)
-    setattr(ours, MARK, stock)
-    EPLB_POLICIES[NAME] = ours
+    setattr(ours, ORIGINAL_ATTRIBUTE, stock)
+    EPLB_POLICIES[POLICY_NAME] = ours
     try:
         yield
     finally:
-        restore()
+        restore_policy()
 
 
-def restore() -> None:
+def restore_policy() -> None:
     """Put back what ours has replaced, if it has: a policy of somebody else's stays."""
-    loaded: Any = sys.modules.get(POLICIES)
+    loaded: Any = sys.modules.get(POLICY_MODULE)
     policies = {} if loaded is None else loaded.EPLB_POLICIES
-    stock = getattr(policies.get(NAME), MARK, None)
+    stock = getattr(policies.get(POLICY_NAME), ORIGINAL_ATTRIBUTE, None)
     if stock is not None:
-        policies[NAME] = stock
+        policies[POLICY_NAME] = stock
 
 
 @dataclass(frozen=True)
-class Chosen:
+class EplbRequest:
     """What a worker asked for.
 
     Attributes:
@@ -59,16 +59,16 @@ class Chosen:
 
     parallel: Any
     model: Any
-    settings: EngineSettings
+    settings: EplbSettings
     made: list[Any]
 
 
-CHOSEN: dict[int, Chosen] = {}
+EPLB_REQUESTS: dict[int, EplbRequest] = {}
 """By the id of a worker's parallel configuration."""
 
 
 _BY_SLOT = "goes by the slots that experts were loaded into, and equipoise moves them"
-REFUSED = {
+REFUSED_METHODS = {
     "reload_weights": _BY_SLOT,
     "update_weights": _BY_SLOT,
     "save_sharded_state": _BY_SLOT,
@@ -79,14 +79,16 @@ REFUSED = {
 
 
 @contextmanager
-def install_eplb_state(worker: Any, settings: EngineSettings) -> Iterator[None]:
+def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
     """Have models that `worker` loads within the context balanced by us."""
-    from equipoise.integrations.vllm.eplb.layer_state import PATCH
+    from equipoise.integrations.vllm.eplb.layer_state import ROUTER_PATCH
 
     parallel, made = worker.vllm_config.parallel_config, list[Any]()
-    apply((*STATES, PATCH))
-    CHOSEN[id(parallel)] = Chosen(parallel, worker.vllm_config.model_config, settings, made)
-    kept = [name for name in REFUSED if hasattr(worker, name)]
+    apply_patches((*STATE_PATCHES, ROUTER_PATCH))
+    EPLB_REQUESTS[id(parallel)] = EplbRequest(
+        parallel, worker.vllm_config.model_config, settings, made
+    )
+    kept = [name for name in REFUSED_METHODS if hasattr(worker, name)]
     for name in kept:
         setattr(worker, name, partial(_refuse, name))
     try:
@@ -94,14 +96,14 @@ def install_eplb_state(worker: Any, settings: EngineSettings) -> Iterator[None]:
     finally:
         for name in kept:
             delattr(worker, name)
-        del CHOSEN[id(parallel)]
+        del EPLB_REQUESTS[id(parallel)]
         for state in made:
             state.close()
 
 
-def placement(worker: Any) -> list[list[int]] | None:
+def current_placement(worker: Any) -> list[list[int]] | None:
     """By layer of the model that came last, the target's: the expert in every slot."""
-    states = CHOSEN[id(worker.vllm_config.parallel_config)].made
+    states = EPLB_REQUESTS[id(worker.vllm_config.parallel_config)].made
     served = [each for state in states for each in state.model_states.values()]
     if not served:
         return None
@@ -110,24 +112,24 @@ def placement(worker: Any) -> list[list[int]] | None:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:
-    raise IntegrationError(f"{name} {REFUSED[name]}: switch its engine off for that")
+    raise IntegrationError(f"{name} {REFUSED_METHODS[name]}: switch its engine off for that")
 
 
 def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock, updated=())
     def state(parallel_config: Any, device: Any) -> Any:
-        found = CHOSEN.get(id(parallel_config))
+        found = EPLB_REQUESTS.get(id(parallel_config))
         if found is None:
             return stock(parallel_config, device)
-        from equipoise.integrations.vllm.eplb.state import EngineState
+        from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-        found.made.append(EngineState(parallel_config, device, found.settings, found.model))
+        found.made.append(EquipoiseEplbState(parallel_config, device, found.settings, found.model))
         return found.made[-1]
 
     return state
 
 
-STATES = (
+STATE_PATCHES = (
     Patch("vllm.v1.worker.gpu_model_runner", "EplbState", _chosen),
     Patch("vllm.v1.worker.gpu.eplb_utils", "EplbState", _chosen),
 )

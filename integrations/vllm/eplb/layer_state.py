@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from vllm.distributed.eplb.eplb_state import EplbLayerState
 
-from equipoise.integrations.vllm.eplb.router import RoutedRows
+from equipoise.integrations.vllm.eplb.router import PhysicalExpertRouter
 from equipoise.integrations.vllm.patching import Patch
 
 
@@ -21,7 +21,7 @@ class LayerState(EplbLayerState):  # type: ignore[misc]
         stock: what the layer held before, with the tensors that vLLM's runner fills.
     """
 
-    def __init__(self, rows: RoutedRows, stock: EplbLayerState) -> None:
+    def __init__(self, rows: PhysicalExpertRouter, stock: EplbLayerState) -> None:
         super().__init__(**vars(stock))
         self._rows = rows
 
@@ -32,7 +32,9 @@ class LayerState(EplbLayerState):  # type: ignore[misc]
         return self._rows.map(topk_ids, filled[micro_batch])
 
 
-def _mapped(stock: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+def _wrap_apply_eplb_mapping(
+    stock: Callable[[Any, Tensor], Tensor],
+) -> Callable[[Any, Tensor], Tensor]:
     from vllm.v1.worker.ubatching import dbo_current_ubatch_id
 
     @wraps(stock)
@@ -44,9 +46,9 @@ def _mapped(stock: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], T
     return _apply_eplb_mapping
 
 
-PATCH = Patch(
+ROUTER_PATCH = Patch(
     "vllm.model_executor.layers.fused_moe.router.base_router",
     "BaseRouter._apply_eplb_mapping",
-    _mapped,
+    _wrap_apply_eplb_mapping,
 )
 """Layers that hold a state of ours ask it; all others ask vLLM, as ever."""

@@ -20,22 +20,22 @@ from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.errors import IntegrationError
 
-ALIKE = ("w13_input_scale", "w2_input_scale")
+SHARED_SCALES = ("w13_input_scale", "w2_input_scale")
 """Not on vLLM's list of what moves: it repeats one value, in most formats."""
 
 
-def scales(model: Any) -> list[tuple[str, Tensor]]:
+def shared_scales(model: Any) -> list[tuple[str, Tensor]]:
     """What has to be alike, by name; the same names on every rank."""
     return [
         (f"layers.{number}.{name}", tensor)
         for number, layer in enumerate(model.moe_layers)
-        for name in ALIKE
+        for name in SHARED_SCALES
         if isinstance(tensor := getattr(layer.routed_experts, name, None), Tensor)
         and tensor.numel()
     ]
 
 
-def check_scales(found: Sequence[tuple[str, Tensor]], group: Any) -> None:
+def check_shared_scales(found: Sequence[tuple[str, Tensor]], group: Any) -> None:
     """Whether each holds one value, on all ranks; collective, over the host.
 
     Some kernels of NVFP4 keep a value for each expert, and fold it into what does move: an expert
@@ -58,7 +58,7 @@ def check_scales(found: Sequence[tuple[str, Tensor]], group: Any) -> None:
         raise IntegrationError(f"scales differ among experts, and would not move: {wrong}")
 
 
-EXCUSED = {
+NOT_EXPERT_WEIGHTS = {
     "*expert_map*": "which slots are here: the same for every expert",
     "*e_score_correction_bias": "the router's, by logical expert",
     "*w13_input_scale": "one for all experts, repeated",
@@ -93,7 +93,7 @@ def expert_model(model: Any, name: str, device: torch.device) -> ExpertModel:
     ):
         _check(number, layer)
         known.register(number, {f"weight {at}": tensor for at, tensor in enumerate(weights)})
-    return known.finalize(_held(model), ignore=EXCUSED)
+    return known.finalize(_held(model), ignore=NOT_EXPERT_WEIGHTS)
 
 
 def initial_layout(model: Any) -> Layout:
@@ -109,7 +109,7 @@ def initial_layout(model: Any) -> Layout:
     return Layout(placement, even_shares(placement, model.num_logical_experts))
 
 
-def rows_alike(model: Any, ranks: int, tensor_parallel: int) -> int:
+def ranks_sharing_rows(model: Any, ranks: int, tensor_parallel: int) -> int:
     """How many neighbouring ranks route the same rows.
 
     Without data parallelism all ranks have the same tokens; with it, those of a tensor-parallel

@@ -13,21 +13,21 @@ from torch import Tensor
 from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 from vllm.distributed.parallel_state import get_ep_group
 
-from equipoise.balancer.compat.input_arrays import integers, whole
+from equipoise.balancer.compat.input_arrays import integer_counts, integer_ids
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.eplb.policy_plan import Proposal, propose, standing
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 LOG = logging.getLogger("vllm.equipoise")
-UNSTARTED = (
+STOCK_PLANS_MESSAGE = (
     "equipoise policy: the stock policy plans: the old map %s has empty slots, lacks experts, "
     "or is not of %d layers and %d slots"
 )
-Planner = type[AbstractEplbPolicy]
+PolicyClass = type[AbstractEplbPolicy]
 
 
-class EvenPolicy(AbstractEplbPolicy):  # type: ignore[misc]
+class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
     """A class without state, as the engine wants one.
 
     Without state also because ranks plan for themselves and have to agree: one that joined a
@@ -47,8 +47,8 @@ class EvenPolicy(AbstractEplbPolicy):  # type: ignore[misc]
         stock: plans where no plan of ours can start from what is installed.
     """
 
-    settings: ClassVar[PolicySettings] = PolicySettings()
-    stock: ClassVar[Planner] = DefaultEplbPolicy
+    settings: ClassVar[EplbPolicySettings] = EplbPolicySettings()
+    stock: ClassVar[PolicyClass] = DefaultEplbPolicy
 
     @classmethod
     def rebalance_experts(
@@ -90,10 +90,12 @@ class EvenPolicy(AbstractEplbPolicy):  # type: ignore[misc]
         return theirs
 
 
-def policy_class(settings: PolicySettings, stock: Planner = DefaultEplbPolicy) -> Planner:
-    """`EvenPolicy` with these attributes."""
+def policy_class(
+    settings: EplbPolicySettings, stock: PolicyClass = DefaultEplbPolicy
+) -> PolicyClass:
+    """`IncrementalEplbPolicy` with these attributes."""
 
-    class Policy(EvenPolicy):
+    class Policy(IncrementalEplbPolicy):
         pass
 
     Policy.settings, Policy.stock = settings, stock
@@ -101,20 +103,20 @@ def policy_class(settings: PolicySettings, stock: Planner = DefaultEplbPolicy) -
 
 
 def _planned(
-    weight: Tensor, old: Tensor | None, slots: int, ranks: int, settings: PolicySettings
+    weight: Tensor, old: Tensor | None, slots: int, ranks: int, settings: EplbPolicySettings
 ) -> Tensor | None:
     """None where no plan of ours can start from the old map."""
-    load = whole(weight)
+    load = integer_counts(weight)
     layers, experts = load.shape
     shape = ExpertShape(layers, experts, slots, ranks)
     installed = None
     if old is not None:
-        installed = standing(integers(old, "old_global_expert_indices"), shape)
+        installed = valid_placement(integer_ids(old, "old_global_expert_indices"), shape)
         if installed is None:
             told = tuple(old.shape), shape.layers, shape.slots
-            LOG.log(_level(), UNSTARTED, *told)
+            LOG.log(_level(), STOCK_PLANS_MESSAGE, *told)
             return None
-    found = propose(load, shape, installed, settings)
+    found = plan_placement(load, shape, installed, settings)
     _tell(found, shape)
     return torch.from_numpy(found.placement)
 
@@ -126,7 +128,7 @@ def _whole(old: Tensor | None, slots: int) -> Tensor | None:
     return old.to(device="cpu", dtype=torch.int64)
 
 
-def _tell(found: Proposal, shape: ExpertShape) -> None:
+def _tell(found: PolicyPlan, shape: ExpertShape) -> None:
     COUNTERS.add("policy_moves", found.moves)
     before = "none" if found.before is None else f"{found.before:.4f}"
     facts: tuple[Any, ...] = (found.layers, shape.layers, found.moves, shape.layers * shape.slots)

@@ -10,14 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.compat.input_arrays import Counts
-from equipoise.balancer.compat.placement_policy import Wish, peaks, place
+from equipoise.balancer.compat.placement_policy import (
+    PlacementRequest,
+    compute_placement,
+    max_rank_rows,
+)
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement, logical_maps
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 
 @dataclass(frozen=True)
-class Proposal:
+class PolicyPlan:
     """What to install.
 
     Attributes:
@@ -37,7 +41,7 @@ class Proposal:
     after: float
 
 
-def standing(old: Counts, shape: ExpertShape) -> Placement | None:
+def valid_placement(old: Counts, shape: ExpertShape) -> Placement | None:
     """`old` (layers, slots) as int32; None where it is no placement of that shape.
 
     So it is while a group grows or shrinks: slots are empty (-1), or there are more or fewer.
@@ -48,9 +52,9 @@ def standing(old: Counts, shape: ExpertShape) -> Placement | None:
     return np.ascontiguousarray(old, dtype=np.int32) if complete else None
 
 
-def propose(
-    load: Counts, shape: ExpertShape, installed: Placement | None, settings: PolicySettings
-) -> Proposal:
+def plan_placement(
+    load: Counts, shape: ExpertShape, installed: Placement | None, settings: EplbPolicySettings
+) -> PolicyPlan:
     """Plan every layer for an even split.
 
     With something installed, a layer stays as it is unless that lowers its fullest rank by more
@@ -66,14 +70,14 @@ def propose(
         PlacementError: numbers cannot fit together.
     """
     if installed is None:
-        fresh = place(load, Wish(shape.slots, shape.ranks))
+        fresh = compute_placement(load, PlacementRequest(shape.slots, shape.ranks))
         after = balancedness(load, fresh, shape.ranks)
-        return Proposal(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
-    wanted = _improved(load, shape, installed, settings)
+        return PolicyPlan(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
+    wanted = _incremental_placement(load, shape, installed, settings)
     worth = _worth(load, installed, wanted, shape.ranks, settings.gain)
     chosen = np.where(worth[:, None], wanted, installed).astype(np.int64)
     differs = chosen != installed
-    return Proposal(
+    return PolicyPlan(
         placement=chosen,
         layers=int(differs.any(axis=1).sum()),
         moves=int(differs.sum()),
@@ -87,13 +91,13 @@ def balancedness(load: Counts, placement: Placement, ranks: int) -> float:
 
     1.0 where there is no load.
     """
-    fullest = sum(peaks(load, placement, ranks).tolist())
+    fullest = sum(max_rank_rows(load, placement, ranks).tolist())
     rows = sum(load.sum(axis=1).tolist())
     return rows * SHARE_ONE / ranks / fullest if fullest else 1.0
 
 
-def _improved(
-    load: Counts, shape: ExpertShape, installed: Placement, settings: PolicySettings
+def _incremental_placement(
+    load: Counts, shape: ExpertShape, installed: Placement, settings: EplbPolicySettings
 ) -> Placement:
     return plan(
         load,
@@ -112,7 +116,7 @@ def _worth(
     load: Counts, installed: Placement, wanted: Placement, ranks: int, gain: float
 ) -> npt.NDArray[np.bool_]:
     """(layers,): whether the change pays. In parts per 65536 of a rank's mean."""
-    won = peaks(load, installed, ranks) - peaks(load, wanted, ranks)
+    won = max_rank_rows(load, installed, ranks) - max_rank_rows(load, wanted, ranks)
     mean = load.sum(axis=1) // ranks
     pays: npt.NDArray[np.bool_] = won // np.maximum(mean, 1) > round(gain * SHARE_ONE)
     return pays

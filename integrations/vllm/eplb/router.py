@@ -12,13 +12,13 @@ from equipoise.balancer.experts.model_balancer import LayerRouter
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.streams import EngineStreams
 
-PADDING = -1
+PADDING_EXPERT_ID = -1
 """An id that is no expert's: routed nowhere, and not counted (clause G6)."""
-RESIDENT = 1 << 16
+PRECOMPUTED_ELEMENTS = 1 << 16
 """Elements of a batch up to which `BatchIndices` launches nothing: 8,192 rows of 8 experts."""
 
 
-class Clock:
+class StepCounter:
     """The forward that is being launched; one for all layers of a model.
 
     Attributes:
@@ -31,7 +31,7 @@ class Clock:
         self.announced = 0
 
 
-class BatchIndices:
+class PrecomputedIndices:
     """What depends on an element's index in a batch alone, on the device; one for all layers.
 
     Every layer of every forward reads it: computed anew it was five launches of each.
@@ -45,27 +45,27 @@ class BatchIndices:
         self._slots = slots
         self._device = device
         # Made on the host: no stream can come before it, and no graph makes it anew.
-        self._numbers = torch.arange(RESIDENT, dtype=torch.int32).to(device)
-        self._turns = (torch.arange(RESIDENT, dtype=torch.int32) % slots).to(device)
-        self.padding = torch.tensor(PADDING, dtype=torch.int32).to(device)
+        self._numbers = torch.arange(PRECOMPUTED_ELEMENTS, dtype=torch.int32).to(device)
+        self._turns = (torch.arange(PRECOMPUTED_ELEMENTS, dtype=torch.int32) % slots).to(device)
+        self.padding = torch.tensor(PADDING_EXPERT_ID, dtype=torch.int32).to(device)
         """int32 scalar."""
 
     def rows(self, count: int) -> Tensor:
         """The number of each row, int32 [count, 1]."""
-        if count <= RESIDENT:
+        if count <= PRECOMPUTED_ELEMENTS:
             return self._numbers[:count].view(-1, 1)
         return torch.arange(count, dtype=torch.int32, device=self._device).view(-1, 1)
 
     def turns(self, like: Tensor) -> Tensor:
         """Slots in turn, int32 and of the shape of `like`."""
         count = like.numel()
-        if count <= RESIDENT:
+        if count <= PRECOMPUTED_ELEMENTS:
             return self._turns[:count].view_as(like)
         found = torch.arange(count, dtype=torch.int32, device=self._device) % self._slots
         return found.view_as(like)
 
 
-class RoutedRows:
+class PhysicalExpertRouter:
     """Asks a layer's router.
 
     Args:
@@ -79,7 +79,11 @@ class RoutedRows:
     """
 
     def __init__(
-        self, router: LayerRouter, clock: Clock, streams: EngineStreams, indices: BatchIndices
+        self,
+        router: LayerRouter,
+        clock: StepCounter,
+        streams: EngineStreams,
+        indices: PrecomputedIndices,
     ) -> None:
         self.asked = False
         self._router = router

@@ -27,33 +27,37 @@ from equipoise.balancer.experts.runtime import events
 from equipoise.balancer.experts.runtime.events import Event, EventSink, RebalanceMeasured
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.observe import metrics
-from equipoise.balancer.observe.async_sink import Courier
-from equipoise.balancer.observe.log_lines import lines_for
-from equipoise.balancer.observe.metrics import Metrics
+from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.log_lines import log_sinks
+from equipoise.balancer.observe.metrics import PrometheusSink
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.eplb.config import engine_config, node_count, staging_budget
+from equipoise.integrations.vllm.eplb.config import balancer_config, node_count, staging_budget
 from equipoise.integrations.vllm.eplb.layer_state import LayerState
 from equipoise.integrations.vllm.eplb.model import (
-    check_scales,
+    check_shared_scales,
     expert_model,
     initial_layout,
-    rows_alike,
-    scales,
+    ranks_sharing_rows,
+    shared_scales,
 )
-from equipoise.integrations.vllm.eplb.router import BatchIndices, Clock, RoutedRows
-from equipoise.integrations.vllm.worker_context import Site, open_site
-from equipoise.integrations.vllm.settings import EngineSettings
+from equipoise.integrations.vllm.eplb.router import (
+    PhysicalExpertRouter,
+    PrecomputedIndices,
+    StepCounter,
+)
+from equipoise.integrations.vllm.settings import EplbSettings
 from equipoise.integrations.vllm.streams import EngineStreams
+from equipoise.integrations.vllm.worker_context import WorkerContext, open_worker_context
 
-EVERY_ROW = torch.iinfo(torch.int32).max
+ALL_ROWS = torch.iinfo(torch.int32).max
 
 
-class CountedEpochs:
+class RebalanceCounter:
     """A journal that counts epochs that were not aborted."""
 
     def emit(self, entry: Event) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
         if not isinstance(entry, RebalanceMeasured):
             return
         match entry.record.outcome:
@@ -64,10 +68,10 @@ class CountedEpochs:
                 COUNTERS.add("unchanged_epochs")
 
     def close(self) -> None:
-        """See `Journal`."""
+        """See `StatLogger`."""
 
 
-class Couriers:
+class EventSinks:
     """One for each family of layers, all of them closed at the end.
 
     Args:
@@ -80,14 +84,14 @@ class Couriers:
         self._config = config
         self._rank = rank
         self._told = told
-        self._opened: list[Courier] = []
+        self._opened: list[AsyncEventSink] = []
 
     def __call__(self, berth: LayerGroupContext) -> EventSink:
         """Of one family."""
         name = f"{self._config.name}.{berth.number}"
-        kept = () if self._told is None else (Metrics(self._told, name),)
-        lines = lines_for(self._config, self._rank)
-        self._opened.append(Courier((*lines, *kept, CountedEpochs())))
+        kept = () if self._told is None else (PrometheusSink(self._told, name),)
+        lines = log_sinks(self._config, self._rank)
+        self._opened.append(AsyncEventSink((*lines, *kept, RebalanceCounter())))
         return self._opened[-1]
 
     def close(self) -> None:
@@ -96,7 +100,7 @@ class Couriers:
             courier.close()
 
 
-class Asks(StrEnum):
+class LayerCoverage(StrEnum):
     """Which layers come for slots in a forward."""
 
     EVERY_LAYER = "every layer"
@@ -105,7 +109,7 @@ class Asks(StrEnum):
 
 
 @dataclass(frozen=True)
-class Served:
+class BalancedModel:
     """A model that is balanced.
 
     Attributes:
@@ -120,13 +124,13 @@ class Served:
     """
 
     balancer: ModelBalancer
-    couriers: Couriers
+    couriers: EventSinks
     filled: Sequence[Tensor]
-    clock: Clock
+    clock: StepCounter
     before: Sequence[Tensor]
     streams: EngineStreams
-    asks: Asks
-    layers: list[RoutedRows] = field(default_factory=list)
+    asks: LayerCoverage
+    layers: list[PhysicalExpertRouter] = field(default_factory=list)
 
     def fill(self, counts: Sequence[int]) -> None:
         """The next forward has so many rows with a token, by micro-batch."""
@@ -137,15 +141,15 @@ class Served:
     def fill_all(self) -> None:
         """Nobody says how many rows hold a token: every row is taken for one."""
         for tensor in self.filled:
-            tensor.fill_(EVERY_ROW)
+            tensor.fill_(ALL_ROWS)
 
     def route(self, model: Any) -> None:
         """Have the model's layers ask this balancer for slots."""
-        indices = BatchIndices(model.num_physical_experts, self.filled[0].device)
+        indices = PrecomputedIndices(model.num_physical_experts, self.filled[0].device)
         for number, layer in enumerate(model.moe_layers):
             layer.eplb_state.num_unpadded_tokens_tensors = self.filled
             router = self.balancer.router(number)
-            self.layers.append(RoutedRows(router, self.clock, self.streams, indices))
+            self.layers.append(PhysicalExpertRouter(router, self.clock, self.streams, indices))
             layer.router.eplb_state = LayerState(self.layers[-1], layer.eplb_state)
 
     def open_step(self) -> None:
@@ -162,7 +166,7 @@ class Served:
         if not self.clock.announced:
             return False
         silent = [number for number, rows in enumerate(self.layers) if not rows.asked]
-        most = 0 if self.asks is Asks.EVERY_LAYER else max(0, len(self.layers) - 1)
+        most = 0 if self.asks is LayerCoverage.EVERY_LAYER else max(0, len(self.layers) - 1)
         if len(silent) > most:
             raise IntegrationError(
                 f"layers {silent} of {len(self.layers)} have computed a forward without asking for "
@@ -181,12 +185,12 @@ class Served:
         self.couriers.close()
 
 
-def unfilled(micro_batches: int, device: torch.device) -> list[Tensor]:
+def unpadded_row_tensors(micro_batches: int, device: torch.device) -> list[Tensor]:
     """int32 scalars; until somebody says otherwise every row holds a token."""
-    return [torch.tensor(EVERY_ROW, dtype=torch.int32, device=device) for _ in range(micro_batches)]
+    return [torch.tensor(ALL_ROWS, dtype=torch.int32, device=device) for _ in range(micro_batches)]
 
 
-class EngineState:
+class EquipoiseEplbState:
     """Our engine, for one worker.
 
     Args:
@@ -200,20 +204,20 @@ class EngineState:
     """vLLM need not start anything: what works beside the forward is ours."""
 
     def __init__(
-        self, parallel_config: Any, device: torch.device, settings: EngineSettings, target: Any
+        self, parallel_config: Any, device: torch.device, settings: EplbSettings, target: Any
     ):
         self.parallel_config = parallel_config
         self.device = device
         self._settings = settings
         self._target = target
-        self._site: Site | None = None
+        self._site: WorkerContext | None = None
         self._registry: Any | None = None
-        self._exporter: metrics.Exporter | None = None
-        self.model_states: dict[str, Served] = {}
+        self._exporter: metrics.MetricsServer | None = None
+        self.model_states: dict[str, BalancedModel] = {}
         """By the hash of the model's configuration, as vLLM has them."""
-        self._unproven: list[Served] = []
+        self._unproven: list[BalancedModel] = []
         """Models whose layers have still to be seen asking for slots."""
-        self._by_config: dict[int, tuple[Any, Served]] = {}
+        self._by_config: dict[int, tuple[Any, BalancedModel]] = {}
         """By the id of the configuration, which is kept beside: every forward asks, and to hash one
         takes longer than a step's other work on the host."""
 
@@ -228,11 +232,11 @@ class EngineState:
         number = len(self.model_states)
         made = expert_model(model, f"model{number}", self.device)
         group = get_ep_group()
-        check_scales(scales(model), group.cpu_group)
-        alike = rows_alike(model, group.world_size, get_tp_group().world_size)
+        check_shared_scales(shared_scales(model), group.cpu_group)
+        alike = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
         eplb, nodes = self.parallel_config.eplb_config, node_count(site.nodes_of_ranks)
-        config = engine_config(self._settings, eplb, number, alike, nodes)
-        couriers = Couriers(config, group.rank_in_group, self._metrics(group.rank_in_group))
+        config = balancer_config(self._settings, eplb, number, alike, nodes)
+        couriers = EventSinks(config, group.rank_in_group, self._metrics(group.rank_in_group))
         balancers = open_balancers(
             site.accelerator,
             site.fabric,
@@ -243,9 +247,13 @@ class EngineState:
         )
         balancer = balancers[made.name]
         before = [counters.clone() for counters in balancer.counters]
-        filled = unfilled(max(1, self.parallel_config.num_ubatches), self.device)
-        asks = Asks.EVERY_LAYER if model_config is self._target else Asks.SOME_LAYER
-        served = Served(balancer, couriers, filled, Clock(), before, site.streams, asks)
+        filled = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
+        asks = (
+            LayerCoverage.EVERY_LAYER if model_config is self._target else LayerCoverage.SOME_LAYER
+        )
+        served = BalancedModel(
+            balancer, couriers, filled, StepCounter(), before, site.streams, asks
+        )
         served.route(model)
         with site.streams.turn():
             served.open_step()
@@ -317,18 +325,18 @@ class EngineState:
         if port is None:
             return None
         if self._registry is None:
-            metrics.require()
+            metrics.require_prometheus()
             from prometheus_client import CollectorRegistry
 
             self._registry = CollectorRegistry()
             stage, ranks = get_pp_group().rank_in_group, get_ep_group().world_size
-            self._exporter = metrics.export(self._registry, port + stage * ranks + rank)
+            self._exporter = metrics.serve_metrics(self._registry, port + stage * ranks + rank)
         return self._registry
 
-    def _met(self) -> Site:
+    def _met(self) -> WorkerContext:
         if self._site is None:
             deadline, communicator = self._settings.deadline, self._settings.communicator
-            self._site = open_site(get_ep_group(), self.device, deadline, communicator)
+            self._site = open_worker_context(get_ep_group(), self.device, deadline, communicator)
         return self._site
 
     def _tell(self, model: Any) -> None:

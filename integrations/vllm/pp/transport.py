@@ -14,18 +14,22 @@ import torch
 from torch import Tensor
 
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.worker_context import Site, open_site, places
-from equipoise.integrations.vllm.settings import HandoverSettings
+from equipoise.integrations.vllm.settings import PpTransportSettings
 from equipoise.integrations.vllm.streams import EngineStreams
-from equipoise.pipeline.channel.edge import Place, Slices
+from equipoise.integrations.vllm.worker_context import (
+    WorkerContext,
+    open_worker_context,
+    ranks_within,
+)
+from equipoise.pipeline.channel.edge import EdgeContext, SliceGroup
 from equipoise.pipeline.channel.schema import Constant
 from equipoise.pipeline.intermediate_tensors import CommHandle, Pollable
-from equipoise.pipeline.tensor_dict import Sent, TensorDictGroup, open_tensor_dicts
+from equipoise.pipeline.tensor_dict import CompletedHandle, TensorDictGroup, open_tensor_dict_group
 
-REPLACED = "isend_tensor_dict", "irecv_tensor_dict"
+REPLACED_METHODS = "isend_tensor_dict", "irecv_tensor_dict"
 
 
-class Awaited:
+class StreamOrderedHandle:
     """A message on its way, that the engine's stream comes behind once somebody has waited.
 
     Args:
@@ -47,7 +51,7 @@ class Awaited:
             self._inner.wait()
 
 
-class Handover:
+class TensorDictTransport:
     """The two calls, as the engine makes them.
 
     Args:
@@ -76,7 +80,7 @@ class Handover:
         with self._streams.turn():
             handles = self._group.isend_tensor_dict(tensor_dict, dst, whole, all_gather_tensors)
         COUNTERS.add("packed_messages")
-        return [Sent() for _ in handles]
+        return [CompletedHandle() for _ in handles]
 
     def irecv_tensor_dict(
         self,
@@ -88,10 +92,10 @@ class Handover:
         COUNTERS.add("received_messages")
         with self._streams.turn():
             values, handles, behind = self._group.irecv_tensor_dict(src)
-        return values, [Awaited(handle, self._streams) for handle in handles], behind
+        return values, [StreamOrderedHandle(handle, self._streams) for handle in handles], behind
 
 
-def _slices(site: Site, ranks: list[int]) -> Slices | None:
+def _open_slice_group(site: WorkerContext, ranks: list[int]) -> SliceGroup | None:
     """This rank's tensor-parallel group; None where there is no other rank in it."""
     if len(ranks) == 1:
         return None
@@ -99,36 +103,36 @@ def _slices(site: Site, ranks: list[int]) -> Slices | None:
         site.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
         for what in ("gathering", "comparing")
     )
-    return Slices(gathering, comparing)
+    return SliceGroup(gathering, comparing)
 
 
 @contextmanager
-def installed(settings: HandoverSettings, device: torch.device) -> Iterator[None]:
+def install_transport(settings: PpTransportSettings, device: torch.device) -> Iterator[None]:
     """Put our calls into this process's pipeline group, until the context ends; `device` is its."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
     stages, world = get_pp_group(), get_world_group()
-    site = open_site(world, device, settings.deadline)
+    site = open_worker_context(world, device, settings.deadline)
     try:
-        place = Place(
+        place = EdgeContext(
             fabric=site.fabric,
             accelerator=site.accelerator,
             stream=site.streams.home,
             deadline=settings.deadline,
-            slices=_slices(site, places(world, get_tp_group())),
+            slices=_open_slice_group(site, ranks_within(world, get_tp_group())),
         )
-        ranks = places(world, stages)
-        group = open_tensor_dicts(f"vllm stages from {ranks[0]} on", ranks, place)
+        ranks = ranks_within(world, stages)
+        group = open_tensor_dict_group(f"vllm stages from {ranks[0]} on", ranks, place)
     except BaseException:
         site.close()
         raise
-    ours = Handover(group, site.streams)
-    for name in REPLACED:
+    ours = TensorDictTransport(group, site.streams)
+    for name in REPLACED_METHODS:
         setattr(stages, name, getattr(ours, name))
     try:
         yield
     finally:
-        for name in REPLACED:
+        for name in REPLACED_METHODS:
             delattr(stages, name)
         group.close()
         site.close()

@@ -18,12 +18,12 @@ from equipoise.cli.offline import (
     check_ranks,
     load_placement,
     load_statistics,
-    options_of,
-    refused,
-    tell_written,
+    print_written,
+    request_values,
+    usage_errors,
 )
 from equipoise.cli.options import Option
-from equipoise.cli.progress import parts_for
+from equipoise.cli.progress import part_progress_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
@@ -111,7 +111,7 @@ def advise(arguments: Namespace, command: str) -> int:
     Raises UsageError before anything is written.
     """
     from equipoise.report.advice.table import render
-    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     _validate(request)
@@ -120,13 +120,13 @@ def advise(arguments: Namespace, command: str) -> int:
         # Before the table: an output that nobody reads must not cost the file.
         _write(request, found, command)
     finally:
-        print(render(found, ink_of_stdout()), flush=True)
+        print(render(found, stdout_colour_mode()), flush=True)
     return 0
 
 
 def request_of(given: Mapping[str, Any]) -> AdviseRequest:
     """What the command line asks for, its configuration file included."""
-    return AdviseRequest(**options_of(given, BY_KEY))
+    return AdviseRequest(**request_values(given, BY_KEY))
 
 
 def _validate(request: AdviseRequest) -> None:
@@ -177,7 +177,7 @@ def _check_company(request: AdviseRequest) -> None:
 
 def _advised(request: AdviseRequest) -> "Advice":
     from equipoise.report.advice.advice import advise as answers
-    from equipoise.report.advice.inputs import Question
+    from equipoise.report.advice.inputs import AdviceInputs
 
     hardware = _hardware(request)
     statistics = load_statistics(request.statistics)
@@ -185,7 +185,7 @@ def _advised(request: AdviseRequest) -> "Advice":
     ranks = request.ranks if installed is None else installed.ranks
     assert ranks is not None
     _check_slots(request, statistics.experts, ranks)
-    question = Question(
+    question = AdviceInputs(
         statistics=statistics,
         ranks=ranks,
         slots=request.slots,
@@ -199,9 +199,9 @@ def _advised(request: AdviseRequest) -> "Advice":
         memory_share=request.memory_share,
         moe_share=request.moe_share,
     )
-    parts = parts_for(request.progress, "planning")
+    parts = part_progress_for(request.progress, "planning")
     try:
-        with refused():
+        with usage_errors():
             return answers(question, parts.start_part)
     finally:
         parts.close()
@@ -211,10 +211,10 @@ def _hardware(request: AdviseRequest) -> "Hardware | None":
     """With all figures that will be asked for: a missing one is said before anything is read."""
     if request.hardware is None:
         return None
-    from equipoise.report.advice.hardware import find
+    from equipoise.report.advice.hardware import find_hardware
 
-    with refused("--hardware"):
-        found = find(request.hardware)
+    with usage_errors("--hardware"):
+        found = find_hardware(request.hardware)
         for key in ("memory_gb", "memory_bandwidth_gbs", f"{request.precision}_tflops"):
             found.figure(key)
         if request.itl is not None:
@@ -235,11 +235,11 @@ def _expert(request: AdviseRequest) -> "Expert | None":
 def _installed(request: AdviseRequest, statistics: "Statistics") -> "Arrangement | None":
     if request.installed is None:
         return None
-    from equipoise.report.placement.spread import fitted
+    from equipoise.report.placement.spread import select_layers
 
     found = load_placement("--installed", request.installed, request.ranks)
-    with refused(f"--installed: {request.installed}"):
-        return fitted(found, statistics)
+    with usage_errors(f"--installed: {request.installed}"):
+        return select_layers(found, statistics)
 
 
 def _check_slots(request: AdviseRequest, experts: int, ranks: int) -> None:
@@ -262,4 +262,4 @@ def _write(request: AdviseRequest, found: "Advice", command: str) -> None:
     about = {"command": command, "statistics": str(request.statistics)}
     text = json.dumps(about | to_json(found), indent=2, allow_nan=False)
     place = write_file(request.json, text + "\n")
-    tell_written(request.progress, [f"figures: {place}"])
+    print_written(request.progress, [f"figures: {place}"])

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, options_of, tell_written
+from equipoise.cli.offline import check_outputs, print_written, request_values
 from equipoise.cli.options import Option
-from equipoise.cli.route import keys_of
-from equipoise.cli.route_workers import url_of
+from equipoise.cli.route import read_api_keys
+from equipoise.cli.route_workers import parse_url
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
@@ -87,14 +87,14 @@ class BenchRequest:
 
 if TYPE_CHECKING:
     from equipoise.balancer.requests.workload import Workload
-    from equipoise.serve.load_client import LoadPlan, Target
+    from equipoise.serve.load_client import LoadPlan, LoadTarget
 
 MOST_REQUESTS = 100_000_000
 MOST_TOKENS = 1 << 20
 MOST_CONCURRENCY = 65_536
 MOST_RATE = 1e6
-LONGEST = 86_400.0
-USUAL_CONCURRENCY = 8
+MAX_TIMEOUT = 86_400.0
+DEFAULT_CONCURRENCY = 8
 
 
 def bench(arguments: Namespace, command: str) -> int:
@@ -108,42 +108,44 @@ def bench(arguments: Namespace, command: str) -> int:
     from equipoise.serve.dependencies import require
 
     require()
-    from equipoise.report.terminal import ink_of_stdout
-    from equipoise.serve.load_client import run
+    from equipoise.report.terminal import stdout_colour_mode
+    from equipoise.serve.load_client import run_load
     from equipoise.serve.load_result import render
 
     plan = plan_of(request)
     for note in plan.workload.notes:
-        tell_written(request.progress, [f"{plan.workload.name}: {note}"])
-    result = run(_target(request), plan, request.progress, sys.stderr)
+        print_written(request.progress, [f"{plan.workload.name}: {note}"])
+    result = run_load(_target(request), plan, request.progress, sys.stderr)
     if request.json is not None:
         about = {"command": command, "workload": plan.workload.name}
         text = json.dumps(about | result.to_json(), indent=2, allow_nan=False)
         place = write_file(request.json, text + "\n")
-        tell_written(request.progress, [f"figures: {place}"])
-    print(render(result, ink_of_stdout()), flush=True)
+        print_written(request.progress, [f"figures: {place}"])
+    print(render(result, stdout_colour_mode()), flush=True)
     return 0 if result.answered == result.requests else 1
 
 
 def request_of(given: Mapping[str, Any]) -> BenchRequest:
     """What the command line asks for, its configuration file included."""
     named = {key: value for key, value in given.items() if key in BY_KEY or key == "config"}
-    return BenchRequest(**options_of(named, BY_KEY))
+    return BenchRequest(**request_values(named, BY_KEY))
 
 
 def validate(request: BenchRequest) -> None:
     """Raises UsageError for what can be said without reading a file."""
     if not request.url:
         raise UsageError("--url is needed: which server to ask")
-    url_of("--url", request.url)
+    parse_url("--url", request.url)
     check_count("--requests", request.requests, MOST_REQUESTS)
     for flag in ("prompt_tokens", "output_tokens"):
         value = getattr(request, flag)
         if value is not None:
             check_count(f"--{flag.replace('_', '-')}", value, MOST_TOKENS)
     _check_pace(request)
-    if not 0 < request.timeout <= LONGEST:
-        raise UsageError(f"--timeout must be above 0, up to {LONGEST:g}, got {request.timeout:g}")
+    if not 0 < request.timeout <= MAX_TIMEOUT:
+        raise UsageError(
+            f"--timeout must be above 0, up to {MAX_TIMEOUT:g}, got {request.timeout:g}"
+        )
     if request.seed < 0:
         raise UsageError(f"--seed must be at least 0, got {request.seed}")
     inputs = {} if request.trace is None else {"--trace": request.trace}
@@ -169,7 +171,7 @@ def plan_of(request: BenchRequest) -> "LoadPlan":
         scaled = workload.scaled_to(request.rate) if timed else None
         workload = scaled or workload.with_poisson(request.rate, request.seed)
     elif request.concurrency is not None or workload.arrivals is None:
-        closed = ClosedLoop(request.concurrency or USUAL_CONCURRENCY)
+        closed = ClosedLoop(request.concurrency or DEFAULT_CONCURRENCY)
         return LoadPlan(workload, closed, request.seed)
     return LoadPlan(workload, OpenLoop(), request.seed)
 
@@ -180,9 +182,9 @@ def _workload(request: BenchRequest) -> "Workload":
 
         return generate(request.workload, request.requests, request.seed)
     from equipoise.balancer.requests.traces import read_trace
-    from equipoise.cli.offline import refused
+    from equipoise.cli.offline import usage_errors
 
-    with refused("--trace"):
+    with usage_errors("--trace"):
         found = read_trace(request.trace, most=request.requests)
     return found.take(min(found.count, request.requests))
 
@@ -199,14 +201,18 @@ def _sized(request: BenchRequest, workload: "Workload") -> "Workload":
     return replace(workload, hashes=None, prompts=prompts, outputs=outputs)
 
 
-def _target(request: BenchRequest) -> "Target":
-    from equipoise.serve.load_client import Target
+def _target(request: BenchRequest) -> "LoadTarget":
+    from equipoise.serve.load_client import LoadTarget
     from equipoise.serve.openai_protocol import CHAT, COMPLETIONS
 
-    keys = () if request.api_key_file is None else keys_of("--api-key-file", request.api_key_file)
-    return Target(
+    keys = (
+        ()
+        if request.api_key_file is None
+        else read_api_keys("--api-key-file", request.api_key_file)
+    )
+    return LoadTarget(
         # With /v1, as clients of the API want it, or without: what is appended begins with it.
-        url=url_of("--url", request.url).removesuffix("/v1"),
+        url=parse_url("--url", request.url).removesuffix("/v1"),
         model=request.model or "",
         path=CHAT if request.endpoint == "chat" else COMPLETIONS,
         key=keys[0] if keys else None,

@@ -16,7 +16,13 @@ from tqdm import tqdm
 
 from equipoise import __version__, install_command
 from equipoise.cli.config import read_config
-from equipoise.cli.conformance_options import BY_KEY, HTML, JSON, ConformanceRequest, resolve
+from equipoise.cli.conformance_options import (
+    BY_KEY,
+    HTML,
+    JSON,
+    ConformanceRequest,
+    resolve_conformance_request,
+)
 from equipoise.cli.files import write_file
 from equipoise.cli.validation import (
     MOST_RANKS,
@@ -29,18 +35,18 @@ from equipoise.cli.validation import (
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.conformance.result import Finding, Status
-from equipoise.hal.conformance.runner import Bout
+from equipoise.hal.conformance.runner import PropertyRun
 from equipoise.hal.errors import UsageError
 
 
-class Watch(Protocol):
+class ConformanceProgress(Protocol):
     """A watcher that can be told that the run is over."""
 
     def begin(self, total: int) -> None:
         """So many bouts are to come."""
         ...
 
-    def next(self, bout: Bout) -> None:
+    def next(self, bout: PropertyRun) -> None:
         """This one starts."""
         ...
 
@@ -53,7 +59,7 @@ class Watch(Protocol):
         ...
 
 
-class Bar:
+class ConformanceProgressBar:
     """One bar over all properties; violations are named at once, above it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -65,7 +71,7 @@ class Bar:
         shape = "{desc:<22}{bar} {n_fmt}/{total_fmt} properties {elapsed}"
         self._bar = tqdm(total=total, file=self._stream, bar_format=shape, dynamic_ncols=True)
 
-    def next(self, bout: Bout) -> None:
+    def next(self, bout: PropertyRun) -> None:
         """Say which family plays where."""
         if self._bar is not None:
             self._bar.set_description_str(f"{bout.claim.family} ({bout.executor.value})")
@@ -84,7 +90,7 @@ class Bar:
             self._bar.close()
 
 
-class Lines:
+class ConformanceProgressLines:
     """A line when a family begins, and one for every violation; for logs."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -95,7 +101,7 @@ class Lines:
         """Remember how many."""
         self._total = total
 
-    def next(self, bout: Bout) -> None:
+    def next(self, bout: PropertyRun) -> None:
         """Name a family that begins."""
         if bout.claim.family != self._family:
             self._family = bout.claim.family
@@ -114,13 +120,13 @@ class Lines:
         print(line, file=self._stream, flush=True)
 
 
-class Silence:
+class NoConformanceProgress:
     """Says nothing."""
 
     def begin(self, total: int) -> None:
         """Nothing."""
 
-    def next(self, bout: Bout) -> None:
+    def next(self, bout: PropertyRun) -> None:
         """Nothing."""
 
     def found(self, finding: Finding) -> None:
@@ -130,17 +136,21 @@ class Silence:
         """Nothing."""
 
 
-def watcher_for(wish: str) -> Watch:
+def conformance_progress_for(wish: str) -> ConformanceProgress:
     """What suits standard error; `hidden` is silent."""
     if wish == "hidden":
-        return Silence()
-    return Bar(sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)
+        return NoConformanceProgress()
+    return (
+        ConformanceProgressBar(sys.stderr)
+        if sys.stderr.isatty()
+        else ConformanceProgressLines(sys.stderr)
+    )
 
 
 MOST_CASES = 1_000_000
 
 if TYPE_CHECKING:
-    from equipoise.hal.conformance.result import Result
+    from equipoise.hal.conformance.result import SuiteResult
 
 
 def conformance(arguments: Namespace, command: str) -> int:
@@ -155,12 +165,12 @@ def conformance(arguments: Namespace, command: str) -> int:
         # Started by a launcher as a rank other than 0, which tells the whole story.
         return 0
     from equipoise.report.conformance import render
-    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.report.terminal import stdout_colour_mode
 
     try:
         _write(request, result, command)
     finally:
-        print(render(result, ink_of_stdout()), flush=True)
+        print(render(result, stdout_colour_mode()), flush=True)
     return result.exit_code
 
 
@@ -170,7 +180,7 @@ def request_of(given: Mapping[str, Any]) -> ConformanceRequest:
     if "only" in options:
         options["only"] = tuple(options["only"])
     file = read_config(given["config"], BY_KEY) if "config" in given else {}
-    return resolve(options, file)
+    return resolve_conformance_request(options, file)
 
 
 def validate(request: ConformanceRequest) -> None:
@@ -231,22 +241,22 @@ def _check_devices(request: ConformanceRequest) -> None:
 
 def _check_steer(name: str, backend: str) -> None:
     from equipoise.hal.conformance.executors.controlled import ControlledBackend
-    from equipoise.hal.conformance.executors.steering import steering
+    from equipoise.hal.conformance.executors.steering import load_steer
 
     if isinstance(registry.accelerator(backend), ControlledBackend):
         raise UsageError(f"--steer: every schedule of {backend} is chosen already")
     try:
-        steering(name)
+        load_steer(name)
     except UsageError as error:
         raise UsageError(f"--steer: {error}") from error
 
 
-def _conduct(request: ConformanceRequest) -> "Result | None":
-    from equipoise.cli.conformance import watcher_for
-    from equipoise.hal.conformance.runner import Campaign
+def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
+    from equipoise.cli.conformance import conformance_progress_for
+    from equipoise.hal.conformance.runner import ConformanceRun
 
     communicator = request.communicator or registry.accelerator(request.backend).communicator
-    campaign = Campaign(
+    campaign = ConformanceRun(
         backend=request.backend,
         communicator=communicator,
         ranks=request.ranks,
@@ -256,14 +266,14 @@ def _conduct(request: ConformanceRequest) -> "Result | None":
         cases=request.cases,
         steer=request.steer,
     )
-    watcher = watcher_for(request.progress)
+    watcher = conformance_progress_for(request.progress)
     try:
         return campaign.run(watcher)
     finally:
         watcher.done()
 
 
-def _write(request: ConformanceRequest, result: "Result", command: str) -> None:
+def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> None:
     from equipoise.demo.machine import describe_machine
     from equipoise.report.conformance import render_html
 

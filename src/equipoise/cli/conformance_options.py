@@ -63,7 +63,9 @@ class ConformanceRequest:
     progress: str = "shown"
 
 
-def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> ConformanceRequest:
+def resolve_conformance_request(
+    command_line: Mapping[str, Any], file: Mapping[str, Any]
+) -> ConformanceRequest:
     """Command line over configuration file over default."""
     values = dict(file) | dict(command_line)
     out = values.get("out")

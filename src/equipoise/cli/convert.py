@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.balancer.formats.format_names import PLACEMENTS, STATISTICS
+from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES, STATISTICS_FORMAT_NAMES
 from equipoise.cli import kinds
 from equipoise.cli.files import ensure_folder, place_of
 from equipoise.cli.offline import (
     check_ranks,
-    options_of,
-    ranks_asked_for,
-    refused,
-    tell_left_out,
-    tell_written,
+    naming_ranks_option,
+    print_written,
+    request_values,
+    usage_errors,
     warn,
+    warn_of_dropped_layers,
 )
 from equipoise.cli.options import Option
 from equipoise.hal.errors import UsageError
@@ -30,8 +30,8 @@ FILES = "files"
 OPTIONS = (
     Option(key="format", kind=kinds.NAME, group=FILES, metavar="NAME",
            shown_default="as the suffix says, none is a folder",
-           help=f"format of OUT; statistics: {', '.join(STATISTICS)}; placements: "
-           f"{', '.join(PLACEMENTS)}"),
+           help=f"format of OUT; statistics: {', '.join(STATISTICS_FORMAT_NAMES)}; placements: "
+           f"{', '.join(PLACEMENT_FORMAT_NAMES)}"),
     Option(key="ranks", kind=kinds.WHOLE, group=FILES, metavar="N", shown_default="as IN says",
            help="IN is a placement for so many ranks: needed where it does not say it"),
     Option(key="quiet", kind=kinds.SWITCH, group=FILES, shown_default="off",
@@ -69,12 +69,12 @@ def convert(arguments: Namespace, command: str) -> int:
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
     found = _read(request)
     if not isinstance(found, formats.Arrangement):
-        tell_left_out(request.source, found)
+        warn_of_dropped_layers(request.source, found)
     place = place_of(request.out)
     lost = _write(request, found)
     if lost:
         warn(f"{request.out}: {lost}")
-    tell_written(request.progress, [f"{_origin(found.origin)} -> {place}"])
+    print_written(request.progress, [f"{_origin(found.origin)} -> {place}"])
     return 0
 
 
@@ -86,13 +86,13 @@ def _origin(origin: str) -> str:
 
 def request_of(given: Mapping[str, Any]) -> ConvertRequest:
     """What the command line asks for, its configuration file included."""
-    return ConvertRequest(**options_of(given, BY_KEY))
+    return ConvertRequest(**request_values(given, BY_KEY))
 
 
 def _read(request: ConvertRequest) -> "Statistics | Arrangement":
     from equipoise.balancer.formats import read_either
 
-    with refused(), ranks_asked_for():
+    with usage_errors(), naming_ranks_option():
         return read_either(request.source, ranks=request.ranks)
 
 
@@ -102,10 +102,10 @@ def _write(request: ConvertRequest, found: "Statistics | Arrangement") -> str | 
 
     counted = isinstance(found, formats.Statistics)
     choose = formats.statistics_format if counted else formats.placement_format
-    with refused(f"{request.source} holds {'statistics' if counted else 'a placement'}"):
+    with usage_errors(f"{request.source} holds {'statistics' if counted else 'a placement'}"):
         choose(request.out, request.format)
     ensure_folder(request.out.parent)
-    with refused():
+    with usage_errors():
         if isinstance(found, formats.Statistics):
             return formats.write_statistics(request.out, found, request.format)
         return formats.write_placement(request.out, found, request.format)

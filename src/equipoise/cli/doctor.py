@@ -33,7 +33,7 @@ EXTRAS = {"matplotlib": "plots", "prometheus_client": "serve"}
 """What brings a package that is optional."""
 
 
-class Probed(Protocol):
+class ProbedBackend(Protocol):
     """What accelerator and communicator backends have in common."""
 
     @property
@@ -47,7 +47,7 @@ class Probed(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class BackendFinding:
     """One backend: whether it works, on what or why not, and what it declares.
 
     Attributes:
@@ -65,12 +65,12 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Findings:
+class DoctorFindings:
     """All of it; `demo_memory` is empty where torch does not import."""
 
     version: str
-    accelerators: tuple[Found, ...]
-    communicators: tuple[Found, ...]
+    accelerators: tuple[BackendFinding, ...]
+    communicators: tuple[BackendFinding, ...]
     checks: tuple[Check, ...]
     machine: dict[str, str]
     demo_memory: dict[str, int | None]
@@ -85,14 +85,14 @@ class Findings:
         return asdict(self)
 
 
-def examine() -> Findings:
+def collect_findings() -> DoctorFindings:
     """Look at everything that is installed; what is broken becomes a finding, not an error."""
     from equipoise import __version__
     from equipoise.demo.machine import describe_machine
 
     broken = _torch_problem()
     packages = (_package(name) for name in CHECKED_PACKAGES if name != TORCH)
-    return Findings(
+    return DoctorFindings(
         version=__version__,
         accelerators=_each(registry.ACCELERATORS, registry.accelerator, broken),
         communicators=_each(registry.COMMUNICATORS, registry.communicator, broken),
@@ -102,7 +102,7 @@ def examine() -> Findings:
     )
 
 
-def look_at(name: str, find: Callable[[str], Probed]) -> Found:
+def probe_backend(name: str, find: Callable[[str], ProbedBackend]) -> BackendFinding:
     """One backend by name; one that does not import or probe says so."""
     from equipoise.hal.accelerator import Backend
     from equipoise.hal.capabilities import Available
@@ -112,25 +112,25 @@ def look_at(name: str, find: Callable[[str], Probed]) -> Found:
         probed = backend.probe()
         devices = backend.devices() if isinstance(backend, Backend) else None
     except (BackendUnavailable, OSError, RuntimeError) as error:
-        return Found(name, works=False, detail=str(error))
+        return BackendFinding(name, works=False, detail=str(error))
     if not isinstance(probed, Available):
-        return Found(name, works=False, detail=probed.reason)
-    declared = {key: plain(value) for key, value in vars(backend.capabilities).items()}
-    return Found(name, True, probed.detail, declared, devices)
+        return BackendFinding(name, works=False, detail=probed.reason)
+    declared = {key: json_value(value) for key, value in vars(backend.capabilities).items()}
+    return BackendFinding(name, True, probed.detail, declared, devices)
 
 
-def plain(value: object) -> object:
+def json_value(value: object) -> object:
     """A capability's value as JSON has it: a bool, a number, a string, or a sorted list of them."""
     if isinstance(value, bool | int | None):
         return value
     if isinstance(value, frozenset):
-        return sorted(str(plain(item)) for item in value)
+        return sorted(str(json_value(item)) for item in value)
     if isinstance(value, Enum):
         return str(value.value)
     return str(value).removeprefix("torch.")
 
 
-def in_words(value: object) -> str:
+def describe_value(value: object) -> str:
     """A plain value for people: yes, no, a number, or a list."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -139,11 +139,15 @@ def in_words(value: object) -> str:
     return str(value)
 
 
-def _each(group: str, find: Callable[[str], Probed], broken: str | None) -> tuple[Found, ...]:
+def _each(
+    group: str, find: Callable[[str], ProbedBackend], broken: str | None
+) -> tuple[BackendFinding, ...]:
     """Every backend needs torch: where that is `broken`, none of them is looked at."""
     if broken is not None:
-        return tuple(Found(name, works=False, detail=NO_TORCH) for name in registry.names(group))
-    return tuple(look_at(name, find) for name in registry.names(group))
+        return tuple(
+            BackendFinding(name, works=False, detail=NO_TORCH) for name in registry.names(group)
+        )
+    return tuple(probe_backend(name, find) for name in registry.names(group))
 
 
 def _torch_problem() -> str | None:
@@ -230,12 +234,12 @@ def doctor(arguments: Namespace) -> int:
     """
     if arguments.json is not None:
         check_file("--json", arguments.json)
-    if named := engines.asked(arguments):
+    if named := engines.requested(arguments):
         return _engines(named, arguments.json)
-    findings = examine()
+    findings = collect_findings()
     if arguments.json is not None:
         write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
-    print(describe(findings))
+    print(render_findings(findings))
     return findings.exit_code
 
 
@@ -254,7 +258,7 @@ def _engines(named: tuple[str, ...], json_file: Path | None) -> int:
     return 1 if False in seen else 0
 
 
-def describe(findings: Findings) -> str:
+def render_findings(findings: DoctorFindings) -> str:
     """All findings as lines of text."""
     lines = [
         f"equipoise {findings.version}",
@@ -272,11 +276,11 @@ def describe(findings: Findings) -> str:
 def _memory(memory: Mapping[str, int | None]) -> list[str]:
     if not memory:
         return []
-    from equipoise.cli.memory_report import words
+    from equipoise.cli.memory_report import bytes_or_unknown
 
     return _section(
         "memory of `equipoise run`, per rank, with default options",
-        (_line(purpose, words(count)) for purpose, count in memory.items()),
+        (_line(purpose, bytes_or_unknown(count)) for purpose, count in memory.items()),
     )
 
 
@@ -284,7 +288,7 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
     return ["", title, *(list(lines) or ["  none installed"])]
 
 
-def _backends(found: Iterable[Found]) -> Iterable[str]:
+def _backends(found: Iterable[BackendFinding]) -> Iterable[str]:
     for backend in found:
         yield _line(backend.name, f"{'works' if backend.works else 'no'}: {backend.detail}")
         if backend.devices is not None:
@@ -293,7 +297,7 @@ def _backends(found: Iterable[Found]) -> Iterable[str]:
             yield _line("  capabilities", "unknown")
             continue
         for name, value in backend.capabilities.items():
-            yield _line("  " + name.replace("_", " "), in_words(value))
+            yield _line("  " + name.replace("_", " "), describe_value(value))
 
 
 def _check(check: Check) -> str:
@@ -308,7 +312,7 @@ def _line(name: str, value: str) -> str:
     )
 
 
-def _verdict(findings: Findings) -> str:
+def _verdict(findings: DoctorFindings) -> str:
     working = [found.name for found in findings.accelerators if found.works]
     if not working:
         return "no accelerator works: see the reasons above"

@@ -32,7 +32,7 @@ GROUP = "equipoise.engines"
 what an engine has no place for, which is no fault."""
 
 
-def known() -> tuple[str, ...]:
+def installed() -> tuple[str, ...]:
     """Names of engines, sorted; nothing is imported."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
@@ -47,12 +47,12 @@ def examine(name: str) -> tuple[Check, ...]:
         return (Check(name, passed=False, detail=f"cannot be looked at: {error}"),)
 
 
-def asked(arguments: Namespace) -> tuple[str, ...]:
+def requested(arguments: Namespace) -> tuple[str, ...]:
     """Engines that the command line names."""
-    return tuple(name for name in known() if getattr(arguments, destination(name)))
+    return tuple(name for name in installed() if getattr(arguments, argument_name(name)))
 
 
-def destination(name: str) -> str:
+def argument_name(name: str) -> str:
     """Where the parser puts whether an engine was named."""
     return f"engine_{name.replace('-', '_')}"
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 from equipoise.hal.errors import EquipoiseError, UsageError
 
 DEVICES = "/dev"
-LAUNCHED = "WORLD_SIZE"
+LAUNCHER_VARIABLE = "WORLD_SIZE"
 """Set where a launcher has started the ranks: by torchrun, or by `join_launcher` for mpiexec."""
 
 
@@ -66,7 +66,7 @@ def _replace(path: Path, data: bytes) -> None:
             beside.unlink(missing_ok=True)
 
 
-def try_file(flag: str, path: Path) -> None:
+def probe_file(flag: str, path: Path) -> None:
     """See that a file can be written there, by making it, before hours are spent on what it holds.
 
     Permissions do not say it all: the superuser has every one of them below /proc. Leaves nothing
@@ -76,13 +76,13 @@ def try_file(flag: str, path: Path) -> None:
     _try_below(flag, path, path)
 
 
-def try_folder(flag: str, path: Path) -> None:
+def probe_folder(flag: str, path: Path) -> None:
     """The same of a folder that files are to be written to."""
     _try_below(flag, path, path / ".tried")
 
 
 def _try_below(flag: str, said: Path, path: Path) -> None:
-    if LAUNCHED in os.environ:
+    if LAUNCHER_VARIABLE in os.environ:
         return
     made: list[Path] = []
     try:

@@ -4,7 +4,7 @@ import traceback
 
 OURS = "equipoise"
 NATIVE = "equipoise._native"
-CURES = {
+REMEDIES = {
     "torch": "install the build of torch for this machine, with the libraries that it asks for",
     NATIVE: "install equipoise again, for this Python",
 }
@@ -19,7 +19,7 @@ def explain_import_error(error: Exception) -> str:
         return reason
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return f"{package} is missing: install it"
-    cure = CURES.get(package, f"install {package} again")
+    cure = REMEDIES.get(package, f"install {package} again")
     return f"{package} does not import: {reason}; {cure}"
 
 

@@ -99,7 +99,9 @@ def real_of_yaml(value: object) -> float:
         raise ValueError(value) from None
 
 
-def numbers(flag: str, given: "tuple[float, ...] | Path", expected: int) -> tuple[float, ...]:
+def resolve_numbers(
+    flag: str, given: "tuple[float, ...] | Path", expected: int
+) -> tuple[float, ...]:
     """The numbers, read from their file if that is what was given: commas, blanks or lines between.
 
     Raises UsageError that names the flag, also where they are not as many as expected, or not all
@@ -137,7 +139,7 @@ def _read(source: str, path: Path) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionKind:
     """A type of value.
 
     Both readers raise ValueError for what is not of the kind; `word` completes "expected ...".
@@ -157,7 +159,7 @@ LINKS = "node", "network", "host"
 ENDPOINTS = "chat", "completions"
 
 
-def parse_choice(choices: tuple[str, ...]) -> Kind:
+def parse_choice(choices: tuple[str, ...]) -> OptionKind:
     """One of these words."""
 
     def read(value: object) -> str:
@@ -165,7 +167,7 @@ def parse_choice(choices: tuple[str, ...]) -> Kind:
             raise ValueError(value)
         return str(value)
 
-    return Kind(" or ".join(choices), read, read)
+    return OptionKind(" or ".join(choices), read, read)
 
 
 def _int_from_yaml(value: object) -> object:
@@ -264,61 +266,67 @@ def _settings_from_yaml(value: object) -> tuple[tuple[str, object], ...]:
     return tuple(value.items())
 
 
-WHOLE = Kind("a whole number", int, _int_from_yaml)
-SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
-REAL = Kind("a number", lambda text: _finite(float(text)), _real_from_yaml)
-NAME = Kind("a name", _str_from_text, _str_from_yaml)
-PATH = Kind("a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_str_from_yaml(v)))
-TEXTS = Kind("a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml)
-SHARES = Kind(
+WHOLE = OptionKind("a whole number", int, _int_from_yaml)
+SECONDS = OptionKind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
+REAL = OptionKind("a number", lambda text: _finite(float(text)), _real_from_yaml)
+NAME = OptionKind("a name", _str_from_text, _str_from_yaml)
+PATH = OptionKind(
+    "a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_str_from_yaml(v))
+)
+TEXTS = OptionKind(
+    "a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml
+)
+SHARES = OptionKind(
     " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(_str_from_yaml(value))
 )
-VARIANTS = Kind(
+VARIANTS = OptionKind(
     f"a variant ({', '.join(VariantName)})", lambda text: VariantName(text), _variants_from_yaml
 )
-EXCHANGE = Kind(
+EXCHANGE = OptionKind(
     " or ".join(ExchangeForm),
     lambda text: ExchangeForm(text),
     lambda value: ExchangeForm(_str_from_yaml(value)),
 )
-LOCALITY = Kind(
+LOCALITY = OptionKind(
     " or ".join(Locality),
     lambda text: Locality(text),
     lambda value: Locality(_str_from_yaml(value)),
 )
-COMMIT = Kind(
+COMMIT = OptionKind(
     " or ".join(CommitMode),
     lambda text: CommitMode(text),
     lambda value: CommitMode(_str_from_yaml(value)),
 )
-RULE = Kind(
+RULE = OptionKind(
     " or ".join(RoutingRule),
     lambda text: RoutingRule(text),
     lambda value: RoutingRule(_str_from_yaml(value)),
 )
-BALANCE = Kind("on or off", lambda text: Balance(text), _balance_from_yaml)
-SWITCH = Kind("true or false", lambda text: text == "true", _bool_from_yaml)
-PROFILE = Kind(
+BALANCE = OptionKind("on or off", lambda text: Balance(text), _balance_from_yaml)
+SWITCH = OptionKind("true or false", lambda text: text == "true", _bool_from_yaml)
+PROFILE = OptionKind(
     " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
 )
-FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
-RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml)
+FAMILY_NAMES = OptionKind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
+RANGE = OptionKind(
+    "START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml
+)
 POLICY, SPLIT, OBJECTIVE = parse_choice(POLICIES), parse_choice(SPLITS), parse_choice(OBJECTIVES)
 PRECISION, LINK = parse_choice(PRECISIONS), parse_choice(LINKS)
 ENDPOINT, WORKLOAD = parse_choice(ENDPOINTS), parse_choice(tuple(WORKLOADS))
-BYTES = Kind(
+BYTES = OptionKind(
     "whole bytes such as 24MiB or 44M, 1 to 2^60",
     bytes_of_text,
     bytes_of_yaml,
 )
-NUMBERS = Kind(
+NUMBERS = OptionKind(
     "numbers with commas between, or a file",
     numbers_of_text,
     numbers_of_yaml,
 )
-WORKERS = Kind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
-SETTINGS = Kind("NAME=VALUE, or a mapping", _setting_from_text, _settings_from_yaml)
-CLIENT_RANK = Kind(
+WORKERS = OptionKind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
+SETTINGS = OptionKind("NAME=VALUE, or a mapping", _setting_from_text, _settings_from_yaml)
+CLIENT_RANK = OptionKind(
     " or ".join(ClientRank),
     lambda text: ClientRank(text),
     lambda value: ClientRank(_str_from_yaml(value)),

@@ -10,14 +10,14 @@ from importlib import import_module
 
 from equipoise.cli import import_errors, process
 from equipoise.cli.parser import build_parser
-from equipoise.cli.process import Terminated, terminable
+from equipoise.cli.process import TerminatedBySignal, raise_on_signal
 from equipoise.hal.errors import EquipoiseError, UsageError
 
-UNREAD = 1
-BAD_INPUT = 2
-FAILED = 3
-INTERRUPTED = 130
-TOLD = "plan", "report", "advise", "convert", "bench", "simulate", "route-report"
+EXIT_STDOUT_CLOSED = 1
+EXIT_BAD_INPUT = 2
+EXIT_FAILED = 3
+EXIT_INTERRUPTED = 130
+COMMANDS_WITH_ARGV = "plan", "report", "advise", "convert", "bench", "simulate", "route-report"
 """Commands whose outputs say by which command they were made; each is a function in a module of
 its name, with an underscore for a hyphen."""
 
@@ -35,34 +35,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Extensions of torch load when a backend asks for them: one that does not find its driver
     # would end every command here, `doctor` first.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    process.open_missing()
+    process.open_missing_streams()
     try:
-        with terminable():
+        with raise_on_signal():
             return _run(arguments)
     except UsageError as error:
-        return _fail(error, BAD_INPUT)
+        return _fail(error, EXIT_BAD_INPUT)
     except EquipoiseError as error:
-        return _fail(error, FAILED)
+        return _fail(error, EXIT_FAILED)
     except BrokenPipeError:
-        process.divert_broken()
-        return UNREAD
+        process.redirect_broken_streams()
+        return EXIT_STDOUT_CLOSED
     except OSError as error:
         # Files are written by functions that name them: a full disk without a name is a stream's,
         # which holds nothing any more where it is not buffered.
         full = error.errno == ENOSPC and error.filename is None
-        if process.divert_broken() or full:
-            return _fail(EquipoiseError(f"standard output: {error.strerror or error}"), FAILED)
-        return _fail(error, FAILED)
+        if process.redirect_broken_streams() or full:
+            return _fail(EquipoiseError(f"standard output: {error.strerror or error}"), EXIT_FAILED)
+        return _fail(error, EXIT_FAILED)
     except ImportError as error:
         if import_errors.failing_package(error) is None:
             raise  # a mistake of ours: whoever mends it needs the traceback
-        process.tell(f"error: {import_errors.explain_import_error(error)}")
-        return FAILED
+        process.print_stderr(f"error: {import_errors.explain_import_error(error)}")
+        return EXIT_FAILED
     except KeyboardInterrupt:
-        process.tell("interrupted")
-        return INTERRUPTED
-    except Terminated as ended:
-        process.tell(f"terminated by {ended}")
+        process.print_stderr("interrupted")
+        return EXIT_INTERRUPTED
+    except TerminatedBySignal as ended:
+        process.print_stderr(f"terminated by {ended}")
         return ended.exit_code
 
 
@@ -89,7 +89,7 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.conformance import conformance
 
         return conformance(arguments, command)
-    if arguments.command in TOLD:
+    if arguments.command in COMMANDS_WITH_ARGV:
         name = arguments.command.replace("-", "_")
         return int(getattr(import_module(f"equipoise.cli.{name}"), name)(arguments, command))
     if arguments.command == "record":
@@ -108,5 +108,5 @@ def _dispatch(arguments: Namespace, command: str) -> int:
 def _fail(error: Exception, code: int) -> int:
     line = " ".join(str(error).split()) or type(error).__name__
     shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-    process.tell(f"error: {shown}")
+    process.print_stderr(f"error: {shown}")
     return code

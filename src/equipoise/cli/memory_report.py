@@ -3,20 +3,20 @@
 from equipoise.balancer.experts.config import CommitMode, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.memory_report import (
+    BACKEND_TABLES,
     COUNTER_BYTES,
-    OWN_TABLES,
     MemoryItem,
     MemoryReport,
     RoundOrder,
-    own_tables,
+    backend_tables,
+    packed_reason,
     packed_slots,
-    packed_why,
     tables_bytes,
 )
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.hal import registry
-from equipoise.hal.communicator import CommunicatorBackend, CountsMemory
+from equipoise.hal.communicator import CommunicatorBackend, EstimatesCommunicatorMemory
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.report.run.table import human_bytes
 
@@ -24,7 +24,7 @@ WEIGHT_BYTES = 4
 """The model computes in float32."""
 
 
-def demo_ledger(run: RunSettings) -> MemoryReport:
+def demo_memory_report(run: RunSettings) -> MemoryReport:
     """Bytes per rank by purpose, of the variant that the run is about.
 
     Staging holds a few layers of which every slot changes. What a communicator takes is known of
@@ -57,21 +57,21 @@ def demo_ledger(run: RunSettings) -> MemoryReport:
 
 def demo_memory(run: RunSettings) -> dict[str, int | None]:
     """The same as numbers; None where nobody can say."""
-    return {entry.what: entry.nbytes for entry in demo_ledger(run).entries}
+    return {entry.what: entry.nbytes for entry in demo_memory_report(run).entries}
 
 
-def render_ledger(run: RunSettings) -> str:
+def render_memory_report(run: RunSettings) -> str:
     """The ledger as a few lines, for whoever starts a run."""
-    ledger = demo_ledger(run)
-    rows = [(entry.what, words(entry.nbytes), entry.why) for entry in ledger.entries]
+    ledger = demo_memory_report(run)
+    rows = [(entry.what, bytes_or_unknown(entry.nbytes), entry.why) for entry in ledger.entries]
     unknown = any(entry.nbytes is None for entry in ledger.entries)
-    rows.append(("total", words(ledger.total), "at least" if unknown else ""))
+    rows.append(("total", bytes_or_unknown(ledger.total), "at least" if unknown else ""))
     first = max(len(what) for what, _, _ in rows)
     lines = [f"  {what:<{first}}  {size:>9}  {why}".rstrip() for what, size, why in rows]
     return "\n".join(["device memory of a rank:", *lines])
 
 
-def words(nbytes: int | None) -> str:
+def bytes_or_unknown(nbytes: int | None) -> str:
     """Bytes for people."""
     return "unknown" if nbytes is None else human_bytes(nbytes)
 
@@ -83,7 +83,7 @@ def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryIte
     except BackendUnavailable:
         return MemoryItem("packed slots", None, "no backend")
     packed = packed_slots(staging, slots, run.parcel, rounds)
-    return MemoryItem("packed slots", packed * expert, packed_why(rounds))
+    return MemoryItem("packed slots", packed * expert, packed_reason(rounds))
 
 
 def _own_tables(run: RunSettings, shape: ExpertShape) -> list[MemoryItem]:
@@ -91,8 +91,8 @@ def _own_tables(run: RunSettings, shape: ExpertShape) -> list[MemoryItem]:
     try:
         backend = registry.accelerator(run.backend)
     except BackendUnavailable:
-        return [MemoryItem(OWN_TABLES, None, "no backend")]
-    return own_tables(backend, [shape])
+        return [MemoryItem(BACKEND_TABLES, None, "no backend")]
+    return backend_tables(backend, [shape])
 
 
 def _backend(run: RunSettings) -> CommunicatorBackend:
@@ -111,6 +111,6 @@ def _communicators(run: RunSettings) -> MemoryItem:
     except BackendUnavailable:
         return MemoryItem("communicators", None, "no backend")
     why = f"{len(opened)} of {backend.name}: {', '.join(opened)}"
-    if not isinstance(backend, CountsMemory):
+    if not isinstance(backend, EstimatesCommunicatorMemory):
         return MemoryItem("communicators", None, f"{why}; it does not say")
     return MemoryItem("communicators", backend.device_bytes(len(opened), run.ranks - 1), why)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.options import Option
-from equipoise.cli.process import tell
+from equipoise.cli.process import print_stderr
 from equipoise.cli.validation import check_count, check_file
 from equipoise.hal.errors import (
-    FileUnwritten,
+    FileWriteFailed,
     FormatError,
     PlacementError,
-    RanksUnsaid,
+    RankCountMissing,
     UsageError,
 )
 
@@ -26,7 +26,7 @@ MOST_RANKS = 4096
 MOST_SLOTS = 65_536
 
 
-def options_of(given: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
+def request_values(given: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
     """Command line over configuration file, as the fields of a request."""
     file = read_config(given["config"], known) if "config" in given else {}
     named = {key: value for key, value in given.items() if key not in ("command", "config")}
@@ -36,34 +36,34 @@ def options_of(given: Mapping[str, Any], known: Mapping[str, Option]) -> dict[st
 
 
 @contextmanager
-def refused(flag: str = "") -> Iterator[None]:
+def usage_errors(flag: str = "") -> Iterator[None]:
     """A file or numbers that cannot be taken are the user's to mend: a UsageError."""
     try:
         yield
-    except FileUnwritten:
+    except FileWriteFailed:
         raise  # a full disk is no bad input
     except (FormatError, PlacementError) as error:
         raise UsageError(f"{flag}: {error}" if flag else str(error)) from error
 
 
 @contextmanager
-def ranks_asked_for() -> Iterator[None]:
+def naming_ranks_option() -> Iterator[None]:
     """Name the option where a placement does not say for how many ranks it is."""
     try:
         yield
-    except RanksUnsaid as error:
-        raise RanksUnsaid(error.path, f"{error.what}, by --ranks") from error
+    except RankCountMissing as error:
+        raise RankCountMissing(error.path, f"{error.what}, by --ranks") from error
 
 
 def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statistics":
     """All of them, or only some iterations. Raises UsageError, also where nothing was counted."""
     from equipoise.balancer.formats import read_statistics
 
-    with refused():
+    with usage_errors():
         statistics = read_statistics(path)
-    tell_left_out(path, statistics)
+    warn_of_dropped_layers(path, statistics)
     if during is not None:
-        with refused(f"--range: {path}"):
+        with usage_errors(f"--range: {path}"):
             statistics = statistics.during(during)
     if not statistics.counts.any():
         where = path if during is None else f"{path}, iterations {during}"
@@ -71,7 +71,7 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
     return statistics
 
 
-def tell_left_out(path: Path, statistics: "Statistics") -> None:
+def warn_of_dropped_layers(path: Path, statistics: "Statistics") -> None:
     """Warn of layers of the file that have no rows, which plans and files are without."""
     if statistics.left_out:
         from equipoise.balancer.experts.weights.expert_weights import format_ranges
@@ -84,7 +84,7 @@ def load_placement(flag: str, path: Path, ranks: int | None) -> "Arrangement":
     """Raises UsageError that names the flag."""
     from equipoise.balancer.formats import read_placement
 
-    with refused(flag), ranks_asked_for():
+    with usage_errors(flag), naming_ranks_option():
         return read_placement(path, ranks=ranks)
 
 
@@ -108,10 +108,10 @@ def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]
 
 def warn(what: str) -> None:
     """One line on standard error."""
-    tell(f"warning: {what}")
+    print_stderr(f"warning: {what}")
 
 
-def tell_written(progress: str, lines: Sequence[str]) -> None:
+def print_written(progress: str, lines: Sequence[str]) -> None:
     """On standard error, where progress is shown."""
     if progress == "shown" and lines:
         print("\n".join(lines), file=sys.stderr)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli import kinds
-from equipoise.cli.kinds import Kind
+from equipoise.cli.kinds import OptionKind
 from equipoise.demo.settings import (
     EXPERTS,
     Balance,
@@ -19,7 +19,7 @@ from equipoise.demo.settings import (
 )
 from equipoise.hal.errors import UsageError
 
-RECORD = "record.npz"
+RECORD_FILE = "record.npz"
 """File in the folder of a run that holds everything measured."""
 
 RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
@@ -31,7 +31,7 @@ class Option:
     """`key` is the key in a configuration file, and the flag with hyphens for underscores."""
 
     key: str
-    kind: Kind
+    kind: OptionKind
     group: str
     help: str
     metavar: str | None = None
@@ -179,13 +179,13 @@ class RunRequest:
     said: frozenset[str] = frozenset()
 
 
-def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequest:
+def resolve_run_request(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequest:
     """Command line over configuration file over default.
 
     Raises UsageError where one source names both `slots` and `num_redundant_experts`.
     """
-    values = merged(command_line, file)
-    settings = settings_of(_with_shares(values))
+    values = merge_sources(command_line, file)
+    settings = run_settings(_with_shares(values))
     return RunRequest(
         settings=settings,
         json=values.get("json", settings.out / "summary.json"),
@@ -196,7 +196,7 @@ def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequ
     )
 
 
-def merged(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+def merge_sources(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """Command line over configuration file, `num_redundant_experts` turned into `slots`.
 
     Raises UsageError where one source names both.
@@ -206,7 +206,7 @@ def merged(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str
     )
 
 
-def settings_of(values: Mapping[str, Any]) -> RunSettings:
+def run_settings(values: Mapping[str, Any]) -> RunSettings:
     """The settings among `values`; the others are defaults."""
     known = {field.name for field in fields(RunSettings)}
     return RunSettings(**{key: value for key, value in values.items() if key in known})

@@ -23,7 +23,7 @@ from equipoise.cli.kinds import (
     TEXTS,
     VARIANTS,
     WORKERS,
-    Kind,
+    OptionKind,
 )
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
@@ -364,7 +364,7 @@ def _add_option(group: Any, option: Option) -> None:
         )
 
 
-def _reader(kind: Kind) -> Callable[[str], object]:
+def _reader(kind: OptionKind) -> Callable[[str], object]:
     def read(text: str) -> object:
         try:
             return kind.from_text(text)
@@ -382,10 +382,10 @@ def _add_doctor(commands: Any) -> None:
         allow_abbrev=False,
     )
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
-    for name in engines.known():
+    for name in engines.installed():
         doctor.add_argument(
             f"--{name}",
             action="store_true",
-            dest=engines.destination(name),
+            dest=engines.argument_name(name),
             help=f"instead: whether the {name} that is installed can be served, part by part",
         )

@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.balancer.experts.config import SIGMA, SIGMA_WINDOWS, default_sigma
-from equipoise.balancer.formats.format_names import PLACEMENTS
+from equipoise.balancer.experts.config import DEFAULT_SIGMA, MIN_SIGMA_WINDOWS, default_sigma
+from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES
 from equipoise.cli import kinds
 from equipoise.cli.files import ensure_folder, place_of, write_file
-from equipoise.cli.kinds import numbers
+from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
     MOST_SLOTS,
     check_outputs,
     check_ranks,
     load_placement,
     load_statistics,
-    options_of,
-    refused,
-    tell_left_out,
-    tell_written,
+    print_written,
+    request_values,
+    usage_errors,
     warn,
+    warn_of_dropped_layers,
 )
 from equipoise.cli.options import Option
 from equipoise.cli.validation import check_count
@@ -62,7 +62,7 @@ OPTIONS = (
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
     Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
-           shown_default=f"{SIGMA:g} for tokens where STATS have {SIGMA_WINDOWS} or more windows, "
+           shown_default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or more windows, "
            "else 0",
            help="a rank counts with its mean load and so many standard deviations of it over the "
            "windows, so that experts that are busy together are kept apart; 0: with the sum alone, "
@@ -89,7 +89,7 @@ OPTIONS = (
            shown_default="none: has to be given", help="write the placement there"),
     Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
            shown_default="as the suffix says, .json is equipoise",
-           help=f"format of the placement: {', '.join(PLACEMENTS)}"),
+           help=f"format of the placement: {', '.join(PLACEMENT_FORMAT_NAMES)}"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
            help="write the figures there"),
     Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
@@ -150,25 +150,25 @@ def plan(arguments: Namespace, command: str) -> int:
     Raises UsageError before anything is written.
     """
     from equipoise.report.placement.forecast import render
-    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     validate(request)
     read = load_statistics(request.statistics)
     statistics = read.with_rows()
     if not read.left_out:
-        tell_left_out(request.statistics, statistics)
+        warn_of_dropped_layers(request.statistics, statistics)
     installed = _installed(request, statistics)
     request = _completed(request, installed)
     forecast = _forecast(request, statistics, installed)
     _write(request, forecast, command)
-    print(render(forecast, ink_of_stdout()), flush=True)
+    print(render(forecast, stdout_colour_mode()), flush=True)
     return 0
 
 
 def request_of(given: Mapping[str, Any]) -> PlanRequest:
     """What the command line asks for, its configuration file included."""
-    return PlanRequest(**options_of(given, BY_KEY))
+    return PlanRequest(**request_values(given, BY_KEY))
 
 
 def validate(request: PlanRequest) -> None:
@@ -202,7 +202,7 @@ def _check_files(request: PlanRequest) -> None:
         raise UsageError("-o is needed: where to write the placement")
     # The installed placement may be overwritten: it has been read by then.
     check_outputs({"STATS": request.statistics}, {"-o": request.out, "--json": request.json})
-    with refused("-o"):
+    with usage_errors("-o"):
         placement_format(request.out, request.format)
 
 
@@ -210,13 +210,13 @@ def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement |
     """The installed placement, its layers those of the statistics."""
     if request.installed is None:
         return None
-    from equipoise.report.placement.spread import fitted
+    from equipoise.report.placement.spread import select_layers
 
     found = load_placement("--installed", request.installed, request.ranks)
     if request.slots not in (None, found.slots):
         raise UsageError(f"--installed: has {found.slots} slots, and --slots is {request.slots}")
-    with refused(f"--installed: {request.installed}"):
-        return fitted(found, statistics)
+    with usage_errors(f"--installed: {request.installed}"):
+        return select_layers(found, statistics)
 
 
 def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanRequest:
@@ -227,7 +227,7 @@ def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanReq
     assert request.ranks is not None
     if request.policy == "greedy":
         warn("--capacities: greedy places as if all ranks were equal; only shares heed them")
-    found = numbers("--capacities", request.capacities, request.ranks)
+    found = resolve_numbers("--capacities", request.capacities, request.ranks)
     return replace(request, capacities=found)
 
 
@@ -235,7 +235,7 @@ def _forecast(
     request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
 ) -> "Forecast":
     from equipoise.balancer.formats import Arrangement
-    from equipoise.report.placement.forecast import Asked, Before, forecast
+    from equipoise.report.placement.forecast import Baseline, ForecastOptions, forecast
 
     assert request.ranks is not None
     began = time.perf_counter()
@@ -245,8 +245,8 @@ def _forecast(
     return forecast(
         statistics,
         layout,
-        Before.of(statistics, installed, request.ranks),
-        Asked(
+        Baseline.of(statistics, installed, request.ranks),
+        ForecastOptions(
             policy=request.policy,
             objective=request.objective,
             capacities=_capacities(request),
@@ -272,7 +272,7 @@ def _planned(
 
     assert request.ranks is not None
     assert request.slots is not None
-    with refused(), _by_option():
+    with usage_errors(), _by_option():
         return planner.plan(
             statistics.counts,
             slots=request.slots,
@@ -325,4 +325,4 @@ def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
         text = json.dumps(about | forecast.to_json(), indent=2, allow_nan=False)
         place = write_file(request.json, text + "\n")
         written.append(f"figures: {place}")
-    tell_written(request.progress, written)
+    print_written(request.progress, written)

@@ -13,14 +13,14 @@ from types import FrameType
 from typing import NoReturn
 
 
-def open_missing() -> None:
+def open_missing_streams() -> None:
     """Give the program somewhere to write where it was started with a closed stream."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
-def divert_broken() -> bool:
+def redirect_broken_streams() -> bool:
     """Point every stream that cannot be flushed at the null device.
 
     What it still holds would otherwise fail again, with a traceback, when the interpreter ends.
@@ -36,12 +36,12 @@ def divert_broken() -> bool:
     return broken
 
 
-def tell(line: str) -> None:
+def print_stderr(line: str) -> None:
     """One line on standard error, if anybody can read it."""
     try:
         print(f"equipoise: {line}", file=sys.stderr, flush=True)
     except OSError:
-        divert_broken()
+        redirect_broken_streams()
 
 
 def _divert(descriptor: int) -> None:
@@ -57,7 +57,7 @@ SIGNALS = tuple(
 )  # Not every system has a terminal to hang up.
 
 
-class Terminated(BaseException):
+class TerminatedBySignal(BaseException):
     """The program was told to end; not an Exception, as KeyboardInterrupt is not."""
 
     def __init__(self, number: int) -> None:
@@ -71,7 +71,7 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def raise_on_signal() -> Iterator[None]:
     """Within it a signal raises Terminated in the main thread; handlers are restored after it.
 
     A signal that is ignored (`nohup`) or that the caller handles itself is left as it is.
@@ -95,4 +95,4 @@ def _raise(number: int, frame: FrameType | None) -> NoReturn:
     for other in SIGNALS:
         if signal.getsignal(other) is _raise:
             signal.signal(other, signal.SIG_IGN)
-    raise Terminated(number)
+    raise TerminatedBySignal(number)

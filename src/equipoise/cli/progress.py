@@ -11,14 +11,14 @@ from typing import NoReturn, Protocol, TextIO
 
 from tqdm import tqdm
 
-from equipoise.demo.progress import Progress, Silence
+from equipoise.demo.progress import NoProgress, RunProgress
 
 LINES_PER_VARIANT = 4
 SILENT = 10.0
 """Seconds in which a log need not say that something goes on."""
 
 
-class Bars:
+class RunProgressBars:
     """One bar per pass over the traffic."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -70,14 +70,14 @@ class RunProgressLines:
         """Nothing stays open."""
 
 
-def run_progress_for(wish: str) -> Progress:
+def run_progress_for(wish: str) -> RunProgress:
     """What suits standard error; `hidden` is silent."""
     if wish == "hidden":
-        return Silence()
-    return Bars(sys.stderr) if sys.stderr.isatty() else RunProgressLines(sys.stderr)
+        return NoProgress()
+    return RunProgressBars(sys.stderr) if sys.stderr.isatty() else RunProgressLines(sys.stderr)
 
 
-class Parts(Protocol):
+class PartProgress(Protocol):
     """Is told of long work, part by part."""
 
     def start_part(self, what: str) -> None:
@@ -89,7 +89,7 @@ class Parts(Protocol):
         ...
 
 
-class PartsBar:
+class PartProgressBar:
     """One line on a terminal, with the time since it began."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
@@ -107,7 +107,7 @@ class PartsBar:
         self._bar.close()
 
 
-class PartsLog:
+class PartProgressLog:
     """A line of a log now and then: none of work that is soon done."""
 
     def __init__(
@@ -128,7 +128,7 @@ class PartsLog:
         """Nothing stays open."""
 
 
-class PartsHidden:
+class NoPartProgress:
     """Nobody hears of it."""
 
     def start_part(self, what: str) -> None:
@@ -138,11 +138,15 @@ class PartsHidden:
         """Nothing."""
 
 
-def parts_for(wish: str, name: str) -> Parts:
+def part_progress_for(wish: str, name: str) -> PartProgress:
     """What suits standard error; `hidden` is silent."""
     if wish == "hidden":
-        return PartsHidden()
-    return PartsBar(name, sys.stderr) if sys.stderr.isatty() else PartsLog(name, sys.stderr)
+        return NoPartProgress()
+    return (
+        PartProgressBar(name, sys.stderr)
+        if sys.stderr.isatty()
+        else PartProgressLog(name, sys.stderr)
+    )
 
 
 def _words(imbalance: float, note: str) -> str:
@@ -170,7 +174,7 @@ class SimulationProgress(Protocol):
         ...
 
 
-class Hidden:
+class NoSimulationProgress:
     """Nobody hears of it."""
 
     def at(self, label: str, seed: int, part: float) -> None:
@@ -183,7 +187,7 @@ class Hidden:
         """Nothing."""
 
 
-class Bar:
+class SimulationProgressBar:
     """One, over all runs."""
 
     def __init__(self, runs: int, stream: TextIO) -> None:
@@ -231,7 +235,9 @@ class SimulationProgressLines:
 def simulation_progress_for(wish: str, runs: int) -> SimulationProgress:
     """What suits standard error; `hidden` is silent."""
     if wish == "hidden":
-        return Hidden()
+        return NoSimulationProgress()
     return (
-        Bar(runs, sys.stderr) if sys.stderr.isatty() else SimulationProgressLines(runs, sys.stderr)
+        SimulationProgressBar(runs, sys.stderr)
+        if sys.stderr.isatty()
+        else SimulationProgressLines(runs, sys.stderr)
     )

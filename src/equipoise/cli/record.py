@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.balancer.formats.format_names import IN_A_FOLDER, STATISTICS
+from equipoise.balancer.formats.format_names import FOLDER_FORMAT_NAME, STATISTICS_FORMAT_NAMES
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
-from equipoise.cli.files import LAUNCHED, ensure_folder, place_of, try_file, try_folder
-from equipoise.cli.offline import check_outputs, refused, tell_written, warn
+from equipoise.cli.files import LAUNCHER_VARIABLE, ensure_folder, place_of, probe_file, probe_folder
+from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
 from equipoise.cli.options import BY_KEY as RUN
-from equipoise.cli.options import RECORD, Option, merged, settings_of
+from equipoise.cli.options import RECORD_FILE, Option, merge_sources, run_settings
 from equipoise.cli.progress import run_progress_for
-from equipoise.cli.validation import check_folder, check_unbalanced, validate_settings
+from equipoise.cli.validation import check_folder, check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.hal.errors import UsageError
 
 SUBJECT, OUTPUT = "what is recorded", "output"
-OWN = "range", "run", "out", "format", "quiet"
+RECORD_KEYS = "range", "run", "out", "format", "quiet"
 """Keys that are not of serving."""
 
 OPTIONS = (
@@ -47,8 +47,8 @@ OPTIONS = (
            shown_default="none: has to be given",
            help="write the statistics there: a new or empty folder, or a file"),
     Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
-           shown_default=f"as the suffix says, a folder is {IN_A_FOLDER}",
-           help=f"format of the statistics: {', '.join(STATISTICS)}"),
+           shown_default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}",
+           help=f"format of the statistics: {', '.join(STATISTICS_FORMAT_NAMES)}"),
     replace(RUN["quiet"], help="no progress, only the closing line", shown_default="off"),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
@@ -70,13 +70,15 @@ class RecordRequest:
     said: frozenset[str] = frozenset()
 
 
-def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RecordRequest:
+def resolve_record_request(
+    command_line: Mapping[str, Any], file: Mapping[str, Any]
+) -> RecordRequest:
     """Command line over configuration file over default. Raises UsageError."""
-    values = merged(command_line, file)
-    own = {key: values[key] for key in OWN if key in values and key != "quiet"}
-    served = {key: value for key, value in values.items() if key not in OWN}
+    values = merge_sources(command_line, file)
+    own = {key: values[key] for key in RECORD_KEYS if key in values and key != "quiet"}
+    served = {key: value for key, value in values.items() if key not in RECORD_KEYS}
     return RecordRequest(
-        settings=settings_of({"balance": Balance.OFF} | served),
+        settings=run_settings({"balance": Balance.OFF} | served),
         progress="hidden" if values.get("quiet") else "shown",
         said=frozenset(values),
         **own,
@@ -96,7 +98,7 @@ def record(arguments: Namespace) -> int:
     validate(request)
     if request.run is not None:
         _taken(request)
-    elif LAUNCHED in os.environ:
+    elif LAUNCHER_VARIABLE in os.environ:
         _launched(request)
     else:
         _served(request)
@@ -108,7 +110,9 @@ def request_of(given: Mapping[str, Any]) -> RecordRequest:
     options = {key: value for key, value in given.items() if key not in ("command", "config")}
     if "text" in options:
         options["text"] = tuple(options["text"])
-    return resolve(options, read_config(given["config"], BY_KEY) if "config" in given else {})
+    return resolve_record_request(
+        options, read_config(given["config"], BY_KEY) if "config" in given else {}
+    )
 
 
 def validate(request: RecordRequest) -> None:
@@ -118,7 +122,7 @@ def validate(request: RecordRequest) -> None:
         _check_needless(request)
         return
     if request.settings.balance is Balance.OFF:
-        check_unbalanced(request.said, "without --balance on")
+        check_unbalanced_options(request.said, "without --balance on")
     validate_settings(request.settings)
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
@@ -131,17 +135,17 @@ def _check_out(request: RecordRequest) -> None:
 
     if request.out is None:
         raise UsageError("-o is needed: where to write the statistics")
-    with refused("-o"):
+    with usage_errors("-o"):
         form = statistics_format(request.out, request.format)
-    if form.name == IN_A_FOLDER:
+    if form.name == FOLDER_FORMAT_NAME:
         _check_new(request.out)
-        try_folder("-o", request.out)
+        probe_folder("-o", request.out)
         return
-    if request.run is None and LAUNCHED in os.environ:
+    if request.run is None and LAUNCHER_VARIABLE in os.environ:
         raise UsageError(f"-o: {request.out} is no folder: each rank of a launcher writes a file")
     inputs = {} if request.run is None else {"--run": _record_of(request.run)}
     check_outputs(inputs, {"-o": request.out})
-    try_file("-o", request.out)
+    probe_file("-o", request.out)
 
 
 def _check_new(folder: Path) -> None:
@@ -151,12 +155,12 @@ def _check_new(folder: Path) -> None:
 
 
 def _check_needless(request: RecordRequest) -> None:
-    for key in sorted(request.said.difference(OWN)):
+    for key in sorted(request.said.difference(RECORD_KEYS)):
         raise UsageError(f"{BY_KEY[key].name} has no meaning with --run: nothing is served")
 
 
 def _record_of(run: Path) -> Path:
-    return run / RECORD if run.is_dir() else run
+    return run / RECORD_FILE if run.is_dir() else run
 
 
 def _taken(request: RecordRequest) -> None:
@@ -167,10 +171,10 @@ def _taken(request: RecordRequest) -> None:
     assert request.run is not None
     path = _record_of(request.run)
     done = load_record(path)
-    with refused(f"--run: {path}"):
+    with usage_errors(f"--run: {path}"):
         found = Statistics(done.expert_rows, iterations=0, top_k=done.top_k)
     if request.range is not None:
-        with refused(f"--range: {path}"):
+        with usage_errors(f"--range: {path}"):
             found = found.during(request.range)
     _write(request, found, done.ranks)
     print(f"a run keeps the sum of its ranks: `report` and `plan` need --ranks {done.ranks}")
@@ -192,16 +196,16 @@ def _launched(request: RecordRequest) -> None:
     _run(request, request.out)
     if os.environ.get("RANK") == "0":
         print(_closing(_steps(request), request.settings.ranks))
-        tell_written(request.progress, [f"statistics: {request.out}"])
+        print_written(request.progress, [f"statistics: {request.out}"])
 
 
 def _run(request: RecordRequest, folder: Path) -> None:
     from equipoise.demo.launcher import record_demo
-    from equipoise.demo.settings import Recording
+    from equipoise.demo.settings import RecordingSettings
 
     progress = run_progress_for(request.progress)
     try:
-        record_demo(request.settings, Recording(folder, _steps(request)), progress)
+        record_demo(request.settings, RecordingSettings(folder, _steps(request)), progress)
     finally:
         progress.done()
 
@@ -222,7 +226,7 @@ def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
     rows = f"{int(found.counts.sum()):,} rows"
     layers, experts = len(found.layers), found.experts
     print(f"{_closing(found.span, ranks)}: {rows} of {layers} layers of {experts} experts")
-    tell_written(request.progress, [f"statistics: {place}"])
+    print_written(request.progress, [f"statistics: {place}"])
 
 
 def _closing(steps: Iterations, ranks: int) -> str:

@@ -18,9 +18,9 @@ from equipoise.cli.offline import (
     check_ranks,
     load_placement,
     load_statistics,
-    options_of,
-    refused,
-    tell_written,
+    print_written,
+    request_values,
+    usage_errors,
     warn,
 )
 from equipoise.cli.options import Option
@@ -71,7 +71,7 @@ def report(arguments: Namespace, command: str) -> int:
     Raises UsageError before anything is written.
     """
     from equipoise.report.placement.comparison import render
-    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     _validate(request)
@@ -80,13 +80,13 @@ def report(arguments: Namespace, command: str) -> int:
         # Before the table: an output that nobody reads must not cost the files.
         _write(request, found, command)
     finally:
-        print(render(found, ink_of_stdout()), flush=True)
+        print(render(found, stdout_colour_mode()), flush=True)
     return 0
 
 
 def request_of(given: Mapping[str, Any]) -> ReportRequest:
     """What the command line asks for, its configuration file included."""
-    return ReportRequest(**options_of(given, BY_KEY))
+    return ReportRequest(**request_values(given, BY_KEY))
 
 
 def _validate(request: ReportRequest) -> None:
@@ -104,7 +104,7 @@ def _compared(request: ReportRequest, statistics: "Statistics") -> "Comparison":
     if request.placement is not None:
         placement = load_placement("--placement", request.placement, request.ranks)
     ranks = placement.ranks if placement is not None else _ranks(request, statistics)
-    with refused("" if request.placement is None else f"--placement: {request.placement}"):
+    with usage_errors("" if request.placement is None else f"--placement: {request.placement}"):
         return compare(statistics, placement, ranks)
 
 
@@ -138,4 +138,4 @@ def _write(request: ReportRequest, found: "Comparison", command: str) -> None:
             written.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
-    tell_written(request.progress, written)
+    print_written(request.progress, written)

@@ -9,27 +9,27 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from equipoise.balancer.requests.policy_settings import RULES
+from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
 from equipoise.cli.options import Option
-from equipoise.cli.process import tell
-from equipoise.cli.route_workers import reports_of, workers_of
+from equipoise.cli.process import print_stderr
+from equipoise.cli.route_workers import report_settings, workers_of
 from equipoise.cli.validation import MOST_PORT
 from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import (
-    Access,
+    AccessSettings,
     ClientRank,
     HealthSettings,
     Limits,
-    Patience,
     RouteSettings,
+    Timeouts,
 )
 
 WHERE, WORKERS, WAITS = "listening", "workers", "waits"
 LIMITS, HEALTH, WATCHING = "limits", "health of workers", "watching"
-_ACCESS, _LIMITS, _PATIENCE, _HEALTH = Access(), Limits(), Patience(), HealthSettings()
+_ACCESS, _LIMITS, _PATIENCE, _HEALTH = AccessSettings(), Limits(), Timeouts(), HealthSettings()
 
 
 def _wait(key: str, default: float, what: str) -> Option:
@@ -143,10 +143,10 @@ class RouteRequest:
     """Those of limits, waits and health."""
 
 
-MOST = 1 << 31
-LONGEST = 7 * 86_400.0
+MAX_COUNT = 1 << 31
+MAX_SECONDS = 7 * 86_400.0
 """Seconds: a week."""
-FEWEST = {"max_body": 1 << 10, "max_header": 1 << 10}
+MIN_BYTES = {"max_body": 1 << 10, "max_header": 1 << 10}
 
 
 def route(arguments: Namespace) -> int:
@@ -155,19 +155,19 @@ def route(arguments: Namespace) -> int:
     Raises UsageError before anything listens.
     """
     request = request_of(vars(arguments))
-    settings = settings_of(request)
+    settings = route_settings(request)
     # Here, not above: what it imports is optional.
     from equipoise.serve.dependencies import require
 
     require()
-    from equipoise.balancer.requests.policy_factory import factory_of
+    from equipoise.balancer.requests.policy_factory import routing_policy_factory
     from equipoise.serve.auth import open_to_all
     from equipoise.serve.server import serve
 
-    factory = factory_of(request.policy, dict(request.policy_options))
+    factory = routing_policy_factory(request.policy, dict(request.policy_options))
     if open_to_all(settings.access):
         warn(f"--host {settings.access.host}: anybody who reaches it may ask: no --api-key-file")
-    return serve(settings, factory, tell)
+    return serve(settings, factory, print_stderr)
 
 
 def request_of(given: Mapping[str, Any]) -> RouteRequest:
@@ -183,7 +183,7 @@ def request_of(given: Mapping[str, Any]) -> RouteRequest:
     return RouteRequest(**values, others=others)
 
 
-def settings_of(request: RouteRequest) -> RouteSettings:
+def route_settings(request: RouteRequest) -> RouteSettings:
     """Raises UsageError naming the option, what it was and what it may be."""
     _check(request.others)
     if not 0 <= request.port <= MOST_PORT:
@@ -196,8 +196,8 @@ def settings_of(request: RouteRequest) -> RouteSettings:
         for group in (LIMITS, WAITS, HEALTH)
     }  # fmt: skip
     workers = workers_of(request.workers, request.slots, request.room)
-    reports = reports_of(dict(request.metrics), workers)
-    if reports is None and request.policy in RULES and RULES[request.policy].report_every:
+    reports = report_settings(dict(request.metrics), workers)
+    if reports is None and request.policy in POLICIES and POLICIES[request.policy].report_every:
         # It would go on by its own picks, which count for ever: a worker that comes back has none.
         raise UsageError(
             f"--policy {request.policy} decides by reports of workers: --metrics is needed"
@@ -207,7 +207,7 @@ def settings_of(request: RouteRequest) -> RouteSettings:
         reports=reports,
         access=_access(request),
         limits=Limits(**_whole(by_group[LIMITS])),
-        patience=Patience(**by_group[WAITS]),
+        patience=Timeouts(**by_group[WAITS]),
         health=HealthSettings(**by_group[HEALTH]),  # type: ignore[arg-type]  # as their kinds say
         client_rank=request.client_rank,
         log=request.log,
@@ -226,32 +226,32 @@ def _whole(values: Mapping[str, float]) -> dict[str, int]:
 def _check(others: Mapping[str, float]) -> None:
     for key, value in others.items():
         option = BY_KEY[key]
-        least = FEWEST.get(key, 0 if key in ("max_held", "drain_timeout") else 1)
+        least = MIN_BYTES.get(key, 0 if key in ("max_held", "drain_timeout") else 1)
         if option.group == WAITS or key.startswith("health_"):
-            if not 0 <= value <= LONGEST or (not value and key != "drain_timeout"):
+            if not 0 <= value <= MAX_SECONDS or (not value and key != "drain_timeout"):
                 raise UsageError(
-                    f"{option.name} must be above 0, up to {LONGEST:g} seconds, got {value:g}"
+                    f"{option.name} must be above 0, up to {MAX_SECONDS:g} seconds, got {value:g}"
                 )
-        elif not least <= value <= (1 << 60 if option.group == LIMITS else MOST):
+        elif not least <= value <= (1 << 60 if option.group == LIMITS else MAX_COUNT):
             raise UsageError(f"{option.name} must be at least {least}, got {value}")
 
 
-def _access(request: RouteRequest) -> Access:
+def _access(request: RouteRequest) -> AccessSettings:
     path, own = request.worker_key_file, request.api_key_file
-    theirs = () if path is None else keys_of("--worker-key-file", path)
+    theirs = () if path is None else read_api_keys("--worker-key-file", path)
     if len(theirs) > 1:
         raise UsageError(f"--worker-key-file: {path} has more than one key")
-    return Access(
+    return AccessSettings(
         host=request.host,
         port=request.port,
-        keys=() if own is None else keys_of("--api-key-file", own),
+        keys=() if own is None else read_api_keys("--api-key-file", own),
         worker_key=theirs[0] if theirs else None,
         certificate=request.tls_cert,
         private_key=request.tls_key,
     )
 
 
-def keys_of(flag: str, path: Path) -> tuple[str, ...]:
+def read_api_keys(flag: str, path: Path) -> tuple[str, ...]:
     """The keys of a file, one a line, at least one. Raises UsageError that names the flag."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
-from equipoise.cli.offline import check_outputs, options_of, refused, tell_written, warn
+from equipoise.cli.offline import check_outputs, print_written, request_values, usage_errors, warn
 from equipoise.cli.options import Option
 from equipoise.hal.errors import UsageError
 
@@ -55,9 +55,9 @@ class RouteReportRequest:
 
 
 if TYPE_CHECKING:
-    from equipoise.report.proxy_log.figures import Figures
-    from equipoise.report.proxy_log.requests import Routed
-    from equipoise.serve.request_log import Record
+    from equipoise.report.proxy_log.figures import ProxyLogFigures
+    from equipoise.report.proxy_log.requests import ProxyLog
+    from equipoise.serve.request_log import RequestRecord
 
 
 def route_report(arguments: Namespace, command: str) -> int:
@@ -67,7 +67,7 @@ def route_report(arguments: Namespace, command: str) -> int:
     """
     from equipoise.report.proxy_log.figures import figures_of
     from equipoise.report.proxy_log.table import render
-    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
@@ -77,33 +77,35 @@ def route_report(arguments: Namespace, command: str) -> int:
         # Before the table: an output that nobody reads must not cost the files.
         _write(request, routed, figures, command)
     finally:
-        print(render(figures, str(request.log), ink_of_stdout()), flush=True)
+        print(render(figures, str(request.log), stdout_colour_mode()), flush=True)
     return 0
 
 
 def request_of(given: Mapping[str, Any]) -> RouteReportRequest:
     """What the command line asks for, its configuration file included."""
-    return RouteReportRequest(**options_of(given, BY_KEY))
+    return RouteReportRequest(**request_values(given, BY_KEY))
 
 
-def load_log(path: Path, run: int | None) -> "Routed":
+def load_log(path: Path, run: int | None) -> "ProxyLog":
     """The requests of one run of a proxy.
 
     Raises UsageError, in one line: it is no log, nothing is in it, or several runs are.
     """
-    from equipoise.report.proxy_log.requests import Routed
+    from equipoise.report.proxy_log.requests import ProxyLog
     from equipoise.serve.request_log import read_log
 
     cut: list[int] = []
-    runs: dict[float, list[Record]] = {}
-    with refused():
+    runs: dict[float, list[RequestRecord]] = {}
+    with usage_errors():
         for record in read_log(path, cut.append):
             runs.setdefault(record.run, []).append(record)
     records = _chosen(path, [runs[began] for began in sorted(runs)], run)
-    return Routed(str(path), tuple(map(_trip, records)), len(cut))
+    return ProxyLog(str(path), tuple(map(_trip, records)), len(cut))
 
 
-def _chosen(path: Path, runs: "list[list[Record]]", run: int | None) -> "list[Record]":
+def _chosen(
+    path: Path, runs: "list[list[RequestRecord]]", run: int | None
+) -> "list[RequestRecord]":
     if not runs:
         raise UsageError(f"{path}: no request has ended in this log")
     if run is not None and not 1 <= run <= len(runs):
@@ -116,10 +118,10 @@ def _chosen(path: Path, runs: "list[list[Record]]", run: int | None) -> "list[Re
     return runs[0 if run is None else run - 1]
 
 
-def _trip(record: "Record") -> Any:
-    from equipoise.report.proxy_log.requests import Trip
+def _trip(record: "RequestRecord") -> Any:
+    from equipoise.report.proxy_log.requests import LoggedRequest
 
-    return Trip(
+    return LoggedRequest(
         worker=record.worker,
         arrival=record.arrival,
         bound=record.bound,
@@ -133,7 +135,9 @@ def _trip(record: "Record") -> Any:
     )
 
 
-def _write(request: RouteReportRequest, routed: "Routed", figures: "Figures", command: str) -> None:
+def _write(
+    request: RouteReportRequest, routed: "ProxyLog", figures: "ProxyLogFigures", command: str
+) -> None:
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
         about["run"] = str(request.run)
@@ -151,4 +155,4 @@ def _write(request: RouteReportRequest, routed: "Routed", figures: "Figures", co
             written.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
-    tell_written(request.progress, written)
+    print_written(request.progress, written)

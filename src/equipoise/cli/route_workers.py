@@ -17,10 +17,10 @@ WORKER_KEYS = ("url", "name", "slots", "room", "headers")
 MOST_WORKERS = 4096
 MOST_SLOTS = 1 << 20
 MOST_ROOM = 1 << 48
-TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 """Names of headers: RFC 9110, section 5.6.2."""
-VALUE = re.compile(r"[ \t!-~]*", re.ASCII)
-SET_HERE = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+HEADER_VALUE = re.compile(r"[ \t!-~]*", re.ASCII)
+RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
 def workers_of(
@@ -49,7 +49,7 @@ def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerS
     said: Mapping[object, object] = (
         {"url": entry} if isinstance(entry, str) else _mapping(where, entry)
     )
-    url = url_of(f"{where}: url", said.get("url"))
+    url = parse_url(f"{where}: url", said.get("url"))
     name = said.get("name", f"{urlsplit(url).netloc}{urlsplit(url).path}")
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 128:
         raise UsageError(f"{where}: name has to be a short text, got {name!r}")
@@ -76,7 +76,7 @@ def _mapping(where: str, entry: object) -> Mapping[object, object]:
     return entry
 
 
-def url_of(where: str, url: object) -> str:
+def parse_url(where: str, url: object) -> str:
     """A server's, without a trailing slash. Raises UsageError that begins with `where`."""
     if not isinstance(url, str):
         raise UsageError(f"{where} has to be a text, got {url!r}")
@@ -103,24 +103,28 @@ def _headers(where: str, headers: object) -> dict[str, str]:
     if not isinstance(headers, dict):
         raise UsageError(f"{where}: headers have to be a mapping, got {headers!r}")
     for name, value in headers.items():
-        if not isinstance(name, str) or not TOKEN.fullmatch(name) or name.lower() in SET_HERE:
+        if (
+            not isinstance(name, str)
+            or not HEADER_NAME.fullmatch(name)
+            or name.lower() in RESERVED_HEADERS
+        ):
             raise UsageError(f"{where}: {name!r} cannot be a header here")
-        if not isinstance(value, str) or not VALUE.fullmatch(value):
+        if not isinstance(value, str) or not HEADER_VALUE.fullmatch(value):
             # YAML reads 3 as a number: "3" is what a header says.
             raise UsageError(f"{where}: header {name} has to be a text in quotes, got {value!r}")
     return dict(headers)
 
 
-NAMES = "waiting", "running", "kv_usage", "tokens"
+METRIC_NAME_KEYS = "waiting", "running", "kv_usage", "tokens"
 SECONDS = "interval", "timeout"
 OTHERS = "path", "rank_label"
-METRICS_KEYS = (*NAMES, *SECONDS, *OTHERS)
-NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
-PATH = re.compile(r"/[!-~]*", re.ASCII)
-LEAST, MOST = 0.01, 3600.0
+METRICS_KEYS = (*METRIC_NAME_KEYS, *SECONDS, *OTHERS)
+METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
+METRICS_PATH = re.compile(r"/[!-~]*", re.ASCII)
+MIN_SECONDS, MAX_SECONDS = 0.01, 3600.0
 
 
-def reports_of(
+def report_settings(
     said: Mapping[str, object], workers: Sequence[WorkerSettings]
 ) -> ReportSettings | None:
     """None where nothing is said. Raises UsageError naming the key."""
@@ -141,12 +145,12 @@ def reports_of(
 def _read(key: str, value: object) -> object:
     if key in SECONDS:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not LEAST <= float(str(value)) <= MOST:
+        if not number or not MIN_SECONDS <= float(str(value)) <= MAX_SECONDS:
             raise UsageError(
-                f"--metrics: {key} must be {LEAST:g} to {MOST:g} seconds, got {value!r}"
+                f"--metrics: {key} must be {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds, got {value!r}"
             )
         return float(str(value))
-    shape, word = (PATH, "a path") if key == "path" else (NAME, "a name")
+    shape, word = (METRICS_PATH, "a path") if key == "path" else (METRIC_NAME, "a name")
     if not isinstance(value, str) or not shape.fullmatch(value):
         raise UsageError(f"--metrics: {key} has to be {word}, got {value!r}")
     return value

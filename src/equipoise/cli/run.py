@@ -14,20 +14,28 @@ from typing import Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.files import ensure_folder, place_of, write_file
-from equipoise.cli.offline import ranks_asked_for, refused
-from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD, RunRequest, resolve
+from equipoise.cli.offline import naming_ranks_option, usage_errors
+from equipoise.cli.options import (
+    BY_KEY,
+    MOVES,
+    OPTIONS,
+    PLANS,
+    RECORD_FILE,
+    RunRequest,
+    resolve_run_request,
+)
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.validation import MOST_RANKS, check_count, validate
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.report.run.html import PlotsMissing, render_html
-from equipoise.report.run.summary import Summary, summarise
+from equipoise.report.run.summary import RunSummary, summarise
 from equipoise.report.run.table import render
 from equipoise.report.run.trace import render_trace
-from equipoise.report.terminal import ink_of_stdout
+from equipoise.report.terminal import stdout_colour_mode
 
-NEEDLESS = {
+INEFFECTIVE_WITH_PLACEMENT = {
     "shares": "the placement has shares of its own",
     "locality": "its shares divide no batch's own counts",
     "step_interval": "nothing is planned anew",
@@ -49,10 +57,10 @@ def with_placement(request: RunRequest) -> RunRequest:
     _check_wishes(request)
     check_count("--ranks", settings.ranks, MOST_RANKS)
     # Here, not above: numpy takes a moment that other runs need not wait for.
-    from equipoise.demo.placement_file import read_fitting
+    from equipoise.demo.placement_file import read_matching
 
-    with refused("--placement"), ranks_asked_for():
-        found = read_fitting(path, settings.stage_ranks, LAYERS, EXPERTS)
+    with usage_errors("--placement"), naming_ranks_option():
+        found = read_matching(path, settings.stage_ranks, LAYERS, EXPERTS)
     if "slots" in request.said and settings.slots != found.slots:
         raise UsageError(f"--placement: has {found.slots} slots, and --slots is {settings.slots}")
     return replace(request, settings=replace(settings, slots=found.slots))
@@ -61,7 +69,7 @@ def with_placement(request: RunRequest) -> RunRequest:
 def _check_wishes(request: RunRequest) -> None:
     if request.settings.balance is Balance.OFF:
         raise UsageError("--placement and --no-balance: give one; the unbalanced run is served too")
-    for key, why in NEEDLESS.items():
+    for key, why in INEFFECTIVE_WITH_PLACEMENT.items():
         if key in request.said:
             flag = key.replace("_", "-")
             raise UsageError(f"--{flag} has no meaning with --placement: {why}")
@@ -83,7 +91,7 @@ def run(arguments: Namespace, command: str) -> int:
         # Before the table: an output that nobody reads must not cost a finished run its files.
         _write(request, record, summary, command)
     finally:
-        print(render(summary, ink_of_stdout()), flush=True)
+        print(render(summary, stdout_colour_mode()), flush=True)
     return summary.exit_code
 
 
@@ -93,16 +101,18 @@ def request_of(given: Mapping[str, Any]) -> RunRequest:
     for key in ("text", "variants"):
         if key in options:
             options[key] = tuple(options[key])
-    return resolve(options, read_config(given["config"], BY_KEY) if "config" in given else {})
+    return resolve_run_request(
+        options, read_config(given["config"], BY_KEY) if "config" in given else {}
+    )
 
 
 def _serve(request: RunRequest) -> RunRecord | None:
-    from equipoise.cli.memory_report import render_ledger
+    from equipoise.cli.memory_report import render_memory_report
     from equipoise.demo.launcher import run_demo, with_communicator
 
     with_communicator(request.settings)  # a backend that cannot run says so, and nothing else does
     if request.progress == "shown" and os.environ.get("RANK", "0") == "0":
-        print(render_ledger(request.settings), file=sys.stderr, flush=True)
+        print(render_memory_report(request.settings), file=sys.stderr, flush=True)
     progress = run_progress_for(request.progress)
     try:
         return run_demo(request.settings, progress)
@@ -110,7 +120,7 @@ def _serve(request: RunRequest) -> RunRecord | None:
         progress.done()
 
 
-def _write(request: RunRequest, record: RunRecord, summary: Summary, command: str) -> None:
+def _write(request: RunRequest, record: RunRecord, summary: RunSummary, command: str) -> None:
     """Every output, whatever becomes of the others; raises EquipoiseError naming all that failed.
 
     The trace comes last: it is the largest, and what a full disk may cost first.
@@ -132,7 +142,7 @@ def _write(request: RunRequest, record: RunRecord, summary: Summary, command: st
 
 
 def _outputs(
-    request: RunRequest, record: RunRecord, summary: Summary, command: str
+    request: RunRequest, record: RunRecord, summary: RunSummary, command: str
 ) -> Iterator[tuple[list[str], Callable[[], object]]]:
     """In order: the lines that tell of each, and what writes it."""
     yield (
@@ -140,7 +150,7 @@ def _outputs(
         lambda: write_file(request.json, _figures(summary)),
     )
     # Everything measured, for pictures and questions that come later.
-    yield [], lambda: _save(record, ensure_folder(request.settings.out) / RECORD)
+    yield [], lambda: _save(record, ensure_folder(request.settings.out) / RECORD_FILE)
     report = [f"report: {place_of(request.html, request.settings.out)}"]
     yield report, lambda: write_file(request.html, render_html(record, summary, command))
     if (trace := request.trace) is not None:
@@ -149,7 +159,7 @@ def _outputs(
         yield [told], lambda: write_file(trace, render_trace(record))
 
 
-def _figures(summary: Summary) -> str:
+def _figures(summary: RunSummary) -> str:
     return json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -15,7 +15,7 @@ from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS, WORKLOAD
 from equipoise.cli import kinds
 from equipoise.cli import simulate_kinds as own
 from equipoise.cli.files import write_file
-from equipoise.cli.offline import options_of, tell_written, warn
+from equipoise.cli.offline import print_written, request_values, warn
 from equipoise.cli.options import Option
 from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
 
@@ -199,15 +199,19 @@ class SimulateRequest:
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.requests.policy_comparison import Contender, Kept, Result
-    from equipoise.balancer.requests.simulation_run import Outcome
+    from equipoise.balancer.requests.policy_comparison import (
+        NamedPolicy,
+        PolicyResult,
+        ResultCallback,
+    )
+    from equipoise.balancer.requests.simulation_run import SimulationRun
     from equipoise.balancer.requests.workload import Workload
     from equipoise.cli.progress import SimulationProgress
-    from equipoise.cli.simulate_setup import Staged
-    from equipoise.report.simulation.result import Simulated, Sweep
+    from equipoise.cli.simulate_setup import TrialSetup
+    from equipoise.report.simulation.result import SimulationResult, Sweep
 
-LOADS = 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2
-WORKERS = 4.0, 8.0, 16.0, 32.0
+SWEEP_LOADS = 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2
+SWEEP_WORKERS = 4.0, 8.0, 16.0, 32.0
 
 
 def simulate(arguments: Namespace, command: str) -> int:
@@ -217,22 +221,22 @@ def simulate(arguments: Namespace, command: str) -> int:
     """
     from equipoise.cli.simulate_setup import validate
     from equipoise.report.simulation.table import render
-    from equipoise.report.terminal import ink_of_stdout
+    from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     validate(request)
     with _refused():
-        found = simulated(request)
+        found = run_simulation(request)
     try:
         # Before the table: an output that nobody reads must not cost the files.
         _write(request, found, command)
     finally:
-        print(render(found, ink_of_stdout()), flush=True)
+        print(render(found, stdout_colour_mode()), flush=True)
     _check_served(request, found)
     return 0
 
 
-def _check_served(request: SimulateRequest, found: "Simulated") -> None:
+def _check_served(request: SimulateRequest, found: "SimulationResult") -> None:
     """Raises EquipoiseError where every request failed: a table of dashes says nothing."""
     points = () if found.sweep is None else found.sweep.points
     results = [*found.results, *(result for point in points for result in point.results)]
@@ -246,20 +250,24 @@ def _check_served(request: SimulateRequest, found: "Simulated") -> None:
 
 def request_of(given: Mapping[str, Any]) -> SimulateRequest:
     """What the command line asks for, its configuration file included."""
-    return SimulateRequest(**options_of(given, BY_KEY))
+    return SimulateRequest(**request_values(given, BY_KEY))
 
 
-def simulated(request: SimulateRequest) -> "Simulated":
+def run_simulation(request: SimulateRequest) -> "SimulationResult":
     """Run everything. Raises UsageError, and PolicyError for settings that no policy takes."""
     from equipoise.cli.progress import simulation_progress_for
-    from equipoise.cli.simulate_setup import load_trace, stage
-    from equipoise.report.simulation.result import Simulated, Subject, Watch
+    from equipoise.cli.simulate_setup import load_trace, set_up_trial
+    from equipoise.report.simulation.result import (
+        PlotDataCollector,
+        SimulationResult,
+        SimulationSubject,
+    )
 
-    trace, watch = load_trace(request), Watch()
-    staged = stage(request, trace)
-    subject = Subject.of(staged.trial, staged.sampling, staged.arrivals)
+    trace, watch = load_trace(request), PlotDataCollector()
+    staged = set_up_trial(request, trace)
+    subject = SimulationSubject.of(staged.trial, staged.sampling, staged.arrivals)
     _warn_of_seeds(request, staged)
-    points = points_of(request)
+    points = sweep_points(request)
     runs = len(staged.entered) * request.seeds * (1 + len(points))
     progress = simulation_progress_for(request.progress, runs)
     try:
@@ -268,14 +276,16 @@ def simulated(request: SimulateRequest) -> "Simulated":
     finally:
         progress.close()
     seeds = tuple(staged.trial.seeds)
-    return Simulated(subject=subject, seeds=seeds, results=results, seen=watch.seen(), sweep=sweep)
+    return SimulationResult(
+        subject=subject, seeds=seeds, results=results, seen=watch.seen(), sweep=sweep
+    )
 
 
-def points_of(request: SimulateRequest) -> tuple[float, ...]:
+def sweep_points(request: SimulateRequest) -> tuple[float, ...]:
     """Of the sweep; none without one."""
     if request.sweep is None:
         return ()
-    return request.points or (LOADS if request.sweep == "load" else WORKERS)
+    return request.points or (SWEEP_LOADS if request.sweep == "load" else SWEEP_WORKERS)
 
 
 def _swept(
@@ -284,8 +294,8 @@ def _swept(
     trace: "Workload | None",
     progress: "SimulationProgress",
 ) -> "Sweep | None":
-    from equipoise.cli.simulate_setup import stage
-    from equipoise.report.simulation.result import Point, Sweep
+    from equipoise.cli.simulate_setup import set_up_trial
+    from equipoise.report.simulation.result import Sweep, SweepPoint
 
     if request.sweep is None:
         return None
@@ -296,26 +306,26 @@ def _swept(
             if request.sweep == "load"
             else replace(request, workers=int(value))
         )
-        found.append(Point(value, _compared(stage(there, trace), progress)))
+        found.append(SweepPoint(value, _compared(set_up_trial(there, trace), progress)))
     return Sweep(request.sweep, tuple(found))
 
 
 def _compared(
-    staged: "Staged", progress: "SimulationProgress", kept: "Kept | None" = None
-) -> "tuple[Result, ...]":
-    from equipoise.balancer.requests.policy_comparison import compare
+    staged: "TrialSetup", progress: "SimulationProgress", kept: "ResultCallback | None" = None
+) -> "tuple[PolicyResult, ...]":
+    from equipoise.balancer.requests.policy_comparison import compare_policies
 
     count = staged.trial.draw(staged.trial.seeds[0]).count
 
     def told(label: str, seed: int, done: int) -> None:
         progress.at(label, seed, done / count)
 
-    def ended(contender: "Contender", seed: int, outcome: "Outcome") -> None:
+    def ended(contender: "NamedPolicy", seed: int, outcome: "SimulationRun") -> None:
         if kept is not None:
             kept(contender, seed, outcome)
         progress.ended()
 
-    return compare(staged.trial, staged.entered, told, ended)
+    return compare_policies(staged.trial, staged.entered, told, ended)
 
 
 @contextmanager
@@ -327,16 +337,16 @@ def _refused() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _warn_of_seeds(request: SimulateRequest, staged: "Staged") -> None:
+def _warn_of_seeds(request: SimulateRequest, staged: "TrialSetup") -> None:
     drawn = staged.trial.load is not None and not staged.trial.own_times
     if request.sampling == "recorded" and request.seeds > 1 and not drawn:
         warn("--sampling recorded: seeds differ in nothing but what policies and noise draw")
 
 
-def _write(request: SimulateRequest, found: "Simulated", command: str) -> None:
-    from equipoise.report.simulation.json_output import plain, to_json
+def _write(request: SimulateRequest, found: "SimulationResult", command: str) -> None:
+    from equipoise.report.simulation.json_output import json_value, to_json
 
-    about = {"command": command, "settings": plain(asdict(request))}
+    about = {"command": command, "settings": json_value(asdict(request))}
     figures = about | to_json(found)
     text = json.dumps(figures, indent=2, allow_nan=False)
     place = write_file(request.figures_file, text + "\n", request.out)
@@ -349,4 +359,4 @@ def _write(request: SimulateRequest, found: "Simulated", command: str) -> None:
         written.append(f"report: {place}")
     except PlotsMissing as missing:
         warn(f"no report: {missing}")
-    tell_written(request.progress, written)
+    print_written(request.progress, written)

@@ -1,7 +1,7 @@
 """What values of the options of `equipoise simulate` may be, where no other command has such."""
 
 from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS
-from equipoise.cli.kinds import NAME, REAL, Kind, parse_choice
+from equipoise.cli.kinds import NAME, REAL, OptionKind, parse_choice
 
 SATURATED = "saturated"
 SAMPLINGS = "bootstrap", "shuffled", "recorded"
@@ -41,6 +41,6 @@ def _points_of_yaml(value: object) -> tuple[object, ...]:
 FORMAT = parse_choice(tuple(FORMATS))
 STEP_MODEL, SAMPLING = parse_choice(tuple(STEP_MODELS)), parse_choice(SAMPLINGS)
 ARRIVAL, SWEEP, FULL = parse_choice(ARRIVALS), parse_choice(SWEEPS), parse_choice(WHEN_FULL)
-LOAD = Kind("saturated or a number", _load_of_text, _load_of_yaml)
-POLICY_NAMES = Kind("names with commas between", _names_of_text, _names_of_yaml)
-POINTS = Kind("numbers with commas between", _points_of_text, _points_of_yaml)
+LOAD = OptionKind("saturated or a number", _load_of_text, _load_of_yaml)
+POLICY_NAMES = OptionKind("names with commas between", _names_of_text, _names_of_yaml)
+POINTS = OptionKind("numbers with commas between", _points_of_text, _points_of_yaml)

@@ -13,24 +13,29 @@ from equipoise.balancer.requests.cluster import (
     Drafting,
     Prefill,
     StepTime,
-    published,
+    published_step_time,
 )
-from equipoise.balancer.requests.policy_comparison import Contender, Draw, Trial, contenders
-from equipoise.balancer.requests.policy_settings import RULES, WhenFull
-from equipoise.balancer.requests.simulation import Saturated, Scenario, Timed
+from equipoise.balancer.requests.policy_comparison import (
+    ComparisonSetup,
+    NamedPolicy,
+    WorkloadFactory,
+    named_policies,
+)
+from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
+from equipoise.balancer.requests.simulation import SaturatedArrivals, Scenario, TimedArrivals
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
 from equipoise.balancer.requests.workload_generators import generate
-from equipoise.cli.files import try_file
-from equipoise.cli.offline import check_outputs, refused, warn
+from equipoise.cli.files import probe_file
+from equipoise.cli.offline import check_outputs, usage_errors, warn
 from equipoise.cli.simulate import SimulateRequest
 from equipoise.cli.simulate_kinds import SATURATED
 from equipoise.cli.validation import check_count, check_folder
 from equipoise.hal.errors import UsageError
-from equipoise.report.simulation.result import KEPT, TRAJECTORY
+from equipoise.report.simulation.result import DRAWN_STEPS, MAX_KEPT_LOADS
 
 FIT = "fit"
-OF_FIT = ("window", "ageing", "slack", "gather")
+FIT_OPTIONS = ("window", "ageing", "slack", "gather")
 """Options of that policy alone."""
 ORACLE = "brh_oracle"
 MOST_REQUESTS = 10_000_000
@@ -47,14 +52,14 @@ MOST_POINTS = 64
 def known_policies() -> tuple[str, ...]:
     """In the order of tables: every rule, and the one with an oracle behind its like."""
     names = []
-    for name in RULES:
+    for name in POLICIES:
         names.append(name)
         if ORACLE.startswith(name):
             names.append(ORACLE)
     return tuple(names)
 
 
-def chosen_policies(asked: tuple[str, ...]) -> tuple[str, ...]:
+def select_policies(asked: tuple[str, ...]) -> tuple[str, ...]:
     """`all`, spelt out. Raises UsageError for an unknown name and for one that is there twice."""
     known = known_policies()
     names = known if asked == ("all",) else asked
@@ -71,7 +76,7 @@ def validate(request: SimulateRequest) -> None:
     if (request.trace is None) == (request.workload is None):
         given = "neither is" if request.trace is None else "both are"
         raise UsageError(f"--trace or --workload, one of them: {given} given")
-    chosen_policies(request.policies)
+    select_policies(request.policies)
     for flag, count, most in _counts(request):
         if count is not None:
             check_count(flag, count, most)
@@ -141,8 +146,8 @@ def _check_company(request: SimulateRequest) -> None:
         raise UsageError("--format needs --trace: a workload has none")
     if request.trace is None and request.sampling is not None:
         raise UsageError("--sampling needs --trace: a workload is drawn anew by each seed")
-    if FIT not in chosen_policies(request.policies):
-        for key in OF_FIT:
+    if FIT not in select_policies(request.policies):
+        for key in FIT_OPTIONS:
             if getattr(request, key) is not None:
                 raise UsageError(f"--{key} says nothing without fit among --policies: it is fit's")
 
@@ -196,12 +201,12 @@ def _check_files(request: SimulateRequest) -> None:
         check_folder("--out", out)
     check_outputs(inputs, dict(outputs))
     for flag, path in outputs.items():
-        try_file(flag, path)
+        probe_file(flag, path)
 
 
 REQUESTS_PER_SLOT = 40
 FIXED_SHARE, ACCEPTANCE = 0.5, 0.7
-SAMPLED = {
+SAMPLING_TEXTS = {
     "bootstrap": "each seed draws as many requests of the trace with replacement (bootstrap)",
     "shuffled": "each seed shuffles the order of the trace",
     "recorded": "each seed has the trace in its order; {}",
@@ -210,7 +215,7 @@ SAMPLED = {
 
 
 @dataclass(frozen=True)
-class Staged:
+class TrialSetup:
     """What is compared on what.
 
     Attributes:
@@ -220,8 +225,8 @@ class Staged:
         arrivals: how requests come, in words.
     """
 
-    trial: Trial
-    entered: tuple[Contender, ...]
+    trial: ComparisonSetup
+    entered: tuple[NamedPolicy, ...]
     sampling: str
     arrivals: str
 
@@ -230,7 +235,7 @@ def load_trace(request: SimulateRequest) -> Workload | None:
     """The trace, cut as asked for. Raises UsageError where it cannot be read, or has no hashes."""
     if request.trace is None:
         return None
-    with refused("--trace"):
+    with usage_errors("--trace"):
         # Rows of a trace may be dropped, or hold several requests each.
         found = read_trace(request.trace, request.format, request.requests)
     if request.requests is not None and found.count < request.requests:
@@ -242,11 +247,11 @@ def load_trace(request: SimulateRequest) -> Workload | None:
     return _limited(request, found)
 
 
-def stage(request: SimulateRequest, trace: Workload | None) -> Staged:
+def set_up_trial(request: SimulateRequest, trace: Workload | None) -> TrialSetup:
     """Raises UsageError for a cluster or times that cannot be."""
     sampling = _sampling(request)
     share = FIXED_SHARE if request.fixed_share is None else request.fixed_share
-    trial = Trial(
+    trial = ComparisonSetup(
         draw=_drawn(request) if trace is None else _of_trace(trace, sampling),
         seeds=range(request.seed, request.seed + request.seeds),
         scenario=_scenario(request),
@@ -255,8 +260,8 @@ def stage(request: SimulateRequest, trace: Workload | None) -> Staged:
         own_times=request.arrivals == "trace",
     )
     times = "times of arrival are drawn" if _poisson(request) else "they differ in what is drawn"
-    words = SAMPLED[sampling].format(times)
-    return Staged(trial, _contenders(request), words, _arrivals(request))
+    words = SAMPLING_TEXTS[sampling].format(times)
+    return TrialSetup(trial, _contenders(request), words, _arrivals(request))
 
 
 def _limited(request: SimulateRequest, workload: Workload) -> Workload:
@@ -264,14 +269,14 @@ def _limited(request: SimulateRequest, workload: Workload) -> Workload:
     return workload if limit is None else workload.with_prompt_limit(limit)
 
 
-def _drawn(request: SimulateRequest) -> Draw:
+def _drawn(request: SimulateRequest) -> WorkloadFactory:
     assert request.workload is not None
     name = request.workload
     count = request.requests or REQUESTS_PER_SLOT * request.workers * request.slots_per_worker
     return lambda seed: _limited(request, generate(name, count, seed))
 
 
-def _of_trace(trace: Workload, sampling: str) -> Draw:
+def _of_trace(trace: Workload, sampling: str) -> WorkloadFactory:
     if sampling == "bootstrap":
         return trace.resampled
     return trace.shuffled if sampling == "shuffled" else lambda seed: trace
@@ -309,12 +314,12 @@ def _scenario(request: SimulateRequest) -> Scenario:
     late = request.report_every
     return Scenario(
         cluster=_cluster(request),
-        arrivals=Timed() if _own_times(request) else Saturated(),
+        arrivals=TimedArrivals() if _own_times(request) else SaturatedArrivals(),
         front_ends=request.front_ends,
         report_every=None if late is None else late / 1e3,
         tell_every=request.tell_every / 1e3,
         patience=request.patience,
-        trajectory=max(TRAJECTORY, KEPT // request.workers),
+        trajectory=max(DRAWN_STEPS, MAX_KEPT_LOADS // request.workers),
     )
 
 
@@ -337,16 +342,16 @@ def _step(request: SimulateRequest) -> StepTime:
     rate = PER_TOKEN if request.seconds_per_token is None else request.seconds_per_token
     step = StepTime(per_token=rate)
     if request.step_model != "share":
-        step = published(request.step_model, request.slots_per_worker, rate)
+        step = published_step_time(request.step_model, request.slots_per_worker, rate)
     return replace(step, prompt_weight=request.prompt_weight, noise=request.noise)
 
 
-def _contenders(request: SimulateRequest) -> tuple[Contender, ...]:
+def _contenders(request: SimulateRequest) -> tuple[NamedPolicy, ...]:
     said = {key: getattr(request, key) for key in ("window", "ageing", "slack", "gather")}
     settings: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
     settings["when_full"] = WhenFull(request.when_full)
     settings["prompt_weight"] = request.prompt_weight
     return tuple(
         replace(contender, policy=replace(contender.policy, **settings))
-        for contender in contenders(chosen_policies(request.policies))
+        for contender in named_policies(select_policies(request.policies))
     )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Set
 from pathlib import Path
 
 from equipoise.balancer.experts.config import PLANNER_LIMITS
-from equipoise.cli.files import LAUNCHED, try_file, try_folder
-from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD, RunRequest
+from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
+from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD_FILE, RunRequest
 from equipoise.demo.settings import (
     EXPERTS,
     LAYERS,
@@ -27,9 +27,9 @@ from equipoise.hal.errors import BackendUnavailable, UsageError
 MOST_STEPS = 100_000
 MOST_HYSTERESIS = 1000
 """As the target: no layer can gain so much on so few ranks."""
-COUNTS = {"parcel": 4096, "layer_updates_per_iter": 4096, "patience": MOST_STEPS, "nodes": 64}
+COUNT_LIMITS = {"parcel": 4096, "layer_updates_per_iter": 4096, "patience": MOST_STEPS, "nodes": 64}
 """The most that each may be; the least is 1."""
-WITHOUT = {
+INEFFECTIVE_WITH_COMMIT = {
     CommitMode.STAGED: {"layer_updates_per_iter": "layers are not rewritten in place"},
     CommitMode.IN_PLACE: {
         "in_flight": "nothing is staged",
@@ -37,7 +37,7 @@ WITHOUT = {
     },
 }
 """By way to commit: what makes no sense beside it, and why."""
-UNBALANCED = {
+INEFFECTIVE_UNBALANCED = {
     **dict.fromkeys(("slots", "shares", "locality", "rule"), "every expert has one slot"),
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
     **{option.key: "nothing is planned" for option in OPTIONS if option.group == PLANS},
@@ -48,7 +48,7 @@ UNBALANCED = {
 
 def check_engine(settings: RunSettings) -> None:
     """Raises UsageError naming the option, what it was and what it may be."""
-    for key, most in COUNTS.items():
+    for key, most in COUNT_LIMITS.items():
         value = getattr(settings, key)
         if not 1 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 1 to {most}, got {value}")
@@ -62,14 +62,14 @@ def check_engine(settings: RunSettings) -> None:
     _check_staging(settings)
 
 
-def check_wishes(request: RunRequest) -> None:
+def check_ineffective_options(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
     settings, said = request.settings, request.said
     if settings.balance is Balance.OFF:
         alone = "variants" in said and "balance" not in said
-        check_unbalanced(said, f"with --{'variants unbalanced' if alone else 'no-balance'}")
+        check_unbalanced_options(said, f"with --{'variants unbalanced' if alone else 'no-balance'}")
     _check_variants(settings)
-    for key, why in WITHOUT[settings.commit].items():
+    for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
         if key in said:
             name = BY_KEY[key].name
             raise UsageError(f"{name} has no meaning with --commit {settings.commit}: {why}")
@@ -82,9 +82,9 @@ def check_wishes(request: RunRequest) -> None:
         )
 
 
-def check_unbalanced(said: Set[str], how: str) -> None:
+def check_unbalanced_options(said: Set[str], how: str) -> None:
     """Raises UsageError for what would do nothing where nothing is balanced; `how` says why not."""
-    for key, why in UNBALANCED.items():
+    for key, why in INEFFECTIVE_UNBALANCED.items():
         if key in said:
             raise UsageError(f"{BY_KEY[key].name} has no meaning {how}: {why}")
 
@@ -166,7 +166,7 @@ def _check_staging(settings: RunSettings) -> None:
 
 MPI = "mpi"
 """The communicator whose ranks no process of ours can start."""
-HOST = "cpu"
+HOST_BACKEND = "cpu"
 """The backend whose streams are threads of the host."""
 MOST_RANKS = 64
 MOST_MICRO_BATCHES = 16
@@ -178,7 +178,7 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 
 def validate(request: RunRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; leaves nothing."""
-    check_wishes(request)
+    check_ineffective_options(request)
     validate_settings(request.settings)
     _check_outputs(request)
 
@@ -278,7 +278,7 @@ def _check_backends(settings: RunSettings) -> None:
         name = settings.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
     _join_launcher(settings)
-    if LAUNCHED not in os.environ:
+    if LAUNCHER_VARIABLE not in os.environ:
         check_devices(settings.backend, settings.communicator, settings.ranks)
 
 
@@ -289,7 +289,7 @@ def _join_launcher(settings: RunSettings) -> None:
 
     name = settings.communicator or registry.accelerator(settings.backend).communicator
     join_launcher(name)
-    ranks, launched = settings.ranks, os.environ.get(LAUNCHED)
+    ranks, launched = settings.ranks, os.environ.get(LAUNCHER_VARIABLE)
     if launched is None and registry.communicator(name).name == MPI:
         raise UsageError(
             f"--communicator {name}: mpiexec has to start its ranks: "
@@ -304,9 +304,9 @@ def _check_commit(settings: RunSettings) -> None:
 
     The device would wait for the mover's copy, and the mover for the end of the program.
     """
-    if settings.commit is CommitMode.IN_PLACE and settings.backend != HOST:
+    if settings.commit is CommitMode.IN_PLACE and settings.backend != HOST_BACKEND:
         raise UsageError(
-            f"--commit locked is for --backend {HOST} here, not {settings.backend}: the demo waits "
+            f"--commit locked is for --backend {HOST_BACKEND} here, not {settings.backend}: the demo waits "
             "for its device within a step; --commit boundary works everywhere"
         )
 
@@ -314,7 +314,7 @@ def _check_commit(settings: RunSettings) -> None:
 def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     """Raises UsageError where this machine has too few devices for so many ranks to start here."""
     from equipoise.hal import registry
-    from equipoise.hal.accelerator import check_room
+    from equipoise.hal.accelerator import check_device_count
     from equipoise.hal.capabilities import Unavailable
 
     found = registry.accelerator(backend)
@@ -322,7 +322,7 @@ def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     if links.joined() is not None or isinstance(found.probe(), Unavailable):
         return  # a launcher has started them; or there is more to say than a number
     try:
-        check_room(found, links, ranks)
+        check_device_count(found, links, ranks)
     except UsageError as error:
         raise UsageError(f"--ranks {ranks}: {error}") from error
 
@@ -357,7 +357,7 @@ def _check_outputs(request: RunRequest) -> None:
     if request.settings.placement is not None:
         taken[os.path.realpath(request.settings.placement)] = "--placement"
     outputs = (
-        (f"--out's {RECORD}", out / RECORD),
+        (f"--out's {RECORD_FILE}", out / RECORD_FILE),
         ("--json", request.json),
         ("--html", request.html),
         *([] if request.trace is None else [("--trace", request.trace)]),
@@ -368,9 +368,9 @@ def _check_outputs(request: RunRequest) -> None:
         if other != name:
             how = "read from" if other == "--placement" else "written to"
             raise UsageError(f"{name}: {path} is the file that {other} is {how}")
-    try_folder("--out", out)
+    probe_folder("--out", out)
     for name, path in outputs:
-        try_file(name, path)
+        probe_file(name, path)
 
 
 def _check_traffic(settings: RunSettings) -> None:
@@ -386,24 +386,29 @@ def _check_watching(settings: RunSettings) -> None:
     if settings.metrics_port is not None:
         _check_ports(settings.metrics_port, settings)
     if settings.wandb:
-        from equipoise.balancer.observe.wandb_sink import require as require_wandb
+        from equipoise.balancer.observe.wandb_sink import require_wandb as require_wandb
 
         require_wandb()
 
 
 def _check_ports(first: int, settings: RunSettings) -> None:
     """Every rank that starts on this machine can serve its metrics."""
-    from equipoise.balancer.observe.metrics import LOOPBACK, PortTaken, check_free, require
+    from equipoise.balancer.observe.metrics import (
+        LOOPBACK,
+        PortTaken,
+        check_port_free,
+        require_prometheus,
+    )
 
     check_count("--metrics-port", first, MOST_PORT - settings.ranks + 1)
-    require()
-    if LAUNCHED in os.environ:
+    require_prometheus()
+    if LAUNCHER_VARIABLE in os.environ:
         return  # who else is a rank here is for each of them to find out
     address = settings.metrics_address
     asked = "" if address == LOOPBACK else f"--metrics-address {address} "
     for rank in range(settings.ranks):
         try:
-            check_free(first + rank, address)
+            check_port_free(first + rank, address)
         except PortTaken as error:
             raise UsageError(f"{asked}--metrics-port {first}: rank {rank}: {error}") from error
 

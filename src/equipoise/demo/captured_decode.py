@@ -21,7 +21,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.stream import Role
 
 
-class EverySlot:
+class AllSlotsMoe:
     """A `MoeLayer` of one rank that holds every slot; no shape depends on the choice of experts.
 
     Args:

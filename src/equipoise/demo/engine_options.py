@@ -10,12 +10,12 @@ from equipoise.demo.settings import (
     staging_buffers,
 )
 
-Told = dict[str, str | int | float]
+EngineOptions = dict[str, str | int | float]
 AIMS = ("window_size", "step_interval", "target", "slack", "sigma", "hysteresis")
 BOUNDS = ("survive", "nodes", "patience")
 
 
-def told(run: RunSettings) -> Told:
+def engine_options(run: RunSettings) -> EngineOptions:
     """By option, in its own words; only what had a meaning in this run.
 
     `in_flight` is what there was room for, in bytes of a rank.
@@ -24,7 +24,7 @@ def told(run: RunSettings) -> Told:
         return {}
     if run.placement is not None:
         return {"rule": str(run.rule)}
-    heard: Told = {"commit": str(run.commit), "rule": str(run.rule)}
+    heard: EngineOptions = {"commit": str(run.commit), "rule": str(run.rule)}
     if run.shares is Shares.EXACT:
         heard["locality"] = str(run.locality)
     heard |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
@@ -33,6 +33,6 @@ def told(run: RunSettings) -> Told:
     return heard | {"in_flight": staging_buffers(run) * SLOT_BYTES, "parcel": run.parcel}
 
 
-def is_ours(heard: Told) -> bool:
+def uses_shares(heard: EngineOptions) -> bool:
     """Whether shares picked the replicas, and not another engine's rule."""
     return heard.get("rule", RoutingRule.SHARES) == RoutingRule.SHARES

@@ -27,19 +27,19 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import ExchangeError
 from equipoise.hal.stream import Stream
-from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedCapacityExchange
 from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat
-from equipoise.pipeline.all_to_all.status import Fitted
-from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
-from equipoise.pipeline.all_to_all.transport import WholeGroup
-from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
+from equipoise.pipeline.all_to_all.status import StepFitted
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_allocator
+from equipoise.pipeline.all_to_all.transport import AllRanksTransport
+from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """From rows [m, hidden] and their local slots [m] to results [m, hidden]; what stands in rows of
 the slot behind the last one is of no account."""
 
 
-class Carrier(Protocol):
+class TokenDispatcher(Protocol):
     """Called by programs of the compute stream."""
 
     def carry(
@@ -60,22 +60,22 @@ class Carrier(Protocol):
         ...
 
 
-class PortableCarrier:
+class PortableDispatcher:
     """See `ExchangeForm.PORTABLE`."""
 
-    def __init__(self, exchange: ExpertExchange) -> None:
+    def __init__(self, exchange: VariableSizeExchange) -> None:
         self._exchange = exchange
 
     def carry(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
-        """See `Carrier`."""
+        """See `TokenDispatcher`."""
         route = self._exchange.prepare(slots, generation)
         (rows,) = self._exchange.dispatch(route, [x])
         return self._exchange.combine(route, compute(rows, route.local_slots))
 
 
-class FixedCarrier:
+class FixedCapacityDispatcher:
     """See `ExchangeForm.FIXED`.
 
     Args:
@@ -86,7 +86,7 @@ class FixedCarrier:
     """
 
     def __init__(
-        self, exchange: FixedExchange, layers: int, stream: Stream, deadline: float
+        self, exchange: FixedCapacityExchange, layers: int, stream: Stream, deadline: float
     ) -> None:
         self._exchange = exchange
         self._last = layers - 1
@@ -96,7 +96,7 @@ class FixedCarrier:
     def carry(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
-        """See `Carrier`. Raises `GenerationMismatch` behind the last layer."""
+        """See `TokenDispatcher`. Raises `GenerationMismatch` behind the last layer."""
         stream = self._stream
         stamp = torch.tensor([generation], dtype=torch.int64).to(x.device)
         none = torch.zeros(0, dtype=torch.int32).to(x.device)
@@ -111,7 +111,7 @@ class FixedCarrier:
 
     def _check(self) -> None:
         verdict = self._exchange.read(self._stream).result(self._deadline)
-        if not isinstance(verdict, Fitted):
+        if not isinstance(verdict, StepFitted):
             raise ExchangeError(f"a capacity that cannot overflow has: {verdict}")
 
 
@@ -120,11 +120,11 @@ def fixed_exchange(
     accelerator: Accelerator,
     form: ExchangeFormat,
     deadline: float,
-) -> FixedExchange:
+) -> FixedCapacityExchange:
     """By the reference kernels, among all ranks of a communicator that is used for nothing else."""
-    wire = WholeGroup(communicator, accelerator, deadline)
-    kernels = TorchKernels(form, wire, device_memory(accelerator.device))
-    return FixedExchange(form, kernels, accelerator)
+    wire = AllRanksTransport(communicator, accelerator, deadline)
+    kernels = TorchKernels(form, wire, device_allocator(accelerator.device))
+    return FixedCapacityExchange(form, kernels, accelerator)
 
 
 class SlotWeights:
@@ -156,10 +156,10 @@ class SlotWeights:
         return family
 
 
-Reading = Callable[[int, int], AbstractContextManager[None]]
+ReadGuard = Callable[[int, int], AbstractContextManager[None]]
 
 
-class Clock(Protocol):
+class ForwardClock(Protocol):
     """Says which forward is being computed."""
 
     turn: int
@@ -182,10 +182,10 @@ class ExpertParallel:
         self,
         router: Router,
         generation: Callable[[int], int],
-        carrier: Carrier,
+        carrier: TokenDispatcher,
         weights: SlotWeights,
-        clock: Clock,
-        reading: Reading,
+        clock: ForwardClock,
+        reading: ReadGuard,
         received: Callable[[int, int], None],
     ) -> None:
         self._router = router

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from equipoise.demo.progress import Progress
+from equipoise.demo.progress import RunProgress
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.run_record import RunRecord, load_record
-from equipoise.demo.settings import Recording, RunSettings
+from equipoise.demo.settings import RecordingSettings, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.demo.traffic import load_phases
-from equipoise.demo.worker import Task, rendezvous_from
+from equipoise.demo.worker import RankTask, rendezvous_from
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.communicator import RendezvousHost
@@ -30,7 +30,7 @@ POLL = 0.05
 """Seconds between two looks at the ranks."""
 CHECK = 0.5
 """Seconds between two looks at the heartbeats."""
-SILENCE = 0.85
+MAX_SILENCE = 0.85
 """The part of the deadline that a rank may be silent; its peers notice earlier, and know more."""
 START = 60.0
 """Seconds until a rank's first heartbeat: it has to import torch."""
@@ -38,7 +38,7 @@ GRACE = 0.1
 """The part of the deadline that ranks get to end by themselves after the first one failed."""
 
 
-class Ranks:
+class RankProcesses:
     """Starts one process a rank; on leaving the context every one of them has ended.
 
     Args:
@@ -47,7 +47,7 @@ class Ranks:
         progress: told what rank 0 says.
     """
 
-    def __init__(self, task: Task, host: RendezvousHost, progress: Progress) -> None:
+    def __init__(self, task: RankTask, host: RendezvousHost, progress: RunProgress) -> None:
         self._task = task
         self._host = host
         self._progress = progress
@@ -58,7 +58,7 @@ class Ranks:
         self._next_check = 0.0
         self.processes: list[subprocess.Popen[str]] = []
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self) -> "RankProcesses":
         try:
             for rank in range(self._task.settings.ranks):
                 self._start(rank)
@@ -196,7 +196,7 @@ class Ranks:
             if count != self._beats[rank][0]:
                 self._beats[rank] = (count, now)
             silence = now - self._beats[rank][1]
-            if silence > (SILENCE * deadline if count else max(START, deadline)):
+            if silence > (MAX_SILENCE * deadline if count else max(START, deadline)):
                 how = f"fell silent {silence:.0f} s ago"
                 self._host.report_loss(rank, how)
                 raise RankLost(rank, how, operation)
@@ -219,7 +219,7 @@ class Ranks:
         return RankLost(first["lost"], first["how"], first["operation"])
 
 
-def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
+def run_demo(settings: RunSettings, progress: RunProgress) -> RunRecord | None:
     """Serve the traffic on `settings.ranks` processes of this machine.
 
     Under `torchrun` or mpiexec the processes exist already: this one serves as the rank it is, and
@@ -236,12 +236,12 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
         return serve_rank(settings, rendezvous_from(os.environ, settings.deadline), progress)
     load_phases(settings.text)
     with temporary_folder() as folder:
-        task = Task(settings, folder / "record.npz", os.getpid())
+        task = RankTask(settings, folder / "record.npz", os.getpid())
         _run_ranks(task, progress)
         return load_record(task.record)
 
 
-def record_demo(settings: RunSettings, recording: Recording, progress: Progress) -> None:
+def record_demo(settings: RunSettings, recording: RecordingSettings, progress: RunProgress) -> None:
     """Serve the traffic once, and have every rank write what its tokens asked of each expert.
 
     Under `torchrun` or mpiexec this process is one of the ranks, and writes into the folder of its
@@ -256,7 +256,7 @@ def record_demo(settings: RunSettings, recording: Recording, progress: Progress)
         record_rank(settings, recording, where, progress)
         return
     load_phases(settings.text)
-    _run_ranks(Task(settings, Path(os.devnull), os.getpid(), recording), progress)
+    _run_ranks(RankTask(settings, Path(os.devnull), os.getpid(), recording), progress)
 
 
 def is_launched() -> bool:
@@ -282,11 +282,11 @@ def join_launcher(communicator: str) -> None:
         )
 
 
-def _run_ranks(task: Task, progress: Progress) -> None:
+def _run_ranks(task: RankTask, progress: RunProgress) -> None:
     """Start them all, and wait until they have ended; raises what ended them."""
     host = registry.communicator(task.settings.communicator).host()
     try:
-        with Ranks(task, host, progress) as ranks:
+        with RankProcesses(task, host, progress) as ranks:
             ranks.wait()
     finally:
         host.close()

@@ -9,21 +9,21 @@ from functools import partial
 
 from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.runtime.events import EventSink
-from equipoise.balancer.observe.async_sink import Courier
-from equipoise.balancer.observe.log_lines import BALANCEDNESS, EPOCHS, lines_for
-from equipoise.balancer.observe.metrics import Exporter, Metrics, export
-from equipoise.balancer.observe.metrics import require as require_metrics
-from equipoise.balancer.observe.trace import SpanBook
-from equipoise.balancer.observe.wandb_sink import WandbJournal
+from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.log_lines import BALANCEDNESS_LOG, REBALANCE_LOG, log_sinks
+from equipoise.balancer.observe.metrics import MetricsServer, PrometheusSink, serve_metrics
+from equipoise.balancer.observe.metrics import require_prometheus as require_metrics
+from equipoise.balancer.observe.trace import TraceBuffer
+from equipoise.balancer.observe.wandb_sink import WandbSink
 from equipoise.demo.settings import RunSettings
 
-MetricsOf = Callable[[str], Metrics]
+MetricsForEngine = Callable[[str], PrometheusSink]
 """Of the engine with a label."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 @dataclass(frozen=True)
-class Watched:
+class ObservedPass:
     """One pass under observation.
 
     Attributes:
@@ -32,7 +32,7 @@ class Watched:
     """
 
     journal: EventSink
-    spans: SpanBook
+    spans: TraceBuffer
 
 
 class Observers:
@@ -53,13 +53,13 @@ class Observers:
         _write_lines(settings)
 
     @contextmanager
-    def watching(self, config: BalancerConfig) -> Iterator[Watched]:
+    def watching(self, config: BalancerConfig) -> Iterator[ObservedPass]:
         """The journal of one pass; closed when the pass is over, however it ends."""
-        spans = SpanBook(self._rank)
-        journals = [spans, *lines_for(config, self._rank), *self._wandb(config)]
-        courier = Courier([*journals, *(of(config.name) for of in self._metrics)])
+        spans = TraceBuffer(self._rank)
+        journals = [spans, *log_sinks(config, self._rank), *self._wandb(config)]
+        courier = AsyncEventSink([*journals, *(of(config.name) for of in self._metrics)])
         try:
-            yield Watched(courier, spans)
+            yield ObservedPass(courier, spans)
         finally:
             courier.close()
 
@@ -73,12 +73,12 @@ class Observers:
         if not self._settings.wandb or self._rank:
             return ()
         facts = {key: str(value) for key, value in asdict(self._settings).items()}
-        return (WandbJournal(self._settings.wandb, {**facts, "variant": config.name}),)
+        return (WandbSink(self._settings.wandb, {**facts, "variant": config.name}),)
 
 
 def _serve_metrics(
     settings: RunSettings, rank: int
-) -> tuple[tuple[MetricsOf, ...], Exporter | None]:
+) -> tuple[tuple[MetricsForEngine, ...], MetricsServer | None]:
     """A registry of this rank's own, served on the port of its number; metrics by engine."""
     if settings.metrics_port is None:
         return (), None
@@ -88,15 +88,15 @@ def _serve_metrics(
     # A second series beside each counter, which nobody asked for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
-    exporter = export(registry, settings.metrics_port + rank, settings.metrics_address)
-    return (partial(Metrics, registry),), exporter
+    exporter = serve_metrics(registry, settings.metrics_port + rank, settings.metrics_address)
+    return (partial(PrometheusSink, registry),), exporter
 
 
 def _write_lines(settings: RunSettings) -> None:
     """Lines that are asked for go to standard error; aborts do so anyway, as any warning."""
-    asked = [EPOCHS] if settings.log_epochs else []
+    asked = [REBALANCE_LOG] if settings.log_epochs else []
     if settings.log_balancedness:
-        asked.append(BALANCEDNESS)
+        asked.append(BALANCEDNESS_LOG)
     for logger in asked:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT))

@@ -15,23 +15,30 @@ from equipoise.demo.expert_parallel import SlicedMoe
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
 from equipoise.demo.model.attention import plan_rows
-from equipoise.demo.run_context import Site
-from equipoise.demo.scheduler import Desk, capacity, most_rows
-from equipoise.demo.serve_loop import CountingMoe, Meter, Post
+from equipoise.demo.run_context import RunContext
+from equipoise.demo.scheduler import RequestScheduler, cache_slots, most_rows
+from equipoise.demo.serve_loop import CountingMoe, PassMeasurements, ServeContext
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Stream
-from equipoise.pipeline.channel.edge import Place, Slices
-from equipoise.pipeline.channel.schema import RowField, Split, Template
+from equipoise.pipeline.channel.edge import EdgeContext, SliceGroup
+from equipoise.pipeline.channel.schema import RowField, SchemaTemplate, SliceMode
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
-from equipoise.pipeline.stage import TOKENS, Ends, Pipeline, StageLoop, Turn, open_ends
+from equipoise.pipeline.stage import (
+    SAMPLED_TOKENS,
+    MicroBatch,
+    PipelineSpec,
+    StageChannels,
+    StageLoop,
+    open_stage_channels,
+)
 
 HIDDEN = "hidden"
 
 
 @dataclass(frozen=True)
-class Course:
+class StageContext:
     """How a rank serves as a stage.
 
     Attributes:
@@ -46,7 +53,7 @@ class Course:
     grid: Grid
     rank: int
     micro_batches: int
-    ends: Ends
+    ends: StageChannels
     accelerator: Accelerator
     slices: Communicator | None
 
@@ -70,9 +77,9 @@ class Course:
         return self.grid.stage(self.rank) == self.grid.stages - 1
 
 
-def pipeline_of(
+def column_pipeline(
     grid: Grid, rank: int, traffic: Traffic, hidden: int, micro_batches: int, name: str
-) -> Pipeline:
+) -> PipelineSpec:
     """What this rank's column of stages hands over: float32 [rows, hidden].
 
     Args:
@@ -84,13 +91,13 @@ def pipeline_of(
         name: no two pipelines of a run have one name.
     """
     desks = grid.data * micro_batches
-    sequences = capacity(traffic, desks)
-    split = Split.SLICED if grid.tensor > 1 else Split.WHOLE
+    sequences = cache_slots(traffic, desks)
+    split = SliceMode.SLICED if grid.tensor > 1 else SliceMode.WHOLE
     field = RowField(HIDDEN, (hidden,), torch.float32, split)
-    return Pipeline(
+    return PipelineSpec(
         name=f"{name} {rank % grid.per_stage}",
         ranks=grid.column(rank),
-        handed=Template((field,), most=most_rows(traffic, desks)),
+        handed=SchemaTemplate((field,), most=most_rows(traffic, desks)),
         sequences=sequences,
         in_flight=micro_batches,
         depth=micro_batches + 1,
@@ -98,7 +105,7 @@ def pipeline_of(
 
 
 @contextmanager
-def course(site: Site, name: str) -> Iterator[Course]:
+def course(site: RunContext, name: str) -> Iterator[StageContext]:
     """The rank's way through a pass, with its edges and communicators; collective of all ranks."""
     grid, rank, turns = site.grid, site.rank, site.settings.turns
     members = grid.slices(rank)
@@ -107,17 +114,17 @@ def course(site: Site, name: str) -> Iterator[Course]:
         for purpose in ("gathering", "comparing", "rows")
         if grid.tensor > 1
     ]
-    place = Place(
+    place = EdgeContext(
         fabric=site.run,
         accelerator=site.accelerator,
         stream=site.post.compute,
         deadline=site.post.deadline,
-        slices=Slices(opened[0], opened[1]) if opened else None,
+        slices=SliceGroup(opened[0], opened[1]) if opened else None,
     )
     hidden = site.weights.config.hidden
-    pipeline = pipeline_of(grid, rank, site.traffic, hidden, turns, f"{name}, column")
-    ends = open_ends(pipeline, place)
-    yield Course(grid, rank, turns, ends, site.accelerator, opened[2] if opened else None)
+    pipeline = column_pipeline(grid, rank, site.traffic, hidden, turns, f"{name}, column")
+    ends = open_stage_channels(pipeline, place)
+    yield StageContext(grid, rank, turns, ends, site.accelerator, opened[2] if opened else None)
     ends.close()
     for communicator in opened:
         communicator.close()
@@ -132,7 +139,7 @@ class _UnderWay:
 
 
 @dataclass
-class ServedStage:
+class ModelStage:
     """What one rank computes of the model; see `Stage`.
 
     Attributes:
@@ -148,11 +155,11 @@ class ServedStage:
         finished: digest by request id, on the ranks that sample; of every request once.
     """
 
-    post: Post
-    course: Course
+    post: ServeContext
+    course: StageContext
     traffic: Traffic
     moe: MoeLayer
-    meter: Meter
+    meter: PassMeasurements
     around_step: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
@@ -163,10 +170,12 @@ class ServedStage:
         course, weights = self.course, self.post.weights
         micro, count = course.micro_batches, course.desk_count
         first = course.grid.group(course.rank) * micro
-        slots = capacity(self.traffic, count)
+        slots = cache_slots(self.traffic, count)
         self._counting = CountingMoe(self.moe, self.meter)
         self._decoder = Decoder(weights)
-        self._desks = [Desk(self.traffic, first + number, count) for number in range(micro)]
+        self._desks = [
+            RequestScheduler(self.traffic, first + number, count) for number in range(micro)
+        ]
         self._caches = [KVCache(weights.config, slots, weights.device) for _ in range(micro)]
         self._under_way: dict[int, _UnderWay] = {}
         self._began = now()
@@ -187,12 +196,12 @@ class ServedStage:
                 self.finished |= desk.finished
         return self.finished
 
-    def begin(self, number: int) -> Turn:
+    def begin(self, number: int) -> MicroBatch:
         """See `Stage`."""
         step, micro = divmod(number, self.course.micro_batches)
         batch = self._desks[micro].batch(step)
         self._under_way[number] = _UnderWay(batch)
-        return Turn(number, batch.rows, len(list(batch)))
+        return MicroBatch(number, batch.rows, len(list(batch)))
 
     @contextmanager
     def around(self, number: int) -> Iterator[None]:
@@ -203,7 +212,9 @@ class ServedStage:
             enter(f"step {step} ({self.name})")
             yield
 
-    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+    def forward(
+        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+    ) -> Mapping[str, Tensor]:
         """See `Stage`."""
         self.meter.step, micro = divmod(turn.number, self.course.micro_batches)
         self.meter.turn = turn.number
@@ -215,9 +226,9 @@ class ServedStage:
         if not self.course.is_last:
             return {HIDDEN: x}
         under_way.logits = self._decoder.head(x)
-        return {TOKENS: _sampled(under_way.batch, under_way.logits)}
+        return {SAMPLED_TOKENS: _sampled(under_way.batch, under_way.logits)}
 
-    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         """See `Stage`."""
         step, micro = divmod(turn.number, self.course.micro_batches)
         under_way, desk = self._under_way.pop(turn.number), self._desks[micro]

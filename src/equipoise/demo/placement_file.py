@@ -12,7 +12,7 @@ from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import FormatError, PlacementError
 
 
-def read_given(settings: RunSettings, config: ModelConfig) -> Layout | None:
+def read_placement_file(settings: RunSettings, config: ModelConfig) -> Layout | None:
     """None where the run is given none.
 
     Raises:
@@ -20,11 +20,11 @@ def read_given(settings: RunSettings, config: ModelConfig) -> Layout | None:
     """
     if settings.placement is None:
         return None
-    found = read_fitting(settings.placement, settings.stage_ranks, config.layers, config.experts)
+    found = read_matching(settings.placement, settings.stage_ranks, config.layers, config.experts)
     return Layout(found.placement, found.shares)
 
 
-def read_fitting(path: Path, ranks: int, layers: int, experts: int) -> Arrangement:
+def read_matching(path: Path, ranks: int, layers: int, experts: int) -> Arrangement:
     """A placement of just these layers and experts. Raises `FormatError` that names the file."""
     found = read_placement(path, ranks=ranks)
     if found.experts != experts:
@@ -39,7 +39,7 @@ def read_fitting(path: Path, ranks: int, layers: int, experts: int) -> Arrangeme
     return found
 
 
-def agree(
+def check_same_placement(
     layout: Layout, communicator: Communicator, device: torch.device, deadline: float
 ) -> None:
     """See that every rank was given the same: each has read a file of its own machine; collective.

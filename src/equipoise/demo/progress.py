@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """Told from the process that drives the run."""
 
     def variant(self, name: str, steps: int) -> None:
@@ -19,7 +19,7 @@ class Progress(Protocol):
         ...
 
 
-class Silence:
+class NoProgress:
     """Nobody watches."""
 
     def variant(self, name: str, steps: int) -> None:

@@ -18,29 +18,29 @@ from equipoise import __version__
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import Recorder
-from equipoise.balancer.observe.trace import Traced
-from equipoise.demo.engine_options import told
+from equipoise.balancer.observe.trace import RecordedSpan
+from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
 from equipoise.demo.machine import describe_machine
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.observers import Observers
-from equipoise.demo.placement_file import agree, read_given
-from equipoise.demo.progress import Progress
-from equipoise.demo.run_context import Site
+from equipoise.demo.placement_file import check_same_placement, read_placement_file
+from equipoise.demo.progress import RunProgress
+from equipoise.demo.run_context import RunContext
 from equipoise.demo.run_record import Counts, Epoch, RunRecord, VariantRecord
-from equipoise.demo.scheduler import DIGEST_BYTES, Desk, outputs_digest
-from equipoise.demo.serve_loop import Meter, Post, serve_alone
-from equipoise.demo.settings import Recording, RunSettings, VariantName
+from equipoise.demo.scheduler import DIGEST_BYTES, RequestScheduler, outputs_digest
+from equipoise.demo.serve_loop import PassMeasurements, ServeContext, serve_alone
+from equipoise.demo.settings import RecordingSettings, RunSettings, VariantName
 from equipoise.demo.traffic import Traffic, load_phases
-from equipoise.demo.variant import Pass, Variant, serve_variant, variants
+from equipoise.demo.variant import PassResult, Variant, serve_variant, variants
 from equipoise.hal import registry
-from equipoise.hal.accelerator import open_for
+from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.communicator import Communicator, Fabric, Rendezvous
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
 from equipoise.hal.stream import Role
-from equipoise.hal.subgroup import GroupFabric
+from equipoise.hal.subgroup import SubgroupFabric
 
 
 class Gatherer:
@@ -57,17 +57,17 @@ class Gatherer:
         self._device = device
         self._deadline = deadline
 
-    def rank_rows(self, meter: Meter, place: int, places: int) -> Counts:
+    def rank_rows(self, meter: PassMeasurements, place: int, places: int) -> Counts:
         """(steps, layers, places): every rank's rows in the column of its place in its stage."""
         grid = torch.zeros((*meter.rows.shape, places), dtype=torch.int64)
         grid[..., place] = torch.from_numpy(meter.rows)
         return self._sum(grid).numpy()
 
-    def expert_rows(self, meter: Meter) -> Counts:
+    def expert_rows(self, meter: PassMeasurements) -> Counts:
         """(steps, layers, experts): what all ranks' tokens asked for."""
         return self._sum(torch.from_numpy(meter.experts.copy())).numpy()
 
-    def slowest(self, meter: Meter) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def slowest(self, meter: PassMeasurements) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """(steps,): seconds of the slowest rank."""
         mine = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
         everybody = mine.new_empty((self._communicator.size, *mine.shape))
@@ -102,14 +102,14 @@ class Gatherer:
         return total.cpu()
 
 
-OPERATIONS = 0.6
+OPERATION_SHARE = 0.6
 """The part of the run's deadline that an operation may take; the rest is for what follows it."""
-ATTRIBUTION = 0.1
+ATTRIBUTION_SHARE = 0.1
 """The part of the run's deadline to wait for evidence of who was lost."""
 
 
 def serve_rank(
-    settings: RunSettings, rendezvous: Rendezvous, progress: Progress
+    settings: RunSettings, rendezvous: Rendezvous, progress: RunProgress
 ) -> RunRecord | None:
     """Serve every variant; rank 0 then serves alone as the oracle and returns the record.
 
@@ -130,7 +130,10 @@ def serve_rank(
 
 
 def record_rank(
-    settings: RunSettings, recording: Recording, rendezvous: Rendezvous, progress: Progress
+    settings: RunSettings,
+    recording: RecordingSettings,
+    rendezvous: Rendezvous,
+    progress: RunProgress,
 ) -> None:
     """Serve the last variant only, and write what this rank's tokens asked of each expert.
 
@@ -153,11 +156,11 @@ def record_rank(
 
 def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendezvous]:
     torch.set_num_threads(1)
-    where = replace(rendezvous, deadline=settings.deadline * OPERATIONS)
+    where = replace(rendezvous, deadline=settings.deadline * OPERATION_SHARE)
     return registry.communicator(settings.communicator).connect(where), where
 
 
-def _part(site: Site) -> None:
+def _part(site: RunContext) -> None:
     site.observers.close()
     site.run.close()
     site.accelerator.close()
@@ -169,12 +172,12 @@ def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _blame(control, error, settings.deadline * ATTRIBUTION) from error
+        raise _blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
 
 
-def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
+def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
-    accelerator = open_for(registry.accelerator(settings.backend), rendezvous.rank)
+    accelerator = open_for_rank(registry.accelerator(settings.backend), rendezvous.rank)
     grid = Grid(rendezvous.size, settings.pipeline_ranks, settings.tensor_ranks)
     rank, weights = rendezvous.rank, load_weights().to(accelerator.device)
     within = _stage_fabric(fabric, grid)
@@ -182,7 +185,7 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
     compute = accelerator.stream(Role.COMPUTE)
     compute.launch(lambda: check_batch_invariance(weights.config, accelerator.device))
     compute.synchronize(rendezvous.deadline)
-    post = Post(
+    post = ServeContext(
         weights=weights if grid.stages == 1 else weights.of_layers(layers),
         compute=compute,
         control=within.control,
@@ -191,11 +194,13 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
         deadline=rendezvous.deadline,
     )
     traffic = Traffic(load_phases(settings.text), settings.steps, seed=settings.seed)
-    layout = read_given(settings, weights.config)
+    layout = read_placement_file(settings, weights.config)
     if layout is not None:
-        agree(layout, fabric.open("placement"), accelerator.device, rendezvous.deadline)
+        check_same_placement(
+            layout, fabric.open("placement"), accelerator.device, rendezvous.deadline
+        )
     observers = Observers(settings, rank)
-    return Site(
+    return RunContext(
         settings,
         accelerator,
         fabric,
@@ -215,10 +220,10 @@ def _stage_fabric(fabric: Fabric, grid: Grid) -> Fabric:
     if grid.stages == 1:
         return fabric
     rank = fabric.control.rank
-    return GroupFabric(fabric, f"stage {grid.stage(rank)}", grid.stage_ranks(rank))
+    return SubgroupFabric(fabric, f"stage {grid.stage(rank)}", grid.stage_ranks(rank))
 
 
-def _recorder(site: Site, recording: Recording) -> Recorder:
+def _recorder(site: RunContext, recording: RecordingSettings) -> Recorder:
     config = site.post.weights.config
     return Recorder(
         recording.folder,
@@ -231,12 +236,12 @@ def _recorder(site: Site, recording: Recording) -> Recorder:
     )
 
 
-Served = tuple[Variant, Pass, VariantRecord, torch.Tensor, tuple[Traced, ...]]
+Served = tuple[Variant, PassResult, VariantRecord, torch.Tensor, tuple[RecordedSpan, ...]]
 
 
 def _pass(
-    site: Site, variant: Variant, progress: Progress, recorder: Recorder | None = None
-) -> Pass:
+    site: RunContext, variant: Variant, progress: RunProgress, recorder: Recorder | None = None
+) -> PassResult:
     """Serve the whole traffic one way; each step is shown, and recorded where that is asked for."""
     if site.rank == 0:
         progress.variant(variant.name, site.traffic.steps)
@@ -251,8 +256,8 @@ def _pass(
 
 
 def _serve(
-    site: Site, variant: Variant, progress: Progress
-) -> tuple[Pass, VariantRecord, torch.Tensor, tuple[Traced, ...]]:
+    site: RunContext, variant: Variant, progress: RunProgress
+) -> tuple[PassResult, VariantRecord, torch.Tensor, tuple[RecordedSpan, ...]]:
     """One pass, and what all ranks together made of it."""
     done = _pass(site, variant, progress)
     site.post.control.enter(f"gathering the results ({variant.name})")
@@ -272,7 +277,9 @@ def _serve(
     return done, record, rows, _spans(done, gatherer)
 
 
-def _epochs(site: Site, done: Pass, gatherer: Gatherer) -> tuple[tuple[Epoch, ...], Counter[str]]:
+def _epochs(
+    site: RunContext, done: PassResult, gatherer: Gatherer
+) -> tuple[tuple[Epoch, ...], Counter[str]]:
     """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
     known = {record.number: record for record in done.spans.epochs}
     turns = 1 if site.grid.alone else site.settings.turns
@@ -302,13 +309,13 @@ def _epoch(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -
     )
 
 
-def _spans(done: Pass, gatherer: Gatherer) -> tuple[Traced, ...]:
+def _spans(done: PassResult, gatherer: Gatherer) -> tuple[RecordedSpan, ...]:
     """What every rank did when; they travel as JSON."""
     mine = json.dumps([asdict(span) for span in done.spans.spans])
-    return tuple(Traced(**span) for text in gatherer.texts(mine) for span in json.loads(text))
+    return tuple(RecordedSpan(**span) for text in gatherer.texts(mine) for span in json.loads(text))
 
 
-def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
+def _record(site: RunContext, served: list[Served], progress: RunProgress) -> RunRecord:
     settings, config, traffic = site.settings, site.weights.config, site.traffic
     reference = serve_alone(site.weights, traffic, progress)
     expert_rows = served[-1][3].numpy()
@@ -328,7 +335,7 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
         steps=traffic.steps,
         shares="none" if last.name is VariantName.UNBALANCED else last.name,
         placement=site.layout.digest if site.layout else "",
-        engine=told(settings),
+        engine=engine_options(settings),
         phases=tuple(phase.name for phase in traffic.phases),
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,
@@ -343,7 +350,7 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
     )
 
 
-def _samples(traffic: Traffic, desk: Desk) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _samples(traffic: Traffic, desk: RequestScheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The first prompt of each phase, and what the model wrote after it."""
     firsts = [traffic.arrivals(step)[0] for step in (0, *traffic.switch_steps)]
     pairs = [_as_text(request.prompt, desk.texts[request.id]) for request in firsts]

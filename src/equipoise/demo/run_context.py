@@ -6,7 +6,7 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import ModelWeights
 from equipoise.demo.observers import Observers
-from equipoise.demo.serve_loop import Post
+from equipoise.demo.serve_loop import ServeContext
 from equipoise.demo.settings import RunSettings
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.accelerator import Accelerator
@@ -14,7 +14,7 @@ from equipoise.hal.communicator import Fabric
 
 
 @dataclass(frozen=True)
-class Site:
+class RunContext:
     """All that outlives a pass on one rank.
 
     Attributes:
@@ -38,7 +38,7 @@ class Site:
     rank: int
     grid: Grid
     weights: ModelWeights
-    post: Post
+    post: ServeContext
     traffic: Traffic
     observers: Observers
     layout: Layout | None

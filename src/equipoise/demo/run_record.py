@@ -12,8 +12,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.observe.trace import Level, Traced
-from equipoise.demo.engine_options import Told
+from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
+from equipoise.demo.engine_options import EngineOptions
 from equipoise.hal.errors import UsageError
 
 Counts = npt.NDArray[np.int64]
@@ -92,15 +92,15 @@ class RunRecord:
     """Ranks of a stage that serve the same requests."""
     placement: str = ""
     """Digest of the placement that was given to be served unchanged; empty where none was."""
-    engine: Told = field(default_factory=dict)
+    engine: EngineOptions = field(default_factory=dict)
     """What the engine was told, by option; empty without one, and in records of before."""
     prompts: tuple[str, ...] = ()
     """A sample prompt of each phase."""
     continuations: tuple[str, ...] = ()
     """What the model wrote after it."""
-    spans: tuple[Traced, ...] = ()
+    spans: tuple[RecordedSpan, ...] = ()
     """What every rank did when, in the variant that the run is about."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[ImbalanceSample, ...] = ()
     """The imbalance that rank 0 saw meanwhile."""
     machine: dict[str, str] = field(default_factory=dict)
     """Processor, cores, operating system, versions of Python, torch and numpy."""
@@ -144,8 +144,8 @@ def _restore(facts: dict[str, Any], arrays: dict[str, Any]) -> RunRecord:
         key: tuple(facts.pop(key)) for key in ("phases", "switch_steps", "prompts", "continuations")
     }
     # Runs that were recorded before spans were have none.
-    tuples["spans"] = tuple(Traced(**span) for span in facts.pop("spans", ()))
-    tuples["levels"] = tuple(Level(**level) for level in facts.pop("levels", ()))
+    tuples["spans"] = tuple(RecordedSpan(**span) for span in facts.pop("spans", ()))
+    tuples["levels"] = tuple(ImbalanceSample(**level) for level in facts.pop("levels", ()))
     return RunRecord(
         variants=variants, **tuples, **{name: arrays[name] for name in ARRAYS}, **facts
     )

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from equipoise.demo.model import Batch
 from equipoise.demo.model import Sequence as Rows
-from equipoise.demo.traffic import Request, Traffic, of_rank
+from equipoise.demo.traffic import PromptRequest, Traffic, requests_of_rank
 
 DIGEST_BYTES = 16
 
 
 @dataclass
-class InFlight:
+class RunningRequest:
     """A request from its prefill to its last token."""
 
-    request: Request
+    request: PromptRequest
     slot: int
     tokens: list[int] = field(default_factory=list)
     logits: "blake2b" = field(default_factory=lambda: blake2b(digest_size=DIGEST_BYTES))
@@ -39,7 +39,7 @@ class InFlight:
         return self.logits.digest()
 
 
-class Desk:
+class RequestScheduler:
     """Admits a rank's requests, makes each step's batch, and keeps the outputs.
 
     Args:
@@ -52,8 +52,8 @@ class Desk:
         self._traffic = traffic
         self._rank = rank
         self._ranks = ranks
-        self._free = list(range(capacity(traffic, ranks)))[::-1]
-        self._running: list[InFlight] = []
+        self._free = list(range(cache_slots(traffic, ranks)))[::-1]
+        self._running: list[RunningRequest] = []
         self.finished: dict[int, bytes] = {}
         """Digest by request id."""
         self.texts: dict[int, bytes] = {}
@@ -65,8 +65,8 @@ class Desk:
             Rows(flight.slot, torch.tensor([flight.tokens[-1]]), flight.position)
             for flight in self._running
         )
-        arrived = of_rank(self._traffic.arrivals(step), self._rank, self._ranks)
-        fresh = [InFlight(request, self._free.pop()) for request in arrived]
+        arrived = requests_of_rank(self._traffic.arrivals(step), self._rank, self._ranks)
+        fresh = [RunningRequest(request, self._free.pop()) for request in arrived]
         prefill = tuple(
             Rows(flight.slot, torch.tensor(list(flight.request.prompt)), 0) for flight in fresh
         )
@@ -97,19 +97,19 @@ class Desk:
             self._retire(flight)
         self._running = []
 
-    def _let_go(self, retire: Callable[[InFlight], object]) -> None:
+    def _let_go(self, retire: Callable[[RunningRequest], object]) -> None:
         """Retire the requests that have all of their tokens."""
         for flight in [f for f in self._running if len(f.tokens) == self._traffic.new_tokens]:
             retire(flight)
             self._running.remove(flight)
 
-    def _retire(self, flight: InFlight) -> None:
+    def _retire(self, flight: RunningRequest) -> None:
         self._free.append(flight.slot)
         self.texts[flight.request.id] = bytes(flight.tokens)
         self.finished[flight.request.id] = flight.finish()
 
 
-def capacity(traffic: Traffic, ranks: int) -> int:
+def cache_slots(traffic: Traffic, ranks: int) -> int:
     """Cache slots that one of `ranks` ranks needs."""
     return -(-traffic.requests_per_step // ranks) * (traffic.new_tokens + 1)
 
@@ -117,7 +117,7 @@ def capacity(traffic: Traffic, ranks: int) -> int:
 def most_rows(traffic: Traffic, ranks: int) -> int:
     """Rows of the largest forward that one of `ranks` ranks can have."""
     arriving = -(-traffic.requests_per_step // ranks)
-    return arriving * traffic.prompt + capacity(traffic, ranks)
+    return arriving * traffic.prompt + cache_slots(traffic, ranks)
 
 
 def outputs_digest(finished: dict[int, bytes]) -> str:

@@ -20,22 +20,22 @@ from equipoise.balancer.experts.runtime.events import (
     now,
 )
 from equipoise.demo.model import Decoder, KVCache, LocalExperts, ModelWeights, MoeLayer
-from equipoise.demo.progress import Progress
+from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import Counts
-from equipoise.demo.scheduler import Desk, capacity
+from equipoise.demo.scheduler import RequestScheduler, cache_slots
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.stream import Stream
 
-NAME = "reference"
+REFERENCE_NAME = "reference"
 
 
-def serve_alone(weights: ModelWeights, traffic: Traffic, progress: Progress) -> Desk:
+def serve_alone(weights: ModelWeights, traffic: Traffic, progress: RunProgress) -> RequestScheduler:
     """Serve everything where the weights are; the digests are what every variant must equal."""
-    desk = Desk(traffic, rank=0, ranks=1)
+    desk = RequestScheduler(traffic, rank=0, ranks=1)
     decoder, experts = Decoder(weights), LocalExperts(weights)
-    cache = KVCache(weights.config, capacity(traffic, ranks=1), weights.device)
-    progress.variant(NAME, traffic.steps)
+    cache = KVCache(weights.config, cache_slots(traffic, ranks=1), weights.device)
+    progress.variant(REFERENCE_NAME, traffic.steps)
     began = time.perf_counter()
     for step in range(traffic.steps):
         batch = desk.batch(step)
@@ -46,7 +46,7 @@ def serve_alone(weights: ModelWeights, traffic: Traffic, progress: Progress) -> 
 
 
 @dataclass
-class Meter:
+class PassMeasurements:
     """What one rank measured in one pass.
 
     `rows` int64 [steps, layers]: rows computed here; `experts` int64 [steps, layers, experts]:
@@ -63,9 +63,9 @@ class Meter:
     turn: int = 0
 
     @staticmethod
-    def sized(steps: int, layers: int, experts: int, first: int = 0) -> "Meter":
+    def sized(steps: int, layers: int, experts: int, first: int = 0) -> "PassMeasurements":
         """All zeros."""
-        return Meter(
+        return PassMeasurements(
             np.zeros((steps, layers), dtype=np.int64),
             np.zeros((steps, layers, experts), dtype=np.int64),
             np.zeros(steps),
@@ -83,7 +83,7 @@ class Meter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class ServeContext:
     """Where a rank serves: its model, its stream, its plane."""
 
     weights: ModelWeights
@@ -97,7 +97,7 @@ class Post:
 class CountingMoe:
     """Counts what each expert is asked for, then lets the inner layer do it."""
 
-    def __init__(self, inner: MoeLayer, meter: Meter) -> None:
+    def __init__(self, inner: MoeLayer, meter: PassMeasurements) -> None:
         self._inner = inner
         self._meter = meter
 
@@ -113,25 +113,25 @@ class CountingMoe:
 class ServeLoop:
     """Drives the model through every step of the traffic."""
 
-    post: Post
+    post: ServeContext
     traffic: Traffic
     moe: MoeLayer
-    meter: Meter
+    meter: PassMeasurements
     around: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
     journal: EventSink = NO_EVENTS
-    desk: Desk = field(init=False)
+    desk: RequestScheduler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.traffic, self.post.rank, self.post.ranks)
+        self.desk = RequestScheduler(self.traffic, self.post.rank, self.post.ranks)
         config = self.post.weights.config
         self._decoder = Decoder(self.post.weights)
-        slots = capacity(self.traffic, self.post.ranks)
+        slots = cache_slots(self.traffic, self.post.ranks)
         self._cache = KVCache(config, slots, self.post.weights.device)
         self._layer = CountingMoe(self.moe, self.meter)
 
-    def run(self) -> Desk:
+    def run(self) -> RequestScheduler:
         """Serve every step; returns the desk with all outputs.
 
         Raises:

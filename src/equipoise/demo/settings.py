@@ -13,7 +13,7 @@ __all__ = [
     "CommitMode",
     "ExchangeForm",
     "Locality",
-    "Recording",
+    "RecordingSettings",
     "RoutingRule",
     "RunSettings",
     "Shares",
@@ -46,7 +46,7 @@ class VariantName(StrEnum):
     STATIC = "static"
     LAGGED = "lagged"
     EXACT = "exact"
-    """Rebalanced online; the names are those of `Shares`."""
+    """Rebalanced online; the names are those of `RankLoads`."""
 
 
 class ExchangeForm(StrEnum):
@@ -126,7 +126,7 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingSettings:
     """What every rank writes of its counts: which steps, into which folder."""
 
     folder: Path

@@ -14,12 +14,12 @@ DEFAULT_PHASES = ("python", "chinese", "tables")
 """Kinds whose experts differ most; `english`, which uses python's, is shipped too."""
 
 
-class BadText(UsageError):
+class InvalidText(UsageError):
     """A text file cannot be served; says which and why in one line."""
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrafficPhase:
     """A kind of text; `text` is valid UTF-8 without NUL, at least one prompt long."""
 
     name: str
@@ -27,7 +27,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptRequest:
     """One prompt to be continued; `id` counts over the whole run, `phase` indexes the phases."""
 
     id: int
@@ -35,7 +35,7 @@ class Request:
     prompt: bytes
 
 
-def load_phases(paths: Sequence[Path] = ()) -> tuple[Phase, ...]:
+def load_phases(paths: Sequence[Path] = ()) -> tuple[TrafficPhase, ...]:
     """One phase per file, named after it; the shipped `DEFAULT_PHASES` where no path is given.
 
     Raises BadText for a file that is missing, a directory, unreadable, empty, shorter than one
@@ -46,37 +46,37 @@ def load_phases(paths: Sequence[Path] = ()) -> tuple[Phase, ...]:
     return tuple(_checked(path.stem, str(path), _read(path)) for path in paths)
 
 
-def shipped_phase(name: str) -> Phase:
+def shipped_phase(name: str) -> TrafficPhase:
     """The held-out sample of one kind: python, english, chinese or tables."""
     file = files("equipoise.demo").joinpath("text", f"{name}.txt")
     if not file.is_file():
-        raise BadText(f"no text of kind {name!r} is shipped")
+        raise InvalidText(f"no text of kind {name!r} is shipped")
     return _checked(name, f"{name}.txt", file.read_bytes())
 
 
 def _read(path: Path) -> bytes:
     if path.is_dir():
-        raise BadText(f"{path} is a directory, not a text file")
+        raise InvalidText(f"{path} is a directory, not a text file")
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise BadText(f"{path} does not exist") from None
+        raise InvalidText(f"{path} does not exist") from None
     except OSError as error:
-        raise BadText(f"{path} cannot be read: {error.strerror}") from None
+        raise InvalidText(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _checked(name: str, label: str, text: bytes) -> Phase:
+def _checked(name: str, label: str, text: bytes) -> TrafficPhase:
     if not text:
-        raise BadText(f"{label} is empty")
+        raise InvalidText(f"{label} is empty")
     if len(text) < PROMPT_BYTES:
-        raise BadText(f"{label} has {len(text)} bytes; one prompt takes {PROMPT_BYTES}")
+        raise InvalidText(f"{label} has {len(text)} bytes; one prompt takes {PROMPT_BYTES}")
     if 0 in text:
-        raise BadText(f"{label} has a NUL byte at offset {text.index(0)}; it is not text")
+        raise InvalidText(f"{label} has a NUL byte at offset {text.index(0)}; it is not text")
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        raise BadText(f"{label} is not UTF-8 at byte offset {error.start}") from None
-    return Phase(name, text)
+        raise InvalidText(f"{label} is not UTF-8 at byte offset {error.start}") from None
+    return TrafficPhase(name, text)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Traffic:
     phases, and for counts below one.
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[TrafficPhase, ...]
     steps: int
     requests_per_step: int = 8
     prompt: int = PROMPT_BYTES
@@ -116,12 +116,12 @@ class Traffic:
             raise IndexError(f"step {step} is outside 0 to {self.steps - 1}")
         return sum(step >= first for first in self.switch_steps)
 
-    def arrivals(self, step: int) -> tuple[Request, ...]:
+    def arrivals(self, step: int) -> tuple[PromptRequest, ...]:
         """The requests that arrive at a step, in order of their id."""
         phase = self.phase_of(step)
         first = (step - self._first_step(phase)) * self.requests_per_step
         return tuple(
-            Request(step * self.requests_per_step + i, phase, self._prompt(phase, first + i))
+            PromptRequest(step * self.requests_per_step + i, phase, self._prompt(phase, first + i))
             for i in range(self.requests_per_step)
         )
 
@@ -142,6 +142,8 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
     return tuple(order)
 
 
-def of_rank(requests: Iterable[Request], rank: int, ranks: int) -> tuple[Request, ...]:
+def requests_of_rank(
+    requests: Iterable[PromptRequest], rank: int, ranks: int
+) -> tuple[PromptRequest, ...]:
     """The requests of one step that a rank serves: every `ranks`-th, from `rank` on."""
     return tuple(request for i, request in enumerate(requests) if i % ranks == rank)

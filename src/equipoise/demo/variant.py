@@ -46,21 +46,21 @@ from equipoise.balancer.experts.transfer.host_writes import (
     StreamWriter,
 )
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
-from equipoise.balancer.observe.trace import SpanBook
+from equipoise.balancer.observe.trace import TraceBuffer
 from equipoise.demo.expert_parallel import (
-    Carrier,
     ExpertParallel,
-    FixedCarrier,
-    PortableCarrier,
+    FixedCapacityDispatcher,
+    PortableDispatcher,
     SlotWeights,
+    TokenDispatcher,
     fixed_exchange,
 )
 from equipoise.demo.model import MoeLayer
-from equipoise.demo.pipeline_stage import ServedStage, course
-from equipoise.demo.run_context import Site
+from equipoise.demo.pipeline_stage import ModelStage, course
+from equipoise.demo.run_context import RunContext
 from equipoise.demo.run_record import Counts
 from equipoise.demo.scheduler import most_rows
-from equipoise.demo.serve_loop import Meter, ServeLoop
+from equipoise.demo.serve_loop import PassMeasurements, ServeLoop
 from equipoise.demo.settings import (
     ExchangeForm,
     RunSettings,
@@ -72,12 +72,12 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.all_to_all.formats import ExchangeFormat, RowFormat
-from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
+from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 
 @contextmanager
-def carriage(
-    site: Site, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
+def open_update_path(
+    site: RunContext, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
 ) -> Iterator[UpdatePathConfig]:
     """The way that the run asks for, and what it takes as long as it is used; collective.
 
@@ -103,13 +103,13 @@ def carriage(
     pool.close()
 
 
-def _writer(site: Site, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
+def _writer(site: RunContext, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
     if site.accelerator.device.type == "cpu":
         return CpuWriter(copier, store, site.post.deadline)
     return StreamWriter(site.accelerator, store)
 
 
-def _pool(site: Site, name: str, family: LayerGroup, shape: ExpertShape) -> HostExpertPool:
+def _pool(site: RunContext, name: str, family: LayerGroup, shape: ExpertShape) -> HostExpertPool:
     """Every expert once in this machine's memory, each written by one of its ranks."""
     control, deadline, weights = site.post.control, site.post.deadline, site.post.weights
     ranks = ranks_on_node(control, site.accelerator.topology(), name=name, timeout=deadline)
@@ -122,7 +122,7 @@ def _pool(site: Site, name: str, family: LayerGroup, shape: ExpertShape) -> Host
     return pool
 
 
-Watch = Callable[[int, Counts, float], None]
+OnStep = Callable[[int, Counts, float], None]
 """Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""
 
 
@@ -149,49 +149,53 @@ def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
 
 
 @dataclass(frozen=True)
-class Eyes:
+class PassWatchers:
     """Who is told of a pass as it goes: after each step, and whatever the engine does."""
 
-    watch: Watch
+    watch: OnStep
     journal: EventSink
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassResult:
     """What one rank brings home from one pass."""
 
-    meter: Meter
+    meter: PassMeasurements
     finished: dict[int, bytes]
     reports: tuple[RebalanceReport, ...]
     aborts: dict[str, int]
-    spans: SpanBook
+    spans: TraceBuffer
 
 
-def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
+def serve_variant(site: RunContext, variant: Variant, watch: OnStep) -> PassResult:
     """Serve the whole traffic one way, under observation; collective."""
     with site.observers.watching(engine_config(site, variant)) as seen:
         meter, finished, balancer = _serve(site, variant, watch, seen.journal)
     reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
-    return Pass(meter, finished, reports, aborts, seen.spans)
+    return PassResult(meter, finished, reports, aborts, seen.spans)
 
 
 def _serve(
-    site: Site, variant: Variant, watch: Watch, journal: EventSink
-) -> tuple[Meter, dict[int, bytes], ExpertBalancer]:
+    site: RunContext, variant: Variant, watch: OnStep, journal: EventSink
+) -> tuple[PassMeasurements, dict[int, bytes], ExpertBalancer]:
     site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant.slots)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
     with _opened(site, variant, weights, shape, journal) as balancer:
-        meter, finished = _loop(site, variant, weights, balancer, Eyes(watch, journal))
+        meter, finished = _loop(site, variant, weights, balancer, PassWatchers(watch, journal))
         return meter, finished, balancer
 
 
 def _loop(
-    site: Site, variant: Variant, weights: SlotWeights, balancer: ExpertBalancer, eyes: Eyes
-) -> tuple[Meter, dict[int, bytes]]:
+    site: RunContext,
+    variant: Variant,
+    weights: SlotWeights,
+    balancer: ExpertBalancer,
+    eyes: PassWatchers,
+) -> tuple[PassMeasurements, dict[int, bytes]]:
     shape, layers = balancer.shape, site.layers
     total = site.weights.config.layers
-    meter = Meter.sized(site.traffic.steps, total, shape.experts, layers.start)
+    meter = PassMeasurements.sized(site.traffic.steps, total, shape.experts, layers.start)
     experts = site.fabric.open(f"{variant.name}.experts")
     moe = ExpertParallel(
         balancer.router,
@@ -208,11 +212,13 @@ def _loop(
     return meter, finished
 
 
-def _carrier(site: Site, experts: Communicator, shape: ExpertShape) -> Carrier:
+def _carrier(site: RunContext, experts: Communicator, shape: ExpertShape) -> TokenDispatcher:
     """As asked for; of fixed capacity, it has room for the largest batch that any rank can have."""
     compute, deadline = site.post.compute, site.post.deadline
     if site.settings.exchange is ExchangeForm.PORTABLE:
-        return PortableCarrier(ExpertExchange(experts, shape.slots_per_rank, compute, deadline))
+        return PortableDispatcher(
+            VariableSizeExchange(experts, shape.slots_per_rank, compute, deadline)
+        )
     config = site.weights.config
     row = RowFormat((config.hidden,), torch.float32)
     form = ExchangeFormat.ample(
@@ -225,11 +231,16 @@ def _carrier(site: Site, experts: Communicator, shape: ExpertShape) -> Carrier:
         result=row,
     )
     exchange = fixed_exchange(experts, site.accelerator, form, deadline)
-    return FixedCarrier(exchange, shape.layers, compute, deadline)
+    return FixedCapacityDispatcher(exchange, shape.layers, compute, deadline)
 
 
 def _run(
-    site: Site, name: str, moe: MoeLayer, meter: Meter, balancer: ExpertBalancer, eyes: Eyes
+    site: RunContext,
+    name: str,
+    moe: MoeLayer,
+    meter: PassMeasurements,
+    balancer: ExpertBalancer,
+    eyes: PassWatchers,
 ) -> dict[int, bytes]:
     """Serve every step; returns the digests of the requests whose logits were computed here."""
 
@@ -243,7 +254,7 @@ def _run(
         return loop.run().finished
     with course(site, name) as way:
         moe = way.sliced(moe, site.post.compute)
-        stage = ServedStage(
+        stage = ModelStage(
             site.post, way, site.traffic, moe, meter, balancer.step, watch, name, eyes.journal
         )
         return stage.run()
@@ -251,7 +262,7 @@ def _run(
 
 @contextmanager
 def _opened(
-    site: Site, variant: Variant, weights: SlotWeights, shape: ExpertShape, journal: EventSink
+    site: RunContext, variant: Variant, weights: SlotWeights, shape: ExpertShape, journal: EventSink
 ) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
     layout, config = _layout(site, variant, shape), engine_config(site, variant)
@@ -262,7 +273,7 @@ def _opened(
     mine = site.post.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
     way = (
-        carriage(site, variant.name, family, store, shape)
+        open_update_path(site, variant.name, family, store, shape)
         if variant.balanced
         else nullcontext(NO_REBALANCING)
     )
@@ -272,7 +283,7 @@ def _opened(
         )
 
 
-def _layout(site: Site, variant: Variant, shape: ExpertShape) -> Layout:
+def _layout(site: RunContext, variant: Variant, shape: ExpertShape) -> Layout:
     """What is installed at the start of a variant."""
     if variant.name is VariantName.PLACEMENT:
         assert site.layout is not None
@@ -300,7 +311,7 @@ def first_placement(settings: RunSettings, shape: ExpertShape) -> Placement:
     ).placement
 
 
-def _fill(site: Site, store: SlotStore, family: LayerGroup, held: Placement) -> None:
+def _fill(site: RunContext, store: SlotStore, family: LayerGroup, held: Placement) -> None:
     """Write experts into this rank's slots; `held` is the part of the placement that is here."""
     model = site.post.weights
     sources = [
@@ -312,7 +323,7 @@ def _fill(site: Site, store: SlotStore, family: LayerGroup, held: Placement) -> 
     site.post.compute.synchronize(site.post.deadline)
 
 
-def engine_config(site: Site, variant: Variant) -> BalancerConfig:
+def engine_config(site: RunContext, variant: Variant) -> BalancerConfig:
     """As asked for; two sub-windows a window where that is even. The engine counts forwards."""
     settings, turns = site.settings, 1 if site.grid.alone else site.settings.turns
     half = settings.window_size // 2

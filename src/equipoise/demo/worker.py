@@ -19,14 +19,14 @@ from equipoise.demo.settings import (
     CommitMode,
     ExchangeForm,
     Locality,
-    Recording,
+    RecordingSettings,
     RoutingRule,
     RunSettings,
     Shares,
     VariantName,
 )
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import ControlLost, EquipoiseError, RankLost
+from equipoise.hal.errors import ControlPlaneLost, EquipoiseError, RankLost
 
 FAILED = 3
 """Exit code of a rank that ends with an error."""
@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Task:
+class RankTask:
     """What a rank is started for.
 
     Attributes:
@@ -47,7 +47,7 @@ class Task:
     settings: RunSettings
     record: Path
     launcher: int
-    recording: Recording | None = None
+    recording: RecordingSettings | None = None
 
     def to_json(self) -> str:
         """One line."""
@@ -64,7 +64,7 @@ class Task:
         return json.dumps(whole)
 
     @staticmethod
-    def from_json(line: str) -> "Task":
+    def from_json(line: str) -> "RankTask":
         """The inverse of `to_json`."""
         whole: dict[str, Any] = json.loads(line)
         fields = whole["settings"]
@@ -84,19 +84,21 @@ class Task:
             }
         )
         recording = _recording_of(whole["recording"])
-        return Task(settings, Path(whole["record"]), whole["launcher"], recording)
+        return RankTask(settings, Path(whole["record"]), whole["launcher"], recording)
 
 
 def _text_of(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _fields_of(recording: Recording | None) -> list[str] | None:
+def _fields_of(recording: RecordingSettings | None) -> list[str] | None:
     return None if recording is None else [str(recording.folder), str(recording.steps)]
 
 
-def _recording_of(fields: list[str] | None) -> Recording | None:
-    return None if fields is None else Recording(Path(fields[0]), Iterations.parse(fields[1]))
+def _recording_of(fields: list[str] | None) -> RecordingSettings | None:
+    return (
+        None if fields is None else RecordingSettings(Path(fields[0]), Iterations.parse(fields[1]))
+    )
 
 
 def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvous:
@@ -114,10 +116,10 @@ def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvo
             deadline=deadline,
         )
     except (KeyError, ValueError) as error:
-        raise ControlLost(f"the environment names no meeting point: {error}") from error
+        raise ControlPlaneLost(f"the environment names no meeting point: {error}") from error
 
 
-class Line:
+class LauncherPipe:
     """JSON lines to the launcher, on a descriptor that nothing else writes to.
 
     Standard output is pointed at standard error, so that whatever a backend or a library prints
@@ -150,7 +152,7 @@ def main() -> None:
     told = sys.stdin.readline()
     if not told:
         os._exit(FAILED)  # the launcher has ended before it said what to do
-    task, line = Task.from_json(told), Line()
+    task, line = RankTask.from_json(told), LauncherPipe()
     _die_with(task.launcher)
     code = FAILED
     try:
@@ -167,7 +169,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _work(task: Task, line: Line) -> None:
+def _work(task: RankTask, line: LauncherPipe) -> None:
     where = rendezvous_from(os.environ, task.settings.deadline)
     if task.recording is not None:
         record_rank(task.settings, task.recording, where, line)

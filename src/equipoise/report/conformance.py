@@ -7,16 +7,21 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.hal.conformance.clauses import FAMILIES, ORDER, TITLES, place
-from equipoise.hal.conformance.result import ClauseFinding, Finding, Result, Status
-from equipoise.hal.conformance.search import Held, Reported, Undeclared, Violated
-from equipoise.report.run.html import visible
+from equipoise.hal.conformance.clauses import CLAUSE_LETTERS, FAMILIES, TITLES, clause_sort_key
+from equipoise.hal.conformance.result import ClauseFinding, Finding, Status, SuiteResult
+from equipoise.hal.conformance.search import (
+    PropertyHeld,
+    PropertyReported,
+    PropertyUnsupported,
+    PropertyViolated,
+)
+from equipoise.report.run.html import escape_html
 from equipoise.report.stylesheet import CSS
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 80
-NAME, STATUS = 5, 13
-SIGNS = {
+NAME_WIDTH, STATUS_WIDTH = 5, 13
+STATUS_SIGNS = {
     Status.HELD: "●",
     Status.VIOLATED: "✗",
     Status.UNSUPPORTED: "○",
@@ -24,33 +29,33 @@ SIGNS = {
     Status.REPORTED: "≈",
 }
 """What stands for a status in the matrix; a dot for a clause that no property judges."""
-ABSENT = "·"
-TINTS = {
-    Status.HELD: Tint.GREEN,
-    Status.VIOLATED: Tint.RED,
-    Status.UNSUPPORTED: Tint.DIM,
-    Status.NOT_JUDGED: Tint.RED,
-    Status.REPORTED: Tint.BOLD,
+NOT_RUN_SIGN = "·"
+STATUS_STYLES = {
+    Status.HELD: TextStyle.GREEN,
+    Status.VIOLATED: TextStyle.RED,
+    Status.UNSUPPORTED: TextStyle.DIM,
+    Status.NOT_JUDGED: TextStyle.RED,
+    Status.REPORTED: TextStyle.BOLD,
 }
 
 
-def render(result: Result, ink: Ink) -> str:
+def render(result: SuiteResult, ink: ColourMode) -> str:
     """The whole text; its last line is `verdict(result)`. No line is wider than `WIDTH`, save
     where the name of a property or a step is longer."""
     lines = [
-        paint(headline(result), Tint.BOLD, ink),
+        styled(headline(result), TextStyle.BOLD, ink),
         "",
         *(_clause(found, ink) for found in result.clauses()),
         *_violations(result, ink),
         "",
         *matrix(result, ink),
         "",
-        paint(verdict(result), Tint.RED if result.exit_code else Tint.GREEN, ink),
+        styled(verdict(result), TextStyle.RED if result.exit_code else TextStyle.GREEN, ink),
     ]
     return "\n".join(lines)
 
 
-def headline(result: Result) -> str:
+def headline(result: SuiteResult) -> str:
     """What was tested, and how."""
     return (
         f"conformance of {result.backend} with {result.communicator}, up to "
@@ -59,21 +64,21 @@ def headline(result: Result) -> str:
     )
 
 
-def verdict(result: Result) -> str:
+def verdict(result: SuiteResult) -> str:
     """The last line: counts, and how long it took."""
     counts = {status: result.count(status) for status in Status}
     told = [f"{count} {status}" for status, count in counts.items() if count]
     return f"{_kept(result)}: {', '.join(told)}; {result.seconds:.0f} s"
 
 
-def _kept(result: Result) -> str:
+def _kept(result: SuiteResult) -> str:
     if result.exit_code:
         return "THE CONTRACT IS BROKEN"
     whole = {finding.family for finding in result.findings} == set(FAMILIES)
     return "the contract is kept" if whole else "this part of the contract is kept"
 
 
-def said(found: ClauseFinding) -> str:
+def describe_clause(found: ClauseFinding) -> str:
     """A clause's finding in words."""
     if found.status is Status.UNSUPPORTED:
         return f"not declared: {found.lacking}"
@@ -85,62 +90,69 @@ def said(found: ClauseFinding) -> str:
     return f"see {', '.join(names)}"
 
 
-def matrix(result: Result, ink: Ink) -> list[str]:
+def matrix(result: SuiteResult, ink: ColourMode) -> list[str]:
     """Family letters down, clause numbers across, a sign for each status."""
     known = {found.clause: found.status for found in result.clauses()}
-    most = max(place(clause)[1] for clause in TITLES)
-    head = paint("   " + "".join(f"{number:>3}" for number in range(1, most + 1)), Tint.DIM, ink)
-    rows = [f"{letter:<3}" + "".join(_cells(letter, most, known, ink)).rstrip() for letter in ORDER]
-    legend = "   ".join(f"{sign} {status}" for status, sign in SIGNS.items())
-    return [head, *rows, paint(f"{legend}   {ABSENT} not in this run", Tint.DIM, ink)]
+    most = max(clause_sort_key(clause)[1] for clause in TITLES)
+    head = styled(
+        "   " + "".join(f"{number:>3}" for number in range(1, most + 1)), TextStyle.DIM, ink
+    )
+    rows = [
+        f"{letter:<3}" + "".join(_cells(letter, most, known, ink)).rstrip()
+        for letter in CLAUSE_LETTERS
+    ]
+    legend = "   ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items())
+    return [head, *rows, styled(f"{legend}   {NOT_RUN_SIGN} not in this run", TextStyle.DIM, ink)]
 
 
-def violations(result: Result) -> list[Finding]:
+def violations(result: SuiteResult) -> list[Finding]:
     """The properties that do not hold."""
-    return [finding for finding in result.findings if isinstance(finding.verdict, Violated)]
+    return [finding for finding in result.findings if isinstance(finding.verdict, PropertyViolated)]
 
 
-def programme(verdict: Violated) -> list[str]:
+def program_lines(verdict: PropertyViolated) -> list[str]:
     """The shrunk program, numbered as its steps are, with its schedule."""
     head = [f"schedule {verdict.case.schedule.hex(' ')}"] if verdict.case.schedule else []
     return verdict.case.program.lines() + head
 
 
-def _clause(found: ClauseFinding, ink: Ink) -> str:
-    status = paint(f"{found.status.value:<{STATUS}}", TINTS[found.status], ink)
-    line = f"{found.clause:<{NAME}}{status}{TITLES.get(found.clause, '')}"
+def _clause(found: ClauseFinding, ink: ColourMode) -> str:
+    status = styled(f"{found.status.value:<{STATUS_WIDTH}}", STATUS_STYLES[found.status], ink)
+    line = f"{found.clause:<{NAME_WIDTH}}{status}{TITLES.get(found.clause, '')}"
     if found.status is Status.HELD:
         return line
-    margin = " " * (NAME + STATUS)
-    told = textwrap.fill(said(found), WIDTH, initial_indent=margin, subsequent_indent=margin)
-    return f"{line}\n{paint(told, Tint.DIM, ink)}"
+    margin = " " * (NAME_WIDTH + STATUS_WIDTH)
+    told = textwrap.fill(
+        describe_clause(found), WIDTH, initial_indent=margin, subsequent_indent=margin
+    )
+    return f"{line}\n{styled(told, TextStyle.DIM, ink)}"
 
 
-def _violations(result: Result, ink: Ink) -> Iterable[str]:
+def _violations(result: SuiteResult, ink: ColourMode) -> Iterable[str]:
     for finding in violations(result):
-        assert isinstance(finding.verdict, Violated)
+        assert isinstance(finding.verdict, PropertyViolated)
         yield ""
         title = f"{finding.claim} ({finding.executor})"
-        yield paint(title, Tint.RED, ink)
+        yield styled(title, TextStyle.RED, ink)
         yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
         yield f"smallest program found, of {finding.verdict.cases} played:"
-        yield from (f"    {line}" for line in programme(finding.verdict))
+        yield from (f"    {line}" for line in program_lines(finding.verdict))
 
 
-def _cells(letter: str, most: int, known: dict[str, Status], ink: Ink) -> Sequence[str]:
+def _cells(letter: str, most: int, known: dict[str, Status], ink: ColourMode) -> Sequence[str]:
     return [_terminal_cell(f"{letter}{number}", known, ink) for number in range(1, most + 1)]
 
 
-def _terminal_cell(clause: str, known: dict[str, Status], ink: Ink) -> str:
+def _terminal_cell(clause: str, known: dict[str, Status], ink: ColourMode) -> str:
     if clause not in TITLES:
         return "   "
     status = known.get(clause)
     if status is None:
-        return "  " + paint(ABSENT, Tint.DIM, ink)
-    return "  " + paint(SIGNS[status], TINTS[status], ink)
+        return "  " + styled(NOT_RUN_SIGN, TextStyle.DIM, ink)
+    return "  " + styled(STATUS_SIGNS[status], STATUS_STYLES[status], ink)
 
 
-OWN = """
+CONFORMANCE_CSS = """
 .held { color:var(--good); } .violated, .not-judged { color:var(--bad); font-weight:650; }
 .unsupported, .absent { color:var(--soft); }
 table.left td, table.left th { text-align:left; white-space:normal; vertical-align:top; }
@@ -150,7 +162,7 @@ td.num { white-space:nowrap; } .reported { font-weight:650; }
 """
 
 
-def render_html(result: Result, about: Mapping[str, Any]) -> str:
+def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
     """The whole file as text; `about` holds version, command, machine and time."""
     body = "\n".join(
         (
@@ -163,25 +175,25 @@ def render_html(result: Result, about: Mapping[str, Any]) -> str:
             _section("Machine and command", _about(about)),
         )
     )
-    title = f"Conformance of {visible(result.backend)}"
+    title = f"Conformance of {escape_html(result.backend)}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{CSS}{OWN}</style>\n"
+        f"<title>{title}</title>\n<style>{CSS}{CONFORMANCE_CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _head(result: Result) -> str:
+def _head(result: SuiteResult) -> str:
     mood = "bad" if result.exit_code else "good"
     return (
-        f"<header><h1>Conformance of {visible(result.backend)}</h1>"
-        f'<p class="soft">{visible(headline(result))}</p>'
-        f'<div class="verdict {mood}">{visible(verdict(result))}</div></header>'
+        f"<header><h1>Conformance of {escape_html(result.backend)}</h1>"
+        f'<p class="soft">{escape_html(headline(result))}</p>'
+        f'<div class="verdict {mood}">{escape_html(verdict(result))}</div></header>'
     )
 
 
-def _tiles(result: Result) -> str:
+def _tiles(result: SuiteResult) -> str:
     played = sum(_played(finding) for finding in result.findings)
     tiles = [
         (f"{result.count(Status.HELD)}", "clauses held"),
@@ -197,33 +209,33 @@ def _tiles(result: Result) -> str:
 
 
 def _played(finding: Finding) -> int:
-    if isinstance(finding.verdict, Held | Violated):
+    if isinstance(finding.verdict, PropertyHeld | PropertyViolated):
         return finding.verdict.cases
     return 0
 
 
 def _violation(finding: Finding) -> str:
-    assert isinstance(finding.verdict, Violated)
-    lines = "\n".join(visible(line) for line in programme(finding.verdict))
+    assert isinstance(finding.verdict, PropertyViolated)
+    lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
     return _section(
         f"Violated: {finding.verdict.clause}",
-        f"<p>{visible(finding.verdict.what)}</p>"
-        f'<p class="soft">{visible(finding.claim)}, on {visible(finding.executor)}; the smallest '
+        f"<p>{escape_html(finding.verdict.what)}</p>"
+        f'<p class="soft">{escape_html(finding.claim)}, on {escape_html(finding.executor)}; the smallest '
         f"program found, of {finding.verdict.cases} played:</p><pre>{lines}</pre>",
     )
 
 
-def _grid(result: Result) -> str:
+def _grid(result: SuiteResult) -> str:
     known = {found.clause: found for found in result.clauses()}
-    most = max(place(clause)[1] for clause in TITLES)
+    most = max(clause_sort_key(clause)[1] for clause in TITLES)
     head = "".join(f"<th>{number}</th>" for number in range(1, most + 1))
     rows = "".join(
         f"<tr><th>{letter}</th>"
         + "".join(_html_cell(f"{letter}{number}", known) for number in range(1, most + 1))
         + "</tr>"
-        for letter in ORDER
+        for letter in CLAUSE_LETTERS
     )
-    legend = "; ".join(f"{sign} {status}" for status, sign in SIGNS.items())
+    legend = "; ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items())
     return (
         f'<table class="grid"><tr><th></th>{head}</tr>{rows}</table>'
         f'<p class="soft">{legend}; \u00b7 not in this run</p>'
@@ -233,28 +245,28 @@ def _grid(result: Result) -> str:
 def _html_cell(clause: str, known: Mapping[str, ClauseFinding]) -> str:
     if clause not in TITLES:
         return "<td></td>"
-    title = visible(f"{clause}: {TITLES[clause]}")
+    title = escape_html(f"{clause}: {TITLES[clause]}")
     if clause not in known:
         return f'<td class="absent" title="{title}">\u00b7</td>'
     status = known[clause].status
-    link = f'<a href="#{clause}">{SIGNS[status]}</a>'
+    link = f'<a href="#{clause}">{STATUS_SIGNS[status]}</a>'
     return f'<td class="{_class(status)}" title="{title}">{link}</td>'
 
 
-def _clauses(result: Result) -> str:
+def _clauses(result: SuiteResult) -> str:
     rows = "".join(
         f'<tr id="{found.clause}"><td class="num">{found.clause}</td>'
         f'<td class="{_class(found.status)}">{found.status.value}</td>'
-        f"<td>{visible(TITLES.get(found.clause, ''))}</td><td>{visible(said(found))}</td></tr>"
+        f"<td>{escape_html(TITLES.get(found.clause, ''))}</td><td>{escape_html(describe_clause(found))}</td></tr>"
         for found in result.clauses()
     )
     return _table(("clause", "status", "what it says", "on what ground"), rows)
 
 
-def _properties(result: Result) -> str:
+def _properties(result: SuiteResult) -> str:
     rows = "".join(
-        f"<tr><td>{visible(finding.claim)}</td><td>{visible(', '.join(finding.clauses))}</td>"
-        f"<td>{visible(finding.executor)}</td>"
+        f"<tr><td>{escape_html(finding.claim)}</td><td>{escape_html(', '.join(finding.clauses))}</td>"
+        f"<td>{escape_html(finding.executor)}</td>"
         f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
         f'<td class="num">{_ground(finding)}</td>'
         f'<td class="num">{finding.seconds:.2f} s</td></tr>'
@@ -264,16 +276,20 @@ def _properties(result: Result) -> str:
 
 
 def _ground(finding: Finding) -> str:
-    if isinstance(finding.verdict, Undeclared):
-        return visible(finding.verdict.capability)
-    if isinstance(finding.verdict, Reported):
-        return visible(finding.verdict.figure)
+    if isinstance(finding.verdict, PropertyUnsupported):
+        return escape_html(finding.verdict.capability)
+    if isinstance(finding.verdict, PropertyReported):
+        return escape_html(finding.verdict.figure)
     count = finding.verdict.cases
-    return f"{count} cases" if isinstance(finding.verdict, Held) else f"in case {count} at latest"
+    return (
+        f"{count} cases"
+        if isinstance(finding.verdict, PropertyHeld)
+        else f"in case {count} at latest"
+    )
 
 
 def _about(about: Mapping[str, Any]) -> str:
-    pairs = "".join(f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in _flat(about))
+    pairs = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in _flat(about))
     return f"<dl>{pairs}</dl>"
 
 
@@ -295,4 +311,4 @@ def _table(columns: Iterable[str], rows: str) -> str:
 
 
 def _section(title: str, inner: str) -> str:
-    return f'<section><h2>{visible(title)}</h2><div class="card">{inner}</div></section>'
+    return f'<section><h2>{escape_html(title)}</h2><div class="card">{inner}</div></section>'

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.demo.run_record import RunRecord, VariantRecord
-from equipoise.report.run.summary import committed
+from equipoise.report.run.summary import committed_epochs
 from equipoise.report.run.table import printable
-from equipoise.report.svg import INK, MUTED
+from equipoise.report.svg import MUTED, TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 LONGEST_NAME = 24
 
 
-def switches(axis: "Axes", record: RunRecord, colour: str) -> None:
+def mark_switches(axis: "Axes", record: RunRecord, colour: str) -> None:
     """A line at the first step of every phase but the first."""
     for step in record.switch_steps:
         axis.axvline(step, color=colour, linewidth=1.1, linestyle=(0, (4, 3)))
 
 
-def phase_names(axis: "Axes", record: RunRecord) -> None:
+def label_phases(axis: "Axes", record: RunRecord) -> None:
     """The name of each phase above its steps."""
     edges = [0, *record.switch_steps, record.steps]
     for name, first, last in zip(record.phases, edges, edges[1:], strict=False):
@@ -40,9 +40,9 @@ def phase_names(axis: "Axes", record: RunRecord) -> None:
         )
 
 
-def epochs(axis: "Axes", variant: VariantRecord | None) -> None:
+def mark_epochs(axis: "Axes", variant: VariantRecord | None) -> None:
     """A small mark under the axis where an epoch took effect."""
-    steps = [epoch.step for epoch in committed(variant)] if variant else []
+    steps = [epoch.step for epoch in committed_epochs(variant)] if variant else []
     axis.plot(
         steps,
         [0.0] * len(steps),
@@ -51,21 +51,21 @@ def epochs(axis: "Axes", variant: VariantRecord | None) -> None:
         linestyle="none",
         marker=6,
         markersize=5,
-        color=INK,
+        color=TEXT_COLOUR,
         clip_on=False,
         transform=axis.get_xaxis_transform(),
         zorder=5,
     )
 
 
-def colours(stops: Sequence[str]) -> "LinearSegmentedColormap":
+def colour_map(stops: Sequence[str]) -> "LinearSegmentedColormap":
     """A colour map through `stops` at equal distances."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("equipoise", list(stops), N=256)
 
 
-def scale(figure: "Figure", axes: "list[Axes]", words: str) -> None:
+def colour_bar(figure: "Figure", axes: "list[Axes]", words: str) -> None:
     """The colour bar of the first image of `axes`."""
     bar = figure.colorbar(axes[0].images[0], ax=axes, aspect=30, pad=0.015, extend="max")
     bar.set_label(words, fontsize=9)
@@ -73,13 +73,13 @@ def scale(figure: "Figure", axes: "list[Axes]", words: str) -> None:
     bar.ax.spines[:].set_visible(False)
 
 
-def frameless(axis: "Axes") -> None:
+def hide_spines(axis: "Axes") -> None:
     """No spines: the colours are the frame."""
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0, pad=7)
 
 
-def end_labels(axis: "Axes", ends: Mapping[str, tuple[float, str]], least_gap: float) -> None:
+def label_line_ends(axis: "Axes", ends: Mapping[str, tuple[float, str]], least_gap: float) -> None:
     """Names right of the lines, each in its colour, pushed apart to `least_gap` of the height.
 
     `ends`: name -> (height of the line's end as a fraction of the axis, colour).

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from equipoise import install_command
 from equipoise.hal.errors import EquipoiseError
 
-INK = "#1b2a41"
+TEXT_COLOUR = "#1b2a41"
 """Stands for the text colour of the page: the report replaces it by `currentColor`."""
 
-ON_HEAT = "#22304a"
+HEAT_MAP_LINES = "#22304a"
 """Lines across a heat map, which is as light on dark paper as on light."""
 
 MUTED = "#8a93a3"
 """Readable on light and on dark paper."""
 
-VARIANTS = {
+VARIANT_COLOURS = {
     "unbalanced": "#c8553d",
     "placement": "#7a5ba6",
     "static": "#c99a2e",
@@ -35,7 +35,7 @@ DIVERGING = ("#2456a4", "#82aedb", "#f3f0e8", "#eda268", "#b3331d")
 
 SEQUENTIAL = ("#f3f0e8", "#f0c987", "#e08e4f", "#b3441f", "#5c1a1b")
 
-PHASES = {
+PHASE_COLOURS = {
     "planning": "#c99a2e",
     "proposed": "#d9c08a",
     "transferring": "#3d6fb6",
@@ -46,7 +46,7 @@ PHASES = {
 }
 """What an epoch is in."""
 
-WORK = {
+WORK_COLOURS = {
     "compute stream": "#9aa7ba",
     "transfer": "#82aedb",
     "copy stream": "#2456a4",
@@ -61,9 +61,9 @@ STYLE: dict[str, object] = {
     "svg.fonttype": "none",
     # File names become labels: a dollar sign in one must not start a formula.
     "text.parse_math": False,
-    "text.color": INK,
+    "text.color": TEXT_COLOUR,
     "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
+    "axes.labelcolor": TEXT_COLOUR,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -72,8 +72,8 @@ STYLE: dict[str, object] = {
     "axes.titlelocation": "left",
     "xtick.color": MUTED,
     "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    "xtick.labelcolor": TEXT_COLOUR,
+    "ytick.labelcolor": TEXT_COLOUR,
     "xtick.labelsize": 9.0,
     "ytick.labelsize": 9.0,
     "figure.facecolor": "none",
@@ -82,9 +82,9 @@ STYLE: dict[str, object] = {
 }
 
 
-def of_variant(name: str) -> str:
+def variant_colour(name: str) -> str:
     """The colour of a variant; grey for one that this palette does not know."""
-    return VARIANTS.get(name, MUTED)
+    return VARIANT_COLOURS.get(name, MUTED)
 
 
 if TYPE_CHECKING:
@@ -138,4 +138,4 @@ def _for_a_page(svg: str) -> str:
     svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
     opening, rest = svg[: svg.index(">")], svg[svg.index(">") :]
     svg = re.sub(r'\s(?:width|height)="[^"]*"', "", opening) + rest
-    return svg.replace(INK, "currentColor")
+    return svg.replace(TEXT_COLOUR, "currentColor")

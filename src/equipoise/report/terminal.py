@@ -5,14 +5,14 @@ import sys
 from enum import StrEnum
 
 
-class Ink(StrEnum):
+class ColourMode(StrEnum):
     """Whether the terminal takes colours."""
 
     PLAIN = "plain"
     COLOUR = "colour"
 
 
-class Tint(StrEnum):
+class TextStyle(StrEnum):
     """How a piece of text stands out."""
 
     BOLD = "1"
@@ -21,11 +21,15 @@ class Tint(StrEnum):
     RED = "1;31"
 
 
-def paint(text: str, tint: Tint, ink: Ink) -> str:
+def styled(text: str, tint: TextStyle, ink: ColourMode) -> str:
     """`text` in a tint, where there are colours."""
-    return f"\033[{tint}m{text}\033[0m" if ink is Ink.COLOUR and text else text
+    return f"\033[{tint}m{text}\033[0m" if ink is ColourMode.COLOUR and text else text
 
 
-def ink_of_stdout() -> Ink:
+def stdout_colour_mode() -> ColourMode:
     """What standard output takes. https://no-color.org: set and not empty means none."""
-    return Ink.COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else Ink.PLAIN
+    return (
+        ColourMode.COLOUR
+        if sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        else ColourMode.PLAIN
+    )

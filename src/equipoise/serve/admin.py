@@ -7,9 +7,9 @@ import logging
 from aiohttp import web
 
 from equipoise.serve.auth import check_key
-from equipoise.serve.client_connection import NAME
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
+from equipoise.serve.client_connection import SERVER_NAME
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
 from equipoise.serve.request_state import Running
 from equipoise.serve.settings import RouteSettings
 
@@ -17,24 +17,24 @@ LOG = logging.getLogger("equipoise.route")
 WORKERS = "/workers"
 PREFIX = "/workers/"
 DRAIN, SERVE = "drain", "serve"
-STRANGE = ("Origin", "Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+FOREIGN_HEADERS = ("Origin", "Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """A browser's page, or a proxy of somebody on another machine, speaks: not who sits here."""
-AWAY = Fault(
-    403, Outcome.UNAUTHORIZED, "workers are looked after from this machine only", "not_local"
+NOT_LOCAL = ErrorResponse(
+    403, RequestOutcome.UNAUTHORIZED, "workers are looked after from this machine only", "not_local"
 )
 
 
 class Admin:
     """`GET /workers`, `POST /workers/NAME/drain` and `POST /workers/NAME/serve`."""
 
-    def __init__(self, settings: RouteSettings, desk: Desk) -> None:
+    def __init__(self, settings: RouteSettings, desk: RequestDispatcher) -> None:
         self._access, self._desk = settings.access, desk
         self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
 
     def answer(self, request: web.BaseRequest) -> web.Response:
         """What became of it. Raises Refused: 403 from elsewhere, 401 without a key, 404."""
         if not is_local(request):
-            raise Refused(AWAY)
+            raise RequestRefused(NOT_LOCAL)
         check_key(self._access, request.headers)
         if request.method != "POST":
             return _json({"workers": [self._about(name) for name in self._numbers]})
@@ -63,7 +63,7 @@ class Admin:
 
 def is_local(request: web.BaseRequest) -> bool:
     """Whether it comes from this machine, and from no page and for nobody else."""
-    if any(name in request.headers for name in STRANGE):
+    if any(name in request.headers for name in FOREIGN_HEADERS):
         return False
     try:
         address = ipaddress.ip_address(request.remote or "")
@@ -74,5 +74,5 @@ def is_local(request: web.BaseRequest) -> bool:
 
 
 def _json(about: object) -> web.Response:
-    headers = {"Content-Type": "application/json", "Server": NAME}
+    headers = {"Content-Type": "application/json", "Server": SERVER_NAME}
     return web.Response(body=json.dumps(about).encode(), headers=headers)

@@ -5,14 +5,14 @@ import ssl
 from collections.abc import Mapping
 
 from equipoise.hal.errors import UsageError
-from equipoise.serve.outcomes import Fault, Outcome, Refused
-from equipoise.serve.settings import Access
+from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused
+from equipoise.serve.settings import AccessSettings
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
-def check_key(access: Access, headers: Mapping[str, str]) -> None:
+def check_key(access: AccessSettings, headers: Mapping[str, str]) -> None:
     """Raises Refused (401) where a key is needed and this is none of them."""
     if not access.keys:
         return
@@ -22,10 +22,12 @@ def check_key(access: Access, headers: Mapping[str, str]) -> None:
     fits = [hmac.compare_digest(given, key.encode()) for key in access.keys]
     if scheme.lower() != "bearer" or not any(fits):
         message = "a valid API key is needed: Authorization: Bearer KEY"
-        raise Refused(Fault(401, Outcome.UNAUTHORIZED, message, "invalid_api_key", CHALLENGE))
+        raise RequestRefused(
+            ErrorResponse(401, RequestOutcome.UNAUTHORIZED, message, "invalid_api_key", CHALLENGE)
+        )
 
 
-def tls_of(access: Access) -> ssl.SSLContext | None:
+def tls_context(access: AccessSettings) -> ssl.SSLContext | None:
     """None where none is asked for. Raises UsageError for files that cannot be taken."""
     if access.certificate is None:
         return None
@@ -39,6 +41,6 @@ def tls_of(access: Access) -> ssl.SSLContext | None:
     return context
 
 
-def open_to_all(access: Access) -> bool:
+def open_to_all(access: AccessSettings) -> bool:
     """Whether somebody on another machine could ask without a key."""
     return access.host not in LOOPBACK and not access.keys

@@ -6,7 +6,7 @@ from types import TracebackType
 
 
 @unique
-class Reason(Enum):
+class CancelReason(Enum):
     """Why a part of a task was ended."""
 
     HELD = "no worker had a free slot in time"
@@ -20,15 +20,15 @@ class Reason(Enum):
     SHUT_DOWN = "the proxy is shutting down"
 
 
-class Interrupted(Exception):
+class ScopeCancelled(Exception):
     """Raised where a scope is left."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: CancelReason) -> None:
         super().__init__(reason.value)
         self.reason = reason
 
 
-class Scope:
+class CancelScope:
     """Ends what runs within it, by a deadline that can be moved at next to no cost, or at once.
 
     To be called by the event loop's own thread.
@@ -43,12 +43,12 @@ class Scope:
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._end = float("inf") if end is None else end
-        self._due, self._late = self._end, Reason.TOTAL
+        self._due, self._late = self._end, CancelReason.TOTAL
         self._timer: asyncio.TimerHandle | None = None
-        self._reason: Reason | None = None
+        self._reason: CancelReason | None = None
         self._over = False
 
-    async def __aenter__(self) -> "Scope":
+    async def __aenter__(self) -> "CancelScope":
         await self._timeout.__aenter__()
         self._arm()
         return self
@@ -67,18 +67,18 @@ class Scope:
         except TimeoutError:
             if self._reason is None:
                 raise  # somebody else's: what runs within has let it through
-            raise Interrupted(self._reason) from None
+            raise ScopeCancelled(self._reason) from None
 
-    def within(self, seconds: float, late: Reason) -> None:
+    def within(self, seconds: float, late: CancelReason) -> None:
         """From now on it ends after so many seconds, unless this is called again before."""
         self._due, self._late = self._loop.time() + seconds, late
         if self._due >= self._end:
-            self._due, self._late = self._end, Reason.TOTAL
+            self._due, self._late = self._end, CancelReason.TOTAL
         # A timer that is early looks again when it rings: the usual case is that it never does.
         if self._timer is None or self._due < self._timer.when():
             self._arm()
 
-    def interrupt(self, reason: Reason) -> None:
+    def interrupt(self, reason: CancelReason) -> None:
         """End it at once; the first reason counts, and none once it has been left."""
         if self._reason is None and not self._over:
             self._reason = reason

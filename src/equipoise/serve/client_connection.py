@@ -16,23 +16,29 @@ from typing import Any
 from aiohttp import ClientResponse, web
 from aiohttp.http_exceptions import LineTooLong
 
-from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
-from equipoise.serve.headers import towards_client
-from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request, overloaded
-from equipoise.serve.settings import Limits, Patience
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
+from equipoise.serve.headers import client_response_headers
+from equipoise.serve.outcomes import (
+    ErrorResponse,
+    RequestOutcome,
+    RequestRefused,
+    bad_request,
+    overloaded,
+)
+from equipoise.serve.settings import Limits, Timeouts
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-LATE = Fault(408, Outcome.TIMED_OUT, Reason.BODY.value, "timeout")
+BODY_TIMEOUT = ErrorResponse(408, RequestOutcome.TIMED_OUT, CancelReason.BODY.value, "timeout")
 
 
-class Bodies:
+class BodyReader:
     """Bounds what the bodies of all requests take together.
 
     Attributes:
         bytes: kept now.
     """
 
-    def __init__(self, limits: Limits, patience: Patience) -> None:
+    def __init__(self, limits: Limits, patience: Timeouts) -> None:
         self._limits, self._patience = limits, patience
         self.bytes = 0
 
@@ -44,8 +50,8 @@ class Bodies:
         self._check_head(request)
         body = bytearray()
         try:
-            async with Scope() as scope:
-                scope.within(self._patience.body, Reason.BODY)
+            async with CancelScope() as scope:
+                scope.within(self._patience.body, CancelReason.BODY)
                 while piece := await request.content.readany():
                     body += piece
                     self.bytes += len(piece)
@@ -79,14 +85,14 @@ class Bodies:
             request.transport.write(CONTINUE)
 
 
-def _too_large(most: int) -> Refused:
+def _too_large(most: int) -> RequestRefused:
     message = f"the body is longer than {most} bytes"
-    return Refused(Fault(413, Outcome.TOO_LARGE, message, "body_too_large"))
+    return RequestRefused(ErrorResponse(413, RequestOutcome.TOO_LARGE, message, "body_too_large"))
 
 
 def _refusal(error: BaseException) -> BaseException:
-    if isinstance(error, Interrupted):
-        return Refused(LATE)
+    if isinstance(error, ScopeCancelled):
+        return RequestRefused(BODY_TIMEOUT)
     if isinstance(error, web.RequestPayloadError):
         return bad_request("the body is not framed as HTTP/1.1 frames it")
     return error
@@ -96,16 +102,22 @@ LOG = logging.getLogger("equipoise.route")
 LINGER = 2.0
 """Seconds for which a body that nobody wants is read, so that the client reads why."""
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Told = Callable[[Outcome], None]
+OnOutcome = Callable[[RequestOutcome], None]
 
-TOO_LONG = Fault(431, Outcome.TOO_LARGE, "the head of the request is too long", "header_too_large")
-TOO_LATE = Fault(408, Outcome.TIMED_OUT, "the head of the request came too slowly", "timeout")
-NOT_HTTP = Fault(400, Outcome.BAD_REQUEST, "this is not a request of HTTP/1.1", "invalid_request")
-BROKEN = Fault(500, Outcome.FAILED, "the proxy failed", "internal_error")
+TOO_LONG = ErrorResponse(
+    431, RequestOutcome.TOO_LARGE, "the head of the request is too long", "header_too_large"
+)
+HEAD_TIMEOUT = ErrorResponse(
+    408, RequestOutcome.TIMED_OUT, "the head of the request came too slowly", "timeout"
+)
+NOT_HTTP = ErrorResponse(
+    400, RequestOutcome.BAD_REQUEST, "this is not a request of HTTP/1.1", "invalid_request"
+)
+PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "internal_error")
 
 
-class Listener(web.Server):
-    """Makes a `Connection` for each client.
+class ClientListener(web.Server):
+    """Makes a `ClientConnection` for each client.
 
     Args:
         handler: answers a request.
@@ -114,7 +126,9 @@ class Listener(web.Server):
         told: of requests that did not come as far as the handler.
     """
 
-    def __init__(self, handler: Handler, limits: Limits, patience: Patience, told: Told) -> None:
+    def __init__(
+        self, handler: Handler, limits: Limits, patience: Timeouts, told: OnOutcome
+    ) -> None:
         super().__init__(
             handler,
             request_factory=_begun,
@@ -123,17 +137,17 @@ class Listener(web.Server):
         )
         self.limits, self.patience, self.told = limits, patience, told
 
-    def __call__(self) -> "Connection":
+    def __call__(self) -> "ClientConnection":
         """For a client that has connected."""
-        return Connection(self, asyncio.get_running_loop())
+        return ClientConnection(self, asyncio.get_running_loop())
 
 
-class Connection(web.RequestHandler):
+class ClientConnection(web.RequestHandler):
     """Of one client."""
 
     __slots__ = ("_heading", "_listener", "_pending", "_timer")
 
-    def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listener: ClientListener, loop: asyncio.AbstractEventLoop) -> None:
         longest = listener.limits.header
         super().__init__(
             listener,
@@ -154,7 +168,7 @@ class Connection(web.RequestHandler):
         """See asyncio."""
         super().connection_made(transport)
         if len(self._listener.connections) > self._listener.limits.connections:
-            self._listener.told(Outcome.OVERLOADED)
+            self._listener.told(RequestOutcome.OVERLOADED)
             self.force_close()
             return
         self._expect()
@@ -207,7 +221,7 @@ class Connection(web.RequestHandler):
             LOG.error("a request failed", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun already")
-        fault = BROKEN if status >= 500 else NOT_HTTP
+        fault = PROXY_FAILED if status >= 500 else NOT_HTTP
         if isinstance(exc, LineTooLong) or "headers" in (message or "").lower():
             fault = TOO_LONG
         self._listener.told(fault.outcome)
@@ -228,9 +242,9 @@ class Connection(web.RequestHandler):
     def _late(self) -> None:
         self._timer = None
         if self._heading:
-            self._dismiss(TOO_LATE)
+            self._dismiss(HEAD_TIMEOUT)
 
-    def _dismiss(self, fault: Fault) -> None:
+    def _dismiss(self, fault: ErrorResponse) -> None:
         """Say so, without a request to answer, and close."""
         self._rest()
         self._listener.told(fault.outcome)
@@ -247,22 +261,22 @@ class Connection(web.RequestHandler):
 def _begun(
     message: Any, payload: Any, protocol: Any, writer: Any, task: "asyncio.Task[None]"
 ) -> web.BaseRequest:
-    assert isinstance(protocol, Connection)
+    assert isinstance(protocol, ClientConnection)
     protocol.begun()
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, writer, task, loop)
 
 
-FAREWELL = 5.0
+ERROR_EVENT_TIMEOUT = 5.0
 """Seconds for a client to take the event that says why its stream ends."""
-NAME = "equipoise"
+SERVER_NAME = "equipoise"
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """Nobody is there any more to pass an answer on to."""
 
 
-class Outgoing:
+class ClientStream:
     """What one client gets of one answer.
 
     Args:
@@ -282,13 +296,13 @@ class Outgoing:
         response = web.StreamResponse(
             status=answer.status,
             reason=answer.reason,
-            headers=[*towards_client(answer.headers, self._name), ("Server", NAME)],
+            headers=[*client_response_headers(answer.headers, self._name), ("Server", SERVER_NAME)],
         )
         self.response = response
         try:
             await response.prepare(self._request)
         except ConnectionError as error:
-            raise ClientLeft from error
+            raise ClientDisconnected from error
 
     async def write(self, data: bytes) -> None:
         """Send so many bytes; waits while the client takes none."""
@@ -296,7 +310,7 @@ class Outgoing:
         try:
             await self.response.write(data)
         except ConnectionError as error:
-            raise ClientLeft from error
+            raise ClientDisconnected from error
 
     async def end(self) -> web.StreamResponse:
         """It is complete."""
@@ -304,18 +318,18 @@ class Outgoing:
         try:
             await self.response.write_eof()
         except ConnectionError as error:
-            raise ClientLeft from error
+            raise ClientDisconnected from error
         return self.response
 
-    async def break_off(self, fault: Fault) -> web.StreamResponse:
+    async def break_off(self, fault: ErrorResponse) -> web.StreamResponse:
         """Say why it is not complete, and end it."""
         try:
-            async with Scope() as scope:
-                scope.within(FAREWELL, Reason.STALLED)
+            async with CancelScope() as scope:
+                scope.within(ERROR_EVENT_TIMEOUT, CancelReason.STALLED)
                 await self.write(fault.event())
                 return await self.end()
-        except Interrupted:
-            raise ClientLeft from None
+        except ScopeCancelled:
+            raise ClientDisconnected from None
 
     def abandon(self) -> None:
         """The client takes nothing: close its connection."""

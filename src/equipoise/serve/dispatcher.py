@@ -12,31 +12,37 @@ from time import perf_counter
 
 from equipoise.balancer.requests.policy import (
     Decision,
-    Policy,
     Request,
     RequestId,
+    RoutingPolicy,
     WorkerChange,
     WorkerReport,
     WorkerState,
 )
-from equipoise.serve.cancel_scope import Reason
-from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, overloaded
+from equipoise.serve.cancel_scope import CancelReason
+from equipoise.serve.outcomes import (
+    AT_ONCE,
+    ErrorResponse,
+    RequestOutcome,
+    RequestRefused,
+    overloaded,
+)
 from equipoise.serve.request_state import (
-    GONE,
-    HELD,
+    CLOSED,
+    QUEUED,
     Bound,
-    Held,
+    Queued,
+    RequestState,
     Running,
-    Ticket,
     WorkerView,
-    least,
+    least_loaded,
 )
 
 LOG = logging.getLogger("equipoise.route")
-NOTHING = Decision()
+NO_DECISION = Decision()
 
 
-class Desk:
+class RequestDispatcher:
     """Binds requests to workers as a policy says.
 
     Args:
@@ -53,7 +59,7 @@ class Desk:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: RoutingPolicy,
         workers: int,
         most_held: int,
         observe: Callable[[float], None] = lambda seconds: None,
@@ -62,7 +68,7 @@ class Desk:
         self._most_held = most_held
         self._observe = observe
         self._loop = asyncio.get_running_loop()
-        self._known: dict[int, Ticket] = {}
+        self._known: dict[int, RequestState] = {}
         self._counts: dict[RequestId, int] = {}
         self._ended: list[RequestId] = []
         self._flushing = False
@@ -72,25 +78,25 @@ class Desk:
         self.errors = 0
 
     @property
-    def tickets(self) -> tuple[Ticket, ...]:
+    def tickets(self) -> tuple[RequestState, ...]:
         """Those that are not gone."""
         return tuple(self._known.values())
 
-    def arrive(self, size: int, wanted: int | None = None) -> Ticket:
+    def arrive(self, size: int, wanted: int | None = None) -> RequestState:
         """A request has arrived; it is bound at once, or waits.
 
         Raises: Refused: 429 where too many wait, 503 where the one worker wanted does not serve.
         """
-        ticket = Ticket(self._next, size, wanted)
+        ticket = RequestState(self._next, size, wanted)
         self._next += 1
         self._flush()
         self._enter(ticket)
-        if isinstance(ticket.state, Held) and self.held > self._most_held:
+        if isinstance(ticket.state, Queued) and self.held > self._most_held:
             self.leave(ticket)
             raise overloaded(f"{self._most_held} requests wait for a worker already")
         return ticket
 
-    def begin(self, ticket: Ticket, bound: Bound) -> bool:
+    def begin(self, ticket: RequestState, bound: Bound) -> bool:
         """Something of its answer is about to be passed on; False: that binding is over."""
         if ticket.state is not bound:
             return False
@@ -98,14 +104,14 @@ class Desk:
         self._tell(ticket, 1)  # it can be moved no more, which a policy learns from a token
         return True
 
-    def made(self, ticket: Ticket, tokens: int) -> None:
+    def made(self, ticket: RequestState, tokens: int) -> None:
         """It has made so many tokens since it was bound."""
         if isinstance(ticket.state, Running):
             self.workers[ticket.state.worker].heard = self._loop.time()
             if tokens > ticket.told:
                 self._tell(ticket, tokens - ticket.told)
 
-    def finish(self, ticket: Ticket, bound: Bound, tokens: int) -> None:
+    def finish(self, ticket: RequestState, bound: Bound, tokens: int) -> None:
         """It ended well, with so many tokens in all."""
         if tokens:
             self.begin(ticket, bound)
@@ -114,20 +120,20 @@ class Desk:
             return
         self.made(ticket, tokens)
         self._release(ticket)
-        ticket.state = GONE
+        ticket.state = CLOSED
         self._ended.append(ticket.number)
         self._schedule()
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: RequestState) -> None:
         """It was given up, wherever it is; again and again is no harm."""
-        if ticket.state is GONE:
+        if ticket.state is CLOSED:
             return
         self._release(ticket)
-        ticket.state = GONE
+        ticket.state = CLOSED
         self._counts.pop(ticket.number, None)
         self._apply(self._ask(lambda: self._policy.on_abort(ticket.number)))
 
-    def again(self, ticket: Ticket, bound: Bound) -> None:
+    def again(self, ticket: RequestState, bound: Bound) -> None:
         """Its attempt came to nothing: it is to be bound to another worker.
 
         Raises: Refused (503) where its client wants that worker only, and it does not serve.
@@ -138,7 +144,7 @@ class Desk:
         ticket.told = 0
         ticket.pin = ticket.wanted
         if ticket.wanted is None:
-            ticket.pin = least(self.workers, bound.worker, ticket.size)
+            ticket.pin = least_loaded(self.workers, bound.worker, ticket.size)
         self._flush()
         self._enter(ticket)
 
@@ -184,21 +190,21 @@ class Desk:
         change = WorkerChange(worker=worker, report=report)
         self._apply(self._ask(lambda: self._policy.on_worker_change(change)))
 
-    def _move(self, ticket: Ticket, away: int) -> None:
+    def _move(self, ticket: RequestState, away: int) -> None:
         """Nothing of it has begun: any worker but `away` may have it."""
         self.leave(ticket)
-        ticket.pin = least(self.workers, away, ticket.size)
+        ticket.pin = least_loaded(self.workers, away, ticket.size)
         try:
             self._enter(ticket)
         except Exception:  # told of already; it is one request's end, and not the proxy's
-            ticket.interrupt(Reason.LOST)
+            ticket.interrupt(CancelReason.LOST)
 
-    def _pinned(self, worker: int) -> list[Ticket]:
+    def _pinned(self, worker: int) -> list[RequestState]:
         """What was to be tried again there, and there only: it may go elsewhere."""
         return [
             one
             for one in self.tickets
-            if one.pin == worker and one.wanted is None and isinstance(one.state, Held)
+            if one.pin == worker and one.wanted is None and isinstance(one.state, Queued)
         ]
 
     def _unbind(self, view: WorkerView) -> None:
@@ -208,12 +214,14 @@ class Desk:
             self.held += 1
             ticket.unbind()
 
-    def _enter(self, ticket: Ticket) -> None:
+    def _enter(self, ticket: RequestState) -> None:
         pin = ticket.pin
         if pin is not None and self.workers[pin].state is not WorkerState.SERVING:
             message = f"worker {pin}, which was asked for, does not serve"
-            raise Refused(Fault(503, Outcome.WORKERS_FAILED, message, "no_worker", AT_ONCE))
-        ticket.state = HELD
+            raise RequestRefused(
+                ErrorResponse(503, RequestOutcome.WORKERS_FAILED, message, "no_worker", AT_ONCE)
+            )
+        ticket.state = QUEUED
         self.held += 1
         self._known[ticket.number] = ticket
         request = Request(id=ticket.number, size=ticket.size, worker=pin)
@@ -221,19 +229,19 @@ class Desk:
             self._apply(self._ask(lambda: self._policy.on_arrival(request), silent=False))
         except Exception:
             self._release(ticket)
-            ticket.state = GONE
+            ticket.state = CLOSED
             raise
 
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, ticket: RequestState) -> None:
         """From where it is: the policy, or a worker."""
         match ticket.state:
-            case Held():
+            case Queued():
                 self.held -= 1
             case Bound(worker) | Running(worker):
                 self.workers[worker].release(ticket)
         self._known.pop(ticket.number, None)
 
-    def _tell(self, ticket: Ticket, tokens: int) -> None:
+    def _tell(self, ticket: RequestState, tokens: int) -> None:
         assert isinstance(ticket.state, Running)
         ticket.told += tokens
         self.workers[ticket.state.worker].load += tokens
@@ -263,7 +271,7 @@ class Desk:
             LOG.exception("the policy failed at an event")
             if not silent:
                 raise
-            return NOTHING
+            return NO_DECISION
         self._observe(perf_counter() - began)
         return decision
 
@@ -273,9 +281,9 @@ class Desk:
         if decision.assignments:
             self._assign(decision)
 
-    def _lose(self, decision: Decision) -> list[Ticket]:
+    def _lose(self, decision: Decision) -> list[RequestState]:
         """What the policy has forgotten ends; returns what has not begun, and may go elsewhere."""
-        free: list[Ticket] = []
+        free: list[RequestState] = []
         for lost in decision.lost:
             ticket = self._known.get(_number(lost))
             if ticket is None:
@@ -283,11 +291,11 @@ class Desk:
             movable = ticket.wanted is None and not isinstance(ticket.state, Running)
             was_bound = isinstance(ticket.state, Bound)
             self._release(ticket)
-            ticket.state = GONE
+            ticket.state = CLOSED
             if movable:
                 free.append(ticket)
             if was_bound or not movable:
-                ticket.interrupt(Reason.UNBOUND if movable else Reason.LOST)
+                ticket.interrupt(CancelReason.UNBOUND if movable else CancelReason.LOST)
         return free
 
     def _assign(self, decision: Decision) -> None:
@@ -295,7 +303,7 @@ class Desk:
         for assignment in decision.assignments:
             ticket = self._known.get(_number(assignment.request))
             there = 0 <= assignment.worker < len(self.workers)
-            if ticket is None or not isinstance(ticket.state, Held) or not there:
+            if ticket is None or not isinstance(ticket.state, Queued) or not there:
                 self.errors += 1
                 LOG.error("the policy cannot bind so: %s", assignment)
                 continue

@@ -5,41 +5,50 @@ import asyncio
 import aiohttp
 from aiohttp import web
 
-from equipoise.serve.client_connection import NAME
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.headers import towards_client, towards_worker
-from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
-from equipoise.serve.request_state import least
+from equipoise.serve.client_connection import SERVER_NAME
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.headers import client_response_headers, worker_request_headers
+from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
+from equipoise.serve.request_state import least_loaded
 from equipoise.serve.settings import RouteSettings
-from equipoise.serve.upstream import FAILURES, AttemptFailed, WholeAnswer, opened, read_whole, said
+from equipoise.serve.upstream import (
+    FAILURES,
+    AttemptFailed,
+    BufferedAnswer,
+    describe_failure,
+    read_answer,
+    send_request,
+)
 
-MODELS = "/v1/models"
-QUESTIONS = (MODELS, "/version")
+MODELS_PATH = "/v1/models"
+FORWARDED_PATHS = (MODELS_PATH, "/version")
 """What is passed on: servers also take commands by GET, such as SGLang's `/flush_cache` and
 `/release_memory_occupation`, and the proxy's own key must not open those."""
-LONGEST = 60.0
+ANSWER_TIMEOUT = 60.0
 """Seconds for an answer."""
-NOBODY = -1
+NO_WORKER_NUMBER = -1
 """The number of no worker."""
-NO_WORKER = Fault(503, Outcome.WORKERS_FAILED, "no worker serves", "no_worker")
+NO_WORKER = ErrorResponse(503, RequestOutcome.WORKERS_FAILED, "no worker serves", "no_worker")
 
 
-def forwarded(path: str) -> bool:
+def is_forwarded(path: str) -> bool:
     """Whether a worker may be asked for `path`, decoded and without its query.
 
     One model is asked for as `/v1/models/NAME`, and a name may have slashes; with a segment of dots
     it would become another path on its way.
     """
-    if path in QUESTIONS:
+    if path in FORWARDED_PATHS:
         return True
-    prefix, _, name = path.partition(MODELS + "/")
+    prefix, _, name = path.partition(MODELS_PATH + "/")
     return not prefix and bool(name) and not {"", ".", ".."} & set(name.split("/"))
 
 
-class Forward:
+class GetForwarder:
     """Passes a GET on to a worker that serves, and to another one if that fails."""
 
-    def __init__(self, settings: RouteSettings, desk: Desk, client: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, settings: RouteSettings, desk: RequestDispatcher, client: aiohttp.ClientSession
+    ) -> None:
         self._settings, self._desk, self._client = settings, desk, client
 
     async def answer(self, request: web.BaseRequest, name: str) -> web.Response:
@@ -48,33 +57,35 @@ class Forward:
         if not path.startswith("/"):
             # An absolute target names a server, and a worker's address is not to be made of it.
             raise bad_request("the target of a request has to begin with a slash")
-        failed, avoided = NO_WORKER, NOBODY
+        failed, avoided = NO_WORKER, NO_WORKER_NUMBER
         for _ in range(self._settings.limits.attempts):
-            worker = least(self._desk.workers, avoided)
+            worker = least_loaded(self._desk.workers, avoided)
             if worker is None:
                 break
             try:
                 return _response(await self._ask(request, worker, path, name), name)
             except AttemptFailed as error:
                 failed, avoided = error.fault, worker
-        raise Refused(failed)
+        raise RequestRefused(failed)
 
     async def _ask(
         self, request: web.BaseRequest, number: int, path: str, name: str
-    ) -> WholeAnswer:
+    ) -> BufferedAnswer:
         worker = self._settings.workers[number]
         key = self._settings.access.worker_key
-        headers = towards_worker(request.headers, worker, key, name)
+        headers = worker_request_headers(request.headers, worker, key, name)
         try:
             async with (
-                asyncio.timeout(LONGEST),
-                opened(self._client, request.method, worker.url + path, headers, None) as answer,
+                asyncio.timeout(ANSWER_TIMEOUT),
+                send_request(
+                    self._client, request.method, worker.url + path, headers, None
+                ) as answer,
             ):
-                return await read_whole(answer, self._settings.limits)
+                return await read_answer(answer, self._settings.limits)
         except FAILURES as error:
-            raise AttemptFailed(said(error)) from error
+            raise AttemptFailed(describe_failure(error)) from error
 
 
-def _response(whole: WholeAnswer, name: str) -> web.Response:
-    headers = [*towards_client(whole.headers, name), ("Server", NAME)]
+def _response(whole: BufferedAnswer, name: str) -> web.Response:
+    headers = [*client_response_headers(whole.headers, name), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -15,12 +15,12 @@ HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
-OWN = frozenset(
+PROXY_REQUEST_HEADERS = frozenset(
     {"host", "content-length", "expect", "accept-encoding", REQUEST_ID.lower()}
     | {RANK_HEADER.lower()}
 )
 """Of a request: the proxy's own to set towards a worker."""
-NOT_RETURNED = frozenset({"content-length", "server", "date", REQUEST_ID.lower()})
+PROXY_RESPONSE_HEADERS = frozenset({"content-length", "server", "date", REQUEST_ID.lower()})
 """Of an answer: the proxy's own to set towards a client."""
 ID = re.compile(r"[!-~]+", re.ASCII)
 
@@ -33,7 +33,7 @@ def request_id(headers: Mapping[str, str]) -> str:
     return uuid4().hex
 
 
-def towards_worker(
+def worker_request_headers(
     headers: Mapping[str, str], worker: WorkerSettings, key: str | None, name: str
 ) -> list[tuple[str, str]]:
     """Headers of the request that a worker gets.
@@ -44,7 +44,7 @@ def towards_worker(
         key: sent instead of the client's authorization; None: the client's is.
         name: the request's id.
     """
-    own = {one.lower() for one in worker.headers} | OWN
+    own = {one.lower() for one in worker.headers} | PROXY_REQUEST_HEADERS
     if key is not None:
         own.add("authorization")
     passed = _passed(headers, own)
@@ -55,9 +55,9 @@ def towards_worker(
     return passed
 
 
-def towards_client(headers: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+def client_response_headers(headers: Mapping[str, str], name: str) -> list[tuple[str, str]]:
     """Headers of the answer that a client gets."""
-    return [*_passed(headers, NOT_RETURNED), (REQUEST_ID, name)]
+    return [*_passed(headers, PROXY_RESPONSE_HEADERS), (REQUEST_ID, name)]
 
 
 def _passed(headers: Mapping[str, str], without: Iterable[str]) -> list[tuple[str, str]]:

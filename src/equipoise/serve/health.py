@@ -12,12 +12,12 @@ from enum import Enum, unique
 import aiohttp
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.dispatcher import Desk
+from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.settings import HealthSettings
 
 
 @unique
-class Seen(Enum):
+class HealthCheckResult(Enum):
     """What came of asking a worker once."""
 
     WELL = "well"
@@ -28,7 +28,7 @@ class Seen(Enum):
 
 
 @dataclass(frozen=True)
-class Health:
+class WorkerHealth:
     """What is believed of a worker, and what speaks against it.
 
     Attributes:
@@ -43,15 +43,15 @@ class Health:
     bad: int = 0
     silent: int = 0
 
-    def after(self, seen: Seen, settings: HealthSettings) -> "Health":
+    def after(self, seen: HealthCheckResult, settings: HealthSettings) -> "WorkerHealth":
         """What is believed after another question."""
         match seen:
-            case Seen.WELL:
-                found = Health(self.state, well=self.well + 1)
-            case Seen.UNWELL:
-                found = Health(self.state, bad=self.bad + 1)
-            case Seen.SILENT:
-                found = Health(self.state, bad=self.bad + 1, silent=self.silent + 1)
+            case HealthCheckResult.WELL:
+                found = WorkerHealth(self.state, well=self.well + 1)
+            case HealthCheckResult.UNWELL:
+                found = WorkerHealth(self.state, bad=self.bad + 1)
+            case HealthCheckResult.SILENT:
+                found = WorkerHealth(self.state, bad=self.bad + 1, silent=self.silent + 1)
         return replace(found, state=_state(found, settings))
 
     @property
@@ -62,22 +62,22 @@ class Health:
         return self.well > 0 or (self.state is WorkerState.DRAINING and self.silent > 0)
 
 
-UNKNOWN = Health(WorkerState.LOST)
+UNKNOWN_HEALTH = WorkerHealth(WorkerState.LOST)
 """What is believed before anybody has asked."""
 
 
-def first(seen: Seen) -> Health:
+def initial_health(seen: HealthCheckResult) -> WorkerHealth:
     """The first answer is believed at once: there is nothing to hold on to."""
     match seen:
-        case Seen.WELL:
-            return Health(WorkerState.SERVING, well=1)
-        case Seen.UNWELL:
-            return Health(WorkerState.LOST, bad=1)  # it has nothing that it could drain
-        case Seen.SILENT:
-            return Health(WorkerState.LOST, bad=1, silent=1)
+        case HealthCheckResult.WELL:
+            return WorkerHealth(WorkerState.SERVING, well=1)
+        case HealthCheckResult.UNWELL:
+            return WorkerHealth(WorkerState.LOST, bad=1)  # it has nothing that it could drain
+        case HealthCheckResult.SILENT:
+            return WorkerHealth(WorkerState.LOST, bad=1, silent=1)
 
 
-def _state(found: Health, settings: HealthSettings) -> WorkerState:
+def _state(found: WorkerHealth, settings: HealthSettings) -> WorkerState:
     if found.silent >= settings.lost_after:
         return WorkerState.LOST
     if found.bad >= settings.draining_after and found.state is WorkerState.SERVING:
@@ -88,13 +88,13 @@ def _state(found: Health, settings: HealthSettings) -> WorkerState:
 
 
 LOG = logging.getLogger("equipoise.route")
-PATH = "/health"
-IN_DOUBT = 0.1
+HEALTH_PATH = "/health"
+RECHECK_FRACTION = 0.1
 """Part of the interval from one question to the next, while it is not clear how a worker is."""
-SHORTEST = 0.02
+MIN_INTERVAL = 0.02
 
 
-class Monitor:
+class HealthMonitor:
     """Asks one server, for all workers that it serves as.
 
     Args:
@@ -110,13 +110,13 @@ class Monitor:
         client: aiohttp.ClientSession,
         url: str,
         workers: Sequence[int],
-        desk: Desk,
+        desk: RequestDispatcher,
         settings: HealthSettings,
     ) -> None:
         self._client, self._url, self._workers = client, url, workers
         self._desk, self._settings = desk, settings
         self._doubt = asyncio.Event()
-        self.health = UNKNOWN
+        self.health = UNKNOWN_HEALTH
 
     def doubt(self) -> None:
         """A request came to nothing there: ask at once."""
@@ -124,7 +124,7 @@ class Monitor:
 
     async def watch(self) -> None:
         """Ask for ever."""
-        found = first(await self._ask())
+        found = initial_health(await self._ask())
         LOG.warning("%s: found %s", self._url, found.state.value)
         self._conclude(found)
         while True:
@@ -138,7 +138,7 @@ class Monitor:
     async def _pause(self) -> None:
         seconds = self._settings.interval
         if self.health.doubtful:
-            await asyncio.sleep(max(SHORTEST, seconds * IN_DOUBT))
+            await asyncio.sleep(max(MIN_INTERVAL, seconds * RECHECK_FRACTION))
             return
         try:
             async with asyncio.timeout(seconds):
@@ -146,20 +146,20 @@ class Monitor:
         except TimeoutError:
             return
 
-    async def _ask(self) -> Seen:
+    async def _ask(self) -> HealthCheckResult:
         began = asyncio.get_running_loop().time()
         try:
             async with (
                 asyncio.timeout(self._settings.timeout),
-                self._client.get(self._url + PATH, allow_redirects=False) as answer,
+                self._client.get(self._url + HEALTH_PATH, allow_redirects=False) as answer,
             ):
-                return Seen.WELL if answer.status < 300 else Seen.UNWELL
+                return HealthCheckResult.WELL if answer.status < 300 else HealthCheckResult.UNWELL
         except (TimeoutError, aiohttp.ClientError, OSError):
             # A server that is busy may answer late, and be well: tokens are an answer too.
             heard = max(self._desk.workers[one].heard for one in self._workers)
-            return Seen.UNWELL if heard > began else Seen.SILENT
+            return HealthCheckResult.UNWELL if heard > began else HealthCheckResult.SILENT
 
-    def _conclude(self, health: Health) -> None:
+    def _conclude(self, health: WorkerHealth) -> None:
         before, self.health = self.health, health
         if health.state is before.state:
             return

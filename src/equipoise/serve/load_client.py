@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import EquipoiseError
-from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
-from equipoise.serve.load_result import LoadResult, Sent, result_of
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
+from equipoise.serve.load_result import LoadResult, SentRequest, load_result_of
 from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, EventReader
 
 WORDS = (
@@ -51,11 +51,11 @@ class ClosedLoop:
     concurrency: int
 
 
-Pace = OpenLoop | ClosedLoop
+RequestPacing = OpenLoop | ClosedLoop
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRequest:
     """One request.
 
     Attributes:
@@ -83,30 +83,30 @@ class LoadPlan:
     """
 
     workload: Workload
-    pace: Pace
+    pace: RequestPacing
     seed: int
 
-    def __iter__(self) -> Iterator[Planned]:
+    def __iter__(self) -> Iterator[PlannedRequest]:
         load = self.workload
         times = load.arrivals if isinstance(self.pace, OpenLoop) else None
         for number in range(load.count):
             at = 0.0 if times is None else float(times[number])
-            text = prompt_of(self.seed, number, int(load.prompts[number]))
-            yield Planned(number, at, text, int(load.outputs[number]))
+            text = make_prompt(self.seed, number, int(load.prompts[number]))
+            yield PlannedRequest(number, at, text, int(load.outputs[number]))
 
 
-def prompt_of(seed: int, number: int, tokens: int) -> str:
+def make_prompt(seed: int, number: int, tokens: int) -> str:
     """Words drawn for request `number`: the same for the same arguments, anywhere."""
     return " ".join(Random(f"{seed} {number}").choices(WORDS, k=tokens))
 
 
-MOST_SAID = 1 << 16
+MAX_ERROR_BYTES = 1 << 16
 """Bytes of a refusal that are read, to find out why."""
 TIMED_OUT = "timed out"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class LoadTarget:
     """Where requests go.
 
     Attributes:
@@ -125,7 +125,7 @@ class Target:
     patience: float = 600.0
     fields: tuple[tuple[str, Any], ...] = ()
 
-    def body(self, planned: Planned) -> bytes:
+    def body(self, planned: PlannedRequest) -> bytes:
         """Of one request."""
         message = {"role": "user", "content": planned.prompt}
         what = {"prompt": planned.prompt} if self.path == COMPLETIONS else {"messages": [message]}
@@ -142,13 +142,15 @@ class LoadClient:
         told: called behind each request.
     """
 
-    def __init__(self, target: Target, told: Callable[[Sent], None] = lambda sent: None) -> None:
+    def __init__(
+        self, target: LoadTarget, told: Callable[[SentRequest], None] = lambda sent: None
+    ) -> None:
         self._target, self._told = target, told
         self._loop = asyncio.get_running_loop()
 
-    async def send(self, plan: LoadPlan) -> list[Sent]:
+    async def send(self, plan: LoadPlan) -> list[SentRequest]:
         """All of them, in the order in which they ended."""
-        self._sent: list[Sent] = []
+        self._sent: list[SentRequest] = []
         headers = {"Content-Type": "application/json"}
         if self._target.key is not None:
             headers["Authorization"] = f"Bearer {self._target.key}"
@@ -182,14 +184,14 @@ class LoadClient:
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
                 group.create_task(self._one(planned, due))
 
-    async def _one(self, planned: Planned, due: float) -> None:
+    async def _one(self, planned: PlannedRequest, due: float) -> None:
         now = self._loop.time()
-        sent = Sent(planned.number, late=max(0.0, now - due), begin=now)
+        sent = SentRequest(planned.number, late=max(0.0, now - due), begin=now)
         try:
-            async with Scope() as scope:
-                scope.within(self._target.patience, Reason.TOTAL)
+            async with CancelScope() as scope:
+                scope.within(self._target.patience, CancelReason.TOTAL)
                 sent.failure = await self._streamed(planned, sent)
-        except Interrupted:
+        except ScopeCancelled:
             sent.failure = TIMED_OUT
         except aiohttp.ClientConnectorError:
             sent.failure = "no connection"
@@ -199,12 +201,12 @@ class LoadClient:
         self._sent.append(sent)
         self._told(sent)
 
-    async def _streamed(self, planned: Planned, sent: Sent) -> str | None:
+    async def _streamed(self, planned: PlannedRequest, sent: SentRequest) -> str | None:
         """Why it failed; None: it did not."""
         url = self._target.url + self._target.path
         async with self._client.post(url, data=self._target.body(planned)) as answer:
             if answer.status != 200:
-                said = await answer.content.read(MOST_SAID)
+                said = await answer.content.read(MAX_ERROR_BYTES)
                 return f"status {answer.status}{_code(said)}"
             reader = EventReader()
             while chunk := await answer.content.readany():
@@ -217,7 +219,7 @@ class LoadClient:
             return "stream without an end"
         return None if reader.made else "no token"
 
-    def _came(self, sent: Sent, made: int) -> None:
+    def _came(self, sent: SentRequest, made: int) -> None:
         if made <= sent.output:
             sent.output = made  # usage may say that it was fewer
             return
@@ -228,7 +230,7 @@ class LoadClient:
             sent.gaps.append(now - self._last(sent))
         sent.output, sent.end = made, now
 
-    def _last(self, sent: Sent) -> float:
+    def _last(self, sent: SentRequest) -> float:
         return sent.end or sent.begin
 
 
@@ -264,7 +266,7 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-async def until_told(work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
     """What `work` comes to; a signal cancels it, and is then handed to its own handler.
 
     Signals that are ignored, or that nobody handles, are left as they are.
@@ -295,19 +297,19 @@ async def until_told(work: Coroutine[Any, Any, T]) -> T:
     raise asyncio.CancelledError  # its handler did not raise
 
 
-PATIENCE = 30.0
+MODELS_TIMEOUT = 30.0
 """Seconds for the list of models."""
 
 
-def run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
+def run_load(target: LoadTarget, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
     """Send all of it; a bar on `stream` where progress is `shown`.
 
     Raises: EquipoiseError where a model has to be asked for, and the server names none.
     """
-    return asyncio.run(until_told(_run(target, plan, progress, stream)))
+    return asyncio.run(cancel_on_signal(_run(target, plan, progress, stream)))
 
 
-async def _run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
+async def _run(target: LoadTarget, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
     if not target.model:
         # Before the bar: where nobody answers, one line says so.
         target = replace(target, model=await first_model(target))
@@ -315,11 +317,11 @@ async def _run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) ->
         desc="requests", total=plan.workload.count, file=stream, disable=progress != "shown"
     )
 
-    def told(sent: Sent) -> None:
+    def told(sent: SentRequest) -> None:
         bar.update()
 
     try:
-        return result_of(await LoadClient(target, told).send(plan))
+        return load_result_of(await LoadClient(target, told).send(plan))
     finally:
         bar.close()
 
@@ -329,16 +331,16 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return os.strerror(number) if number else str(error.os_error)
-    return str(error) or f"nothing came within {PATIENCE:g} s"
+    return str(error) or f"nothing came within {MODELS_TIMEOUT:g} s"
 
 
-async def first_model(target: Target) -> str:
+async def first_model(target: LoadTarget) -> str:
     """The first that a server has. Raises EquipoiseError where it says none."""
     headers = {} if target.key is None else {"Authorization": f"Bearer {target.key}"}
     url = f"{target.url}/v1/models"
     try:
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(MODELS_TIMEOUT),
             aiohttp.ClientSession(headers=headers) as client,
             client.get(url) as answer,
         ):

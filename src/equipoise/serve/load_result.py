@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 
 @dataclass
-class Sent:
+class SentRequest:
     """One request, while and after it lasts; times are the event loop's, in seconds.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Spread:
+class LatencyStats:
     """Of a set of seconds; interpolated percentiles."""
 
     mean: float
@@ -50,13 +50,13 @@ class Spread:
     most: float
 
     @staticmethod
-    def of(seconds: Sequence[float]) -> "Spread | None":
+    def of(seconds: Sequence[float]) -> "LatencyStats | None":
         """None of nothing."""
         if not seconds:
             return None
         values = np.asarray(seconds)
         half, high, highest = (float(one) for one in np.percentile(values, [50, 90, 99]))
-        return Spread(float(values.mean()), half, high, highest, float(values.max()))
+        return LatencyStats(float(values.mean()), half, high, highest, float(values.max()))
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class LoadResult:
     seconds: float
     prompt_tokens: int
     output_tokens: int
-    ttft: Spread | None
-    tpot: Spread | None
-    itl: Spread | None
-    latency: Spread | None
-    late: Spread | None
+    ttft: LatencyStats | None
+    tpot: LatencyStats | None
+    itl: LatencyStats | None
+    latency: LatencyStats | None
+    late: LatencyStats | None
 
     @property
     def rates(self) -> dict[str, float]:
@@ -104,7 +104,7 @@ class LoadResult:
         return {**asdict(self), "failures": dict(self.failures), **self.rates}
 
 
-def result_of(sent: Sequence[Sent]) -> LoadResult:
+def load_result_of(sent: Sequence[SentRequest]) -> LoadResult:
     """Figures of requests that are over."""
     good = [one for one in sent if one.failure is None]
     begun = [(one, one.first) for one in good if one.first is not None]
@@ -117,13 +117,13 @@ def result_of(sent: Sequence[Sent]) -> LoadResult:
         seconds=span,
         prompt_tokens=sum(one.prompt for one in good),
         output_tokens=sum(one.output for one in good),
-        ttft=Spread.of([first - one.begin for one, first in begun]),
-        tpot=Spread.of(
+        ttft=LatencyStats.of([first - one.begin for one, first in begun]),
+        tpot=LatencyStats.of(
             [(one.end - first) / (one.output - 1) for one, first in begun if one.output > 1]
         ),
-        itl=Spread.of([gap for one in good for gap in one.gaps]),
-        latency=Spread.of([one.end - one.begin for one in good]),
-        late=Spread.of([one.late for one in sent]),
+        itl=LatencyStats.of([gap for one in good for gap in one.gaps]),
+        latency=LatencyStats.of([one.end - one.begin for one in good]),
+        late=LatencyStats.of([one.late for one in sent]),
     )
 
 
@@ -137,11 +137,11 @@ ROWS = (
 WIDTH = 80
 
 
-def render(result: LoadResult, ink: Ink) -> str:
+def render(result: LoadResult, ink: ColourMode) -> str:
     """All times in milliseconds; no line is wider than `WIDTH`."""
     rates = result.rates
     lines = [
-        paint(f"{result.answered} of {result.requests} requests answered", Tint.BOLD, ink),
+        styled(f"{result.answered} of {result.requests} requests answered", TextStyle.BOLD, ink),
         f"{result.seconds:.2f} s, {rates['requests_per_second']:.2f} requests/s, "
         f"{rates['output_tokens_per_second']:,.1f} output tokens/s",
         f"{result.prompt_tokens:,} prompt tokens, {result.output_tokens:,} output tokens",
@@ -154,13 +154,13 @@ def render(result: LoadResult, ink: Ink) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, spread: Spread | None) -> str:
+def _row(name: str, spread: LatencyStats | None) -> str:
     if spread is None:
         return f"{name:<23}{'-':>11}"
     values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.most)
     return f"{name:<23}" + "".join(f"{value * 1000:>11,.2f}" for value in values)
 
 
-def _failed(kind: str, count: int, ink: Ink) -> str:
+def _failed(kind: str, count: int, ink: ColourMode) -> str:
     shown = "".join(letter if letter.isprintable() else "?" for letter in kind)
-    return paint(f"failed: {count} x {shown}"[:WIDTH], Tint.RED, ink)
+    return styled(f"failed: {count} x {shown}"[:WIDTH], TextStyle.RED, ink)

@@ -21,21 +21,21 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from equipoise.balancer.observe.wandb_sink import MODULE, require
+from equipoise.balancer.observe.wandb_sink import MODULE, require_wandb
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.outcomes import Outcome
-from equipoise.serve.request_log import Call, RequestLog
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.outcomes import RequestOutcome
+from equipoise.serve.request_log import RequestLog, RequestStats
 from equipoise.serve.request_state import Running, balance_of
 from equipoise.serve.settings import RouteSettings
 
 LOG = logging.getLogger("equipoise.route")
-CAPACITY = 64
+CHART_QUEUE_CAPACITY = 64
 """Points that wait at most."""
-CLOSING = 10.0
+CHART_CLOSE_TIMEOUT = 10.0
 
 
-class Charts:
+class WandbLogger:
     """Logs points to a run of its own.
 
     Args:
@@ -45,9 +45,9 @@ class Charts:
     """
 
     def __init__(self, project: str) -> None:
-        require()
+        require_wandb()
         self._project = project
-        self._queue: Queue[Mapping[str, float] | None] = Queue(CAPACITY)
+        self._queue: Queue[Mapping[str, float] | None] = Queue(CHART_QUEUE_CAPACITY)
         self._thread = threading.Thread(target=self._send, name="equipoise.charts", daemon=True)
         self._thread.start()
 
@@ -61,11 +61,11 @@ class Charts:
     def close(self) -> None:
         """Send what waits; bounded."""
         try:
-            self._queue.put(None, timeout=CLOSING)
+            self._queue.put(None, timeout=CHART_CLOSE_TIMEOUT)
         except Full:
             LOG.warning("Weights & Biases does not keep up: points are left")
             return
-        self._thread.join(CLOSING)
+        self._thread.join(CHART_CLOSE_TIMEOUT)
 
     def _send(self) -> None:
         try:
@@ -85,7 +85,7 @@ FIRST_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 PREFIX = "equipoise_route_"
 
 
-class Metrics:
+class ProxyMetrics:
     """Of one proxy.
 
     Args:
@@ -96,7 +96,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._workers = tuple(workers)
         ended = self._counter("requests", "requests that ended", ["outcome"])
-        self._ended = {outcome: ended.labels(outcome=outcome.value) for outcome in Outcome}
+        self._ended = {outcome: ended.labels(outcome=outcome.value) for outcome in RequestOutcome}
         self._tokens = self._counter("output_tokens", "tokens of answers that were passed on")
         self._retries = self._counter("retries", "attempts behind the first one of a request")
         self._wait = self._histogram(
@@ -116,9 +116,9 @@ class Metrics:
         """The policy was called, and took so long."""
         self._decision.observe(seconds)
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: RequestStats) -> None:
         """A request is over."""
-        self._ended[call.outcome or Outcome.FAILED].inc()
+        self._ended[call.outcome or RequestOutcome.FAILED].inc()
         self._tokens.inc(call.output)
         self._retries.inc(max(0, call.attempts - 1))
         if call.bound is not None:
@@ -128,13 +128,13 @@ class Metrics:
         if call.added is not None:
             self._added.observe(call.added)
 
-    def turned_away(self, outcome: Outcome) -> None:
+    def turned_away(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
         self._ended[outcome].inc()
 
-    def watch(self, desk: Desk, dropped: Callable[[], int]) -> None:
+    def watch(self, desk: RequestDispatcher, dropped: Callable[[], int]) -> None:
         """Show what `desk` knows, and how many records were dropped, from now on."""
-        self._registry.register(_Now(desk, self._workers, dropped))
+        self._registry.register(_LiveCollector(desk, self._workers, dropped))
 
     def text(self) -> bytes:
         """What Prometheus reads."""
@@ -147,10 +147,12 @@ class Metrics:
         return Histogram(PREFIX + name, what, buckets=buckets, registry=self._registry)
 
 
-class _Now:
+class _LiveCollector:
     """What others count, and gauges, read when they are asked for."""
 
-    def __init__(self, desk: Desk, names: Sequence[str], dropped: Callable[[], int]) -> None:
+    def __init__(
+        self, desk: RequestDispatcher, names: Sequence[str], dropped: Callable[[], int]
+    ) -> None:
         self._desk, self._names, self._dropped = desk, names, dropped
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -197,40 +199,40 @@ def _family(name: str, what: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, what, labels=labels)
 
 
-INTERVAL = 10.0
+CHART_INTERVAL = 10.0
 """Seconds from one point of a chart to the next."""
 
 
-class Journal:
+class StatLogger:
     """Of one proxy; every request that ends is noted once.
 
     Raises: UsageError for a log that cannot be opened, or where wandb is missing.
     """
 
     def __init__(self, settings: RouteSettings) -> None:
-        self.metrics = Metrics([one.name for one in settings.workers])
+        self.metrics = ProxyMetrics([one.name for one in settings.workers])
         self._log = None if settings.log is None else RequestLog(settings.log)
-        self._charts = None if settings.wandb is None else Charts(settings.wandb)
+        self._charts = None if settings.wandb is None else WandbLogger(settings.wandb)
         self._loop = asyncio.get_running_loop()
         self._run = time.time()
         self._epoch = self._run - self._loop.time()
-        self._counts = dict.fromkeys(Outcome, 0)
-        self._desk: Desk | None = None
+        self._counts = dict.fromkeys(RequestOutcome, 0)
+        self._desk: RequestDispatcher | None = None
 
-    def watch(self, desk: Desk) -> None:
+    def watch(self, desk: RequestDispatcher) -> None:
         """Show what `desk` knows, from now on."""
         self._desk = desk
         self.metrics.watch(desk, self._dropped)
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: RequestStats) -> None:
         """A request is over."""
-        outcome = call.outcome or Outcome.FAILED
+        outcome = call.outcome or RequestOutcome.FAILED
         self._counts[outcome] += 1
         self.metrics.ended(call)
         if self._log is not None:
             self._log.note(call.record(self._loop.time(), self._epoch, self._run))
 
-    def turned_away(self, outcome: Outcome) -> None:
+    def turned_away(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
         self._counts[outcome] += 1
         self.metrics.turned_away(outcome)
@@ -238,7 +240,7 @@ class Journal:
     async def watch_for_ever(self) -> None:
         """Send points of charts, where any are asked for."""
         while True:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(CHART_INTERVAL)
             if self._charts is not None:
                 self._charts.note(self._point())
 

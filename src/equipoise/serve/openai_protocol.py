@@ -21,7 +21,7 @@ LONGEST_MODEL = 512
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request for tokens.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked:
     rank: int | None
 
 
-def read_asked(path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
+def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Raises Refused (400) for what no worker could answer."""
     asked = _mapping(body)
     model = asked.get("model")
@@ -57,7 +57,7 @@ def read_asked(path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
     if RANK_KEY in asked:
         # The worker has ranks of its own: those that the client means are the proxy's workers.
         body = json.dumps({k: v for k, v in asked.items() if k != RANK_KEY}).encode()
-    return Asked(path, model, asked.get("stream") is True, body, exact, text, rank)
+    return ParsedRequest(path, model, asked.get("stream") is True, body, exact, text, rank)
 
 
 def _mapping(body: bytes) -> dict[str, Any]:
@@ -153,14 +153,14 @@ MOST_TOKENS = 1 << 28
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """What a worker says that a request took; None: it does not say."""
 
     prompt: int | None = None
     completion: int | None = None
 
 
-NOTHING_SAID = Usage()
+NO_USAGE = TokenUsage()
 
 
 class EventReader:
@@ -177,7 +177,7 @@ class EventReader:
     def __init__(self) -> None:
         self._tail = b""
         self.made = 0
-        self.usage = NOTHING_SAID
+        self.usage = NO_USAGE
         self.ended = False
         self.failed = False
 
@@ -217,25 +217,25 @@ class EventReader:
         if isinstance(choices, list):
             self.made += sum(_brings_token(choice) for choice in choices)
         self.failed = self.failed or (not self.made and _is_fault(event.get("error")))
-        usage = usage_of(event)
+        usage = usage_from(event)
         if usage.completion is not None:
             self.made = usage.completion
-        if usage is not NOTHING_SAID:
+        if usage is not NO_USAGE:
             self.usage = usage
 
 
-def usage_of(answer: dict[str, Any]) -> Usage:
+def usage_from(answer: dict[str, Any]) -> TokenUsage:
     """What an answer, or an event, says of usage."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
-        return NOTHING_SAID
+        return NO_USAGE
     found = _count_of(usage.get("prompt_tokens")), _count_of(usage.get("completion_tokens"))
-    return NOTHING_SAID if found == (None, None) else Usage(*found)
+    return NO_USAGE if found == (None, None) else TokenUsage(*found)
 
 
-def read_usage(body: bytes) -> Usage:
+def read_usage(body: bytes) -> TokenUsage:
     """What an answer that was not streamed says of usage; nothing where it is not JSON."""
-    return usage_of(_loaded(body))
+    return usage_from(_loaded(body))
 
 
 def _last_end(data: bytes) -> int:

@@ -7,7 +7,7 @@ from enum import StrEnum, unique
 
 
 @unique
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """How a request ended; a label of the metrics and a word of the log."""
 
     COMPLETED = "completed"
@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class ErrorResponse:
     """Why a request is not answered as was asked.
 
     Attributes:
@@ -44,7 +44,7 @@ class Fault:
     """
 
     status: int
-    outcome: Outcome
+    outcome: RequestOutcome
     message: str
     code: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -71,10 +71,10 @@ class Fault:
         return json.dumps({"error": error})
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request gets this fault instead of an answer."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ErrorResponse) -> None:
         super().__init__(fault.message)
         self.fault = fault
 
@@ -82,11 +82,13 @@ class Refused(Exception):
 AT_ONCE = {"Retry-After": "1"}
 
 
-def bad_request(message: str, status: int = 400, code: str = "invalid_request") -> Refused:
+def bad_request(message: str, status: int = 400, code: str = "invalid_request") -> RequestRefused:
     """The client's to mend."""
-    return Refused(Fault(status, Outcome.BAD_REQUEST, message, code))
+    return RequestRefused(ErrorResponse(status, RequestOutcome.BAD_REQUEST, message, code))
 
 
-def overloaded(message: str) -> Refused:
+def overloaded(message: str) -> RequestRefused:
     """Back-pressure: to be tried again later."""
-    return Refused(Fault(429, Outcome.OVERLOADED, message, "overloaded", AT_ONCE))
+    return RequestRefused(
+        ErrorResponse(429, RequestOutcome.OVERLOADED, message, "overloaded", AT_ONCE)
+    )

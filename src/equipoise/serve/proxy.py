@@ -13,29 +13,42 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
-from equipoise.balancer.requests.policy import Policy, WorkerState
+from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
-from equipoise.serve.auth import check_key, tls_of
-from equipoise.serve.cancel_scope import Reason
-from equipoise.serve.client_connection import FAREWELL, NAME, Bodies, ClientLeft, Listener
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.forward import Forward, forwarded
+from equipoise.serve.auth import check_key, tls_context
+from equipoise.serve.cancel_scope import CancelReason
+from equipoise.serve.client_connection import (
+    ERROR_EVENT_TIMEOUT,
+    SERVER_NAME,
+    BodyReader,
+    ClientDisconnected,
+    ClientListener,
+)
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.forward import GetForwarder, is_forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
-from equipoise.serve.health import Monitor
-from equipoise.serve.metrics import CONTENT_TYPE, Journal
-from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, Asked, read_asked
-from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, bad_request, overloaded
+from equipoise.serve.health import HealthMonitor
+from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
+from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest, parse_request
+from equipoise.serve.outcomes import (
+    AT_ONCE,
+    ErrorResponse,
+    RequestOutcome,
+    RequestRefused,
+    bad_request,
+    overloaded,
+)
 from equipoise.serve.relay import Relay
-from equipoise.serve.request_log import Call
+from equipoise.serve.request_log import RequestStats
 from equipoise.serve.settings import ClientRank, RouteSettings, WorkerSettings
 from equipoise.serve.upstream import open_client
-from equipoise.serve.worker_reports import Reporter
+from equipoise.serve.worker_reports import MetricsScraper
 
 LOG = logging.getLogger("equipoise.route")
-DISMISSAL = 5.0
+CANCEL_TIMEOUT = 5.0
 
 
-class Crew:
+class BackgroundTasks:
     """Starts tasks, hears of their failures, and ends them.
 
     Attributes:
@@ -58,7 +71,7 @@ class Crew:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=DISMISSAL)
+            await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -67,19 +80,21 @@ class Crew:
             self.failed.set()
 
 
-ENDING = Fault(503, Outcome.SHUT_DOWN, Reason.SHUT_DOWN.value, "shutting_down", AT_ONCE)
-BROKEN = Fault(500, Outcome.FAILED, "the proxy failed", "internal_error")
+SHUTTING_DOWN = ErrorResponse(
+    503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down", AT_ONCE
+)
+PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "internal_error")
 READ, WRITE = ("GET", "HEAD"), ("POST",)
-OWN = ("/health", "/ready", "/metrics", WORKERS)
-GONE = 499
+OWN_PATHS = ("/health", "/ready", "/metrics", WORKERS)
+STATUS_CLIENT_GONE = 499
 """A status that nobody reads: the client has left."""
-AGAIN = 0.05
+RECANCEL_INTERVAL = 0.05
 """Seconds until requests that are to end are told so again."""
 BACKLOG = 1024
 
 
 @unique
-class Phase(Enum):
+class ProxyPhase(Enum):
     """Whether requests are taken."""
 
     SERVING = "serving"
@@ -96,27 +111,29 @@ class Proxy:
     Raises: UsageError for a log, or for TLS files, that cannot be opened.
     """
 
-    def __init__(self, settings: RouteSettings, policy: Policy) -> None:
+    def __init__(self, settings: RouteSettings, policy: RoutingPolicy) -> None:
         self._settings = settings
-        self._tls = tls_of(settings.access)
-        self._journal = Journal(settings)
+        self._tls = tls_context(settings.access)
+        self._journal = StatLogger(settings)
         workers, limits = settings.workers, settings.limits
-        self.desk = Desk(policy, len(workers), limits.held, self._journal.metrics.decided)
+        self.desk = RequestDispatcher(
+            policy, len(workers), limits.held, self._journal.metrics.decided
+        )
         for view, worker in zip(self.desk.workers, workers, strict=True):
             view.room = worker.room
         self._journal.watch(self.desk)
         self._admin = Admin(settings, self.desk)
-        self._bodies = Bodies(limits, settings.patience)
+        self._bodies = BodyReader(limits, settings.patience)
         self._loop = asyncio.get_running_loop()
-        self._phase = Phase.SERVING
+        self._phase = ProxyPhase.SERVING
         self._inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self._hurried = asyncio.Event()
         self._server: asyncio.Server | None = None
-        self._listener: Listener | None = None
+        self._listener: ClientListener | None = None
         self._stack = AsyncExitStack()
-        self.crew = Crew()
+        self.crew = BackgroundTasks()
         self.port = 0
 
     async def start(self) -> None:
@@ -128,13 +145,13 @@ class Proxy:
         self._relay = Relay(
             self._settings, self.desk, client, lambda worker: monitors[worker].doubt()
         )
-        self._forward = Forward(self._settings, self.desk, client)
+        self._forward = GetForwarder(self._settings, self.desk, client)
         access, limits, patience = (
             self._settings.access,
             self._settings.limits,
             self._settings.patience,
         )
-        self._listener = Listener(self._handle, limits, patience, self._journal.turned_away)
+        self._listener = ClientListener(self._handle, limits, patience, self._journal.turned_away)
         self._server = await self._loop.create_server(
             self._listener, access.host, access.port, ssl=self._tls, backlog=BACKLOG
         )
@@ -145,7 +162,7 @@ class Proxy:
         for reporter in self._reporters(client):
             self.crew.start("reports", reporter.watch())
 
-    def _reporters(self, client: ClientSession) -> list[Reporter]:
+    def _reporters(self, client: ClientSession) -> list[MetricsScraper]:
         """One a server, where workers are asked what they have to do."""
         asked, key = self._settings.reports, self._settings.access.worker_key
         if asked is None:
@@ -153,15 +170,17 @@ class Proxy:
         found: dict[str, dict[int, WorkerSettings]] = {}
         for number, worker in enumerate(self._settings.workers):
             found.setdefault(worker.url, {})[number] = worker
-        return [Reporter(client, workers, self.desk, asked, key) for workers in found.values()]
+        return [
+            MetricsScraper(client, workers, self.desk, asked, key) for workers in found.values()
+        ]
 
-    def _monitors(self, client: ClientSession) -> list[Monitor]:
+    def _monitors(self, client: ClientSession) -> list[HealthMonitor]:
         """One a server; of each worker, that of its server."""
-        found: dict[str, Monitor] = {}
+        found: dict[str, HealthMonitor] = {}
         urls = [one.url for one in self._settings.workers]
         for url in urls:
             numbers = [number for number, one in enumerate(urls) if one == url]
-            found[url] = Monitor(client, url, numbers, self.desk, self._settings.health)
+            found[url] = HealthMonitor(client, url, numbers, self.desk, self._settings.health)
         return [found[url] for url in urls]
 
     async def stop(self) -> int:
@@ -171,14 +190,14 @@ class Proxy:
         with `Retry-After`, and metrics are wanted most while it drains. Bounded by
         `Patience.drain` and some seconds.
         """
-        self._phase = Phase.DRAINING
+        self._phase = ProxyPhase.DRAINING
         await self._drained()
         left = self._inside
-        end = self._loop.time() + FAREWELL
+        end = self._loop.time() + ERROR_EVENT_TIMEOUT
         while self._inside and self._loop.time() < end:
             for ticket in self.desk.tickets:
-                ticket.interrupt(Reason.SHUT_DOWN)
-            await self._emptied(AGAIN)
+                ticket.interrupt(CancelReason.SHUT_DOWN)
+            await self._emptied(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()
         if self._listener is not None:
@@ -213,7 +232,7 @@ class Proxy:
         response = await self._answered(request)
         # A head that is out has promised to keep the connection: a client that uses it again is
         # answered by 503, where one whose connection is closed under its request learns nothing.
-        if self._phase is Phase.DRAINING and not response.prepared:
+        if self._phase is ProxyPhase.DRAINING and not response.prepared:
             response.force_close()
         return response
 
@@ -221,9 +240,9 @@ class Proxy:
         name = request_id(request.headers)
         try:
             _check_method(request)
-            if request.path in OWN or request.path.startswith(PREFIX):
+            if request.path in OWN_PATHS or request.path.startswith(PREFIX):
                 return self._told(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             return _refusal(refused.fault, name)
         # Only these are waited for at the end: who watches the drain must not prolong it.
         self._inside += 1
@@ -238,13 +257,15 @@ class Proxy:
     async def _passed_on(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         """What a worker answers."""
         if request.path in (CHAT, COMPLETIONS):
-            return await self._generated(request, Call(name, request.path, self._loop.time()))
+            return await self._generated(
+                request, RequestStats(name, request.path, self._loop.time())
+            )
         try:
-            if self._phase is Phase.DRAINING:
-                raise Refused(ENDING)
+            if self._phase is ProxyPhase.DRAINING:
+                raise RequestRefused(SHUTTING_DOWN)
             check_key(self._settings.access, request.headers)
             return await self._forward.answer(request, name)
-        except Refused as refused:
+        except RequestRefused as refused:
             return _refusal(refused.fault, name)
 
     def _told(self, request: web.BaseRequest) -> web.Response:
@@ -261,53 +282,53 @@ class Proxy:
 
     def _ready(self) -> web.Response:
         serving = sum(one.state is WorkerState.SERVING for one in self.desk.workers)
-        ready = serving > 0 and self._phase is Phase.SERVING
+        ready = serving > 0 and self._phase is ProxyPhase.SERVING
         about = {"status": self._phase.value, "serving_workers": serving}
         return _json(about, 200 if ready else 503)
 
-    async def _generated(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+    async def _generated(self, request: web.BaseRequest, call: RequestStats) -> web.StreamResponse:
         try:
             return await self._tokens(request, call)
-        except Refused as refused:
+        except RequestRefused as refused:
             call.outcome = refused.fault.outcome
             return _refusal(refused.fault, call.id)
-        except (ClientLeft, ConnectionError, asyncio.CancelledError) as error:
-            call.outcome = call.outcome or Outcome.CLIENT_LEFT
+        except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
+            call.outcome = call.outcome or RequestOutcome.CLIENT_LEFT
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return web.Response(status=GONE)
+            return web.Response(status=STATUS_CLIENT_GONE)
         except Exception:
             LOG.exception("request %s failed", call.id)
-            return _refusal(BROKEN, call.id)
+            return _refusal(PROXY_FAILED, call.id)
         finally:
             self._journal.ended(call)
 
-    async def _tokens(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+    async def _tokens(self, request: web.BaseRequest, call: RequestStats) -> web.StreamResponse:
         """Checks go from cheap to dear; the policy sees what has passed all of them."""
-        if self._phase is Phase.DRAINING:
-            raise Refused(ENDING)
+        if self._phase is ProxyPhase.DRAINING:
+            raise RequestRefused(SHUTTING_DOWN)
         check_key(self._settings.access, request.headers)
         most = self._settings.limits.concurrency
         if self._inside > most:
             raise overloaded(f"{most} requests are under way already")
         body = await self._bodies.read(request)
         try:
-            asked = read_asked(request.path, body, request.headers)
+            asked = parse_request(request.path, body, request.headers)
             call.model, call.streamed = asked.model, asked.streamed
             call.ready = self._loop.time()
             return await self._relay.answer(request, asked, call, self._wanted(asked))
         finally:
             self._bodies.forget(len(body))
 
-    def _wanted(self, asked: Asked) -> int | None:
+    def _wanted(self, asked: ParsedRequest) -> int | None:
         if asked.rank is None:
             return None
         if self._settings.client_rank is ClientRank.FORBID:
             raise bad_request("a data-parallel rank cannot be chosen here")
-        return worker_of(asked.rank, self._settings.workers)
+        return worker_of_rank(asked.rank, self._settings.workers)
 
 
-def worker_of(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
+def worker_of_rank(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
     """The worker that a client means by a rank: by its headers, or else by its place.
 
     Raises: Refused (400) where there is none.
@@ -320,33 +341,35 @@ def worker_of(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
     return ranks.index(rank)
 
 
-def methods_of(path: str) -> tuple[str, ...]:
+def allowed_methods(path: str) -> tuple[str, ...]:
     """What can be asked of `path`; nothing where it is not served."""
     if path in (CHAT, COMPLETIONS) or path.startswith(PREFIX):
         return WRITE
-    return READ if path in OWN or forwarded(path) else ()
+    return READ if path in OWN_PATHS or is_forwarded(path) else ()
 
 
 def _check_method(request: web.BaseRequest) -> None:
     """Raises Refused: 404 for a path that is not served, 405 for another method than its own."""
-    served = methods_of(request.path)
+    served = allowed_methods(request.path)
     if not served:
         raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
     if request.method not in served:
         message = f"{request.path} takes {' or '.join(served)}, not {request.method}"
         allowed = {"Allow": ", ".join(served)}
-        raise Refused(
-            Fault(405, Outcome.BAD_REQUEST, message, "method_not_allowed", headers=allowed)
+        raise RequestRefused(
+            ErrorResponse(
+                405, RequestOutcome.BAD_REQUEST, message, "method_not_allowed", headers=allowed
+            )
         )
 
 
-def _refusal(fault: Fault, name: str) -> web.Response:
-    headers = {"Content-Type": "application/json", "Server": NAME, REQUEST_ID: name}
+def _refusal(fault: ErrorResponse, name: str) -> web.Response:
+    headers = {"Content-Type": "application/json", "Server": SERVER_NAME, REQUEST_ID: name}
     return web.Response(
         status=fault.status, body=fault.body(), headers={**headers, **fault.headers}
     )
 
 
 def _json(about: object, status: int = 200) -> web.Response:
-    headers = {"Content-Type": "application/json", "Server": NAME}
+    headers = {"Content-Type": "application/json", "Server": SERVER_NAME}
     return web.Response(status=status, body=json.dumps(about).encode(), headers=headers)

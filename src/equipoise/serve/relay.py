@@ -18,29 +18,35 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
-from equipoise.serve.client_connection import NAME, ClientLeft, Outgoing
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.headers import towards_client, towards_worker
-from equipoise.serve.openai_protocol import MOST_TOKENS, Asked, EventReader, Usage, read_usage
-from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
-from equipoise.serve.request_log import Call
-from equipoise.serve.request_state import Bound, Ticket
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
+from equipoise.serve.client_connection import SERVER_NAME, ClientDisconnected, ClientStream
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.headers import client_response_headers, worker_request_headers
+from equipoise.serve.openai_protocol import (
+    MOST_TOKENS,
+    EventReader,
+    ParsedRequest,
+    TokenUsage,
+    read_usage,
+)
+from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
+from equipoise.serve.request_log import RequestStats
+from equipoise.serve.request_state import Bound, RequestState
 from equipoise.serve.settings import RouteSettings
 from equipoise.serve.upstream import (
     FAILURES,
     AttemptFailed,
-    WholeAnswer,
+    BufferedAnswer,
+    describe_failure,
     is_framed,
     is_stream,
-    opened,
-    read_whole,
-    said,
+    read_answer,
+    send_request,
 )
 
 
 @dataclass(frozen=True)
-class Errand:
+class RequestContext:
     """What belongs to one request.
 
     Attributes:
@@ -52,9 +58,9 @@ class Errand:
     """
 
     request: web.BaseRequest
-    asked: Asked
-    call: Call
-    ticket: Ticket
+    asked: ParsedRequest
+    call: RequestStats
+    ticket: RequestState
     end: float
 
 
@@ -64,7 +70,7 @@ MOST_BYTES = 1 << 32
 """Beyond it what was seen weighs half, so that traffic that changes is followed."""
 
 
-class SizeEstimate:
+class PromptTokenEstimator:
     """Tokens of a text by its bytes in UTF-8, at the ratio of finished requests.
 
     Bytes and not letters: a letter of Chinese or Japanese is three of them, and most often about
@@ -105,7 +111,7 @@ CLOSING = 1.0
 """Seconds that a worker may take to close behind `[DONE]`; its connection is used again then."""
 
 
-class Stream:
+class StreamRelay:
     """Of one attempt.
 
     Args:
@@ -119,11 +125,11 @@ class Stream:
 
     def __init__(
         self,
-        desk: Desk,
-        errand: Errand,
+        desk: RequestDispatcher,
+        errand: RequestContext,
         bound: Bound,
-        scope: Scope,
-        outgoing: Outgoing,
+        scope: CancelScope,
+        outgoing: ClientStream,
         patience: float,
     ) -> None:
         self._desk, self._errand, self._bound = desk, errand, bound
@@ -135,7 +141,7 @@ class Stream:
     async def pass_on(
         self,
         answer: aiohttp.ClientResponse,
-        completed: Callable[[Errand, Bound, Usage], None],
+        completed: Callable[[RequestContext, Bound, TokenUsage], None],
     ) -> web.StreamResponse:
         """All of it; `completed` is called when it has come.
 
@@ -152,7 +158,7 @@ class Stream:
             await self._begin(answer)
         self._errand.call.output = self._reader.made
         completed(self._errand, self._bound, self._reader.usage)
-        self._scope.within(self._patience, Reason.STALLED)
+        self._scope.within(self._patience, CancelReason.STALLED)
         if rest:
             await self._outgoing.write(rest)
         return await self._outgoing.end()
@@ -186,28 +192,42 @@ class Stream:
         call = self._errand.call
         call.output = self._reader.made
         self._desk.made(self._errand.ticket, self._reader.made)
-        self._scope.within(self._patience, Reason.STALLED)
+        self._scope.within(self._patience, CancelReason.STALLED)
         if whole:
             await self._outgoing.write(whole)
-        self._scope.within(self._patience, Reason.TOKEN)
+        self._scope.within(self._patience, CancelReason.TOKEN)
         if call.first is None:
             call.first = self._loop.time()
             call.passing = call.first - came
 
     async def _begin(self, answer: aiohttp.ClientResponse) -> None:
         if not self._desk.begin(self._errand.ticket, self._bound):
-            raise AttemptFailed(Reason.UNBOUND.value)
+            raise AttemptFailed(CancelReason.UNBOUND.value)
         await self._outgoing.begin(answer)
 
 
-FAULTS = {
-    Reason.HELD: Fault(503, Outcome.HELD_TOO_LONG, Reason.HELD.value, "no_worker", {}),
-    Reason.FIRST_TOKEN: Fault(504, Outcome.TIMED_OUT, Reason.FIRST_TOKEN.value, "timeout"),
-    Reason.TOKEN: Fault(504, Outcome.TIMED_OUT, Reason.TOKEN.value, "timeout"),
-    Reason.TOTAL: Fault(504, Outcome.TIMED_OUT, Reason.TOTAL.value, "timeout"),
-    Reason.UNBOUND: Fault(502, Outcome.WORKERS_FAILED, Reason.UNBOUND.value, "worker_lost"),
-    Reason.LOST: Fault(502, Outcome.WORKER_LOST, Reason.LOST.value, "worker_lost"),
-    Reason.SHUT_DOWN: Fault(503, Outcome.SHUT_DOWN, Reason.SHUT_DOWN.value, "shutting_down"),
+ERROR_RESPONSES = {
+    CancelReason.HELD: ErrorResponse(
+        503, RequestOutcome.HELD_TOO_LONG, CancelReason.HELD.value, "no_worker", {}
+    ),
+    CancelReason.FIRST_TOKEN: ErrorResponse(
+        504, RequestOutcome.TIMED_OUT, CancelReason.FIRST_TOKEN.value, "timeout"
+    ),
+    CancelReason.TOKEN: ErrorResponse(
+        504, RequestOutcome.TIMED_OUT, CancelReason.TOKEN.value, "timeout"
+    ),
+    CancelReason.TOTAL: ErrorResponse(
+        504, RequestOutcome.TIMED_OUT, CancelReason.TOTAL.value, "timeout"
+    ),
+    CancelReason.UNBOUND: ErrorResponse(
+        502, RequestOutcome.WORKERS_FAILED, CancelReason.UNBOUND.value, "worker_lost"
+    ),
+    CancelReason.LOST: ErrorResponse(
+        502, RequestOutcome.WORKER_LOST, CancelReason.LOST.value, "worker_lost"
+    ),
+    CancelReason.SHUT_DOWN: ErrorResponse(
+        503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down"
+    ),
 }
 
 
@@ -224,17 +244,17 @@ class Relay:
     def __init__(
         self,
         settings: RouteSettings,
-        desk: Desk,
+        desk: RequestDispatcher,
         client: aiohttp.ClientSession,
         doubt: Callable[[int], None],
     ) -> None:
         self._settings, self._desk, self._client = settings, desk, client
         self._doubt = doubt
         self._loop = asyncio.get_running_loop()
-        self.sizes = SizeEstimate()
+        self.sizes = PromptTokenEstimator()
 
     async def answer(
-        self, request: web.BaseRequest, asked: Asked, call: Call, wanted: int | None
+        self, request: web.BaseRequest, asked: ParsedRequest, call: RequestStats, wanted: int | None
     ) -> web.StreamResponse:
         """The answer, passed on already where it is a stream; `wanted` is the only worker for it.
 
@@ -243,15 +263,15 @@ class Relay:
         call.prompt = asked.exact or self.sizes.tokens(asked.text)
         ticket = self._desk.arrive(self._size(asked, call.prompt, wanted), wanted)
         end = call.arrival + self._settings.patience.total
-        errand = Errand(request, asked, call, ticket, end)
+        errand = RequestContext(request, asked, call, ticket, end)
         try:
             return await self._attempts(errand)
-        except Interrupted as ended:
-            raise Refused(FAULTS[ended.reason]) from None
+        except ScopeCancelled as ended:
+            raise RequestRefused(ERROR_RESPONSES[ended.reason]) from None
         finally:
             self._desk.leave(ticket)
 
-    def _size(self, asked: Asked, prompt: int, wanted: int | None) -> int:
+    def _size(self, asked: ParsedRequest, prompt: int, wanted: int | None) -> int:
         """What the policy is told of a prompt: no more than there is a worker for.
 
         An estimate may be wrong, and the worker knows: once it is empty it gets
@@ -269,7 +289,7 @@ class Relay:
             raise bad_request(message, code="context_length_exceeded")
         return most
 
-    async def _attempts(self, errand: Errand) -> web.StreamResponse:
+    async def _attempts(self, errand: RequestContext) -> web.StreamResponse:
         for _ in range(self._settings.limits.attempts - 1):
             bound = await self._binding(errand)
             try:
@@ -280,11 +300,11 @@ class Relay:
             return await self._attempt(errand, await self._binding(errand))
         except AttemptFailed as failed:
             if failed.answer is None:
-                raise Refused(failed.fault) from failed
-            errand.call.outcome = Outcome.WORKERS_FAILED
+                raise RequestRefused(failed.fault) from failed
+            errand.call.outcome = RequestOutcome.WORKERS_FAILED
             return _whole_response(errand, failed.answer)
 
-    async def _binding(self, errand: Errand) -> Bound:
+    async def _binding(self, errand: RequestContext) -> Bound:
         """Wait for a worker."""
         call, ticket, began = errand.call, errand.ticket, self._loop.time()
         late = began + self._settings.patience.hold
@@ -299,98 +319,98 @@ class Relay:
         call.worker, call.bound = self._settings.workers[bound.worker].name, ticket.bound_at
         return bound
 
-    async def _bound(self, errand: Errand, late: float) -> Bound | None:
+    async def _bound(self, errand: RequestContext, late: float) -> Bound | None:
         """None: it was bound, and its worker was lost."""
         try:
-            async with Scope(errand.end) as scope:
+            async with CancelScope(errand.end) as scope:
                 errand.ticket.scope = scope
-                scope.within(late - self._loop.time(), Reason.HELD)
+                scope.within(late - self._loop.time(), CancelReason.HELD)
                 return await errand.ticket.binding()
-        except Interrupted as ended:
-            if ended.reason is not Reason.UNBOUND:
+        except ScopeCancelled as ended:
+            if ended.reason is not CancelReason.UNBOUND:
                 raise
             return None
 
-    async def _attempt(self, errand: Errand, bound: Bound) -> web.StreamResponse:
+    async def _attempt(self, errand: RequestContext, bound: Bound) -> web.StreamResponse:
         """Raises AttemptFailed where it may be tried again."""
-        outgoing = Outgoing(errand.request, errand.call.id)
+        outgoing = ClientStream(errand.request, errand.call.id)
         try:
-            async with Scope(errand.end) as scope:
+            async with CancelScope(errand.end) as scope:
                 errand.ticket.scope = scope
                 return await self._exchange(errand, bound, scope, outgoing)
-        except Interrupted as ended:
+        except ScopeCancelled as ended:
             return await self._interrupted(errand, outgoing, ended.reason)
         except FAILURES as error:
             self._doubt(bound.worker)
             if outgoing.response is None:
-                raise AttemptFailed(said(error)) from error
-            message = f"the worker failed: {said(error)}"
-            fault = Fault(502, Outcome.WORKER_LOST, message, "worker_lost")
+                raise AttemptFailed(describe_failure(error)) from error
+            message = f"the worker failed: {describe_failure(error)}"
+            fault = ErrorResponse(502, RequestOutcome.WORKER_LOST, message, "worker_lost")
             return await self._broken_off(errand, outgoing, fault)
         finally:
             errand.ticket.scope = None
 
     async def _interrupted(
-        self, errand: Errand, outgoing: Outgoing, reason: Reason
+        self, errand: RequestContext, outgoing: ClientStream, reason: CancelReason
     ) -> web.StreamResponse:
-        if reason is Reason.STALLED:
-            errand.call.outcome = Outcome.CLIENT_STALLED
+        if reason is CancelReason.STALLED:
+            errand.call.outcome = RequestOutcome.CLIENT_STALLED
             outgoing.abandon()
-            raise ClientLeft
+            raise ClientDisconnected
         if outgoing.response is not None:
-            return await self._broken_off(errand, outgoing, FAULTS[reason])
-        if reason is Reason.UNBOUND:
+            return await self._broken_off(errand, outgoing, ERROR_RESPONSES[reason])
+        if reason is CancelReason.UNBOUND:
             raise AttemptFailed(reason.value)
-        raise Interrupted(reason)
+        raise ScopeCancelled(reason)
 
     async def _broken_off(
-        self, errand: Errand, outgoing: Outgoing, fault: Fault
+        self, errand: RequestContext, outgoing: ClientStream, fault: ErrorResponse
     ) -> web.StreamResponse:
         errand.call.outcome = fault.outcome
         self._desk.leave(errand.ticket)
         return await outgoing.break_off(fault)
 
     async def _exchange(
-        self, errand: Errand, bound: Bound, scope: Scope, outgoing: Outgoing
+        self, errand: RequestContext, bound: Bound, scope: CancelScope, outgoing: ClientStream
     ) -> web.StreamResponse:
         worker = self._settings.workers[bound.worker]
         call, patience = errand.call, self._settings.patience
         call.attempts += 1
         call.sent = call.sent or self._loop.time()
-        headers = towards_worker(
+        headers = worker_request_headers(
             errand.request.headers, worker, self._settings.access.worker_key, call.id
         )
         url = worker.url + errand.asked.path
         if errand.asked.streamed:
-            scope.within(patience.first_token, Reason.FIRST_TOKEN)
-        async with opened(self._client, "POST", url, headers, errand.asked.body) as answer:
+            scope.within(patience.first_token, CancelReason.FIRST_TOKEN)
+        async with send_request(self._client, "POST", url, headers, errand.asked.body) as answer:
             if answer.status < 300 and is_stream(answer):
-                scope.within(patience.first_token, Reason.FIRST_TOKEN)
-                stream = Stream(self._desk, errand, bound, scope, outgoing, patience.token)
+                scope.within(patience.first_token, CancelReason.FIRST_TOKEN)
+                stream = StreamRelay(self._desk, errand, bound, scope, outgoing, patience.token)
                 return await stream.pass_on(answer, self._completed)
-            whole = await read_whole(answer, self._settings.limits)
+            whole = await read_answer(answer, self._settings.limits)
         if whole.status >= 500:
             raise AttemptFailed(f"it answered {whole.status}", whole)
         return self._whole(errand, bound, whole)
 
-    def _whole(self, errand: Errand, bound: Bound, whole: WholeAnswer) -> web.Response:
+    def _whole(self, errand: RequestContext, bound: Bound, whole: BufferedAnswer) -> web.Response:
         call = errand.call
         call.first = self._loop.time()
         if whole.status >= 300:
-            call.outcome = Outcome.REFUSED_BY_WORKER
+            call.outcome = RequestOutcome.REFUSED_BY_WORKER
             return _whole_response(errand, whole)
         self._completed(errand, bound, read_usage(whole.body))
         return _whole_response(errand, whole)
 
-    def _completed(self, errand: Errand, bound: Bound, usage: Usage) -> None:
+    def _completed(self, errand: RequestContext, bound: Bound, usage: TokenUsage) -> None:
         call, asked = errand.call, errand.asked
         call.heed(usage)
-        call.outcome = Outcome.COMPLETED
+        call.outcome = RequestOutcome.COMPLETED
         self._desk.finish(errand.ticket, bound, call.output)
         if usage.prompt is not None and not asked.exact:
             self.sizes.learn(asked.text, usage.prompt)
 
 
-def _whole_response(errand: Errand, whole: WholeAnswer) -> web.Response:
-    headers = [*towards_client(whole.headers, errand.call.id), ("Server", NAME)]
+def _whole_response(errand: RequestContext, whole: BufferedAnswer) -> web.Response:
+    headers = [*client_response_headers(whole.headers, errand.call.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -21,12 +21,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 from equipoise.hal.errors import FormatError, UsageError
-from equipoise.serve.openai_protocol import Usage
-from equipoise.serve.outcomes import Outcome
+from equipoise.serve.openai_protocol import TokenUsage
+from equipoise.serve.outcomes import RequestOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RequestRecord:
     """What became of one request; None: it did not come to that.
 
     Attributes:
@@ -59,22 +59,22 @@ class Record:
     end: float
     prompt: int
     output: int
-    outcome: Outcome
+    outcome: RequestOutcome
 
     def line(self) -> str:
         """As a line of the log, with its end."""
         return json.dumps(asdict(self), ensure_ascii=True, allow_nan=False) + "\n"
 
 
-NUMBERS = {"run", "arrival", "bound", "first", "end"}
-COUNTS = {"attempts", "prompt", "output"}
+TIME_FIELDS = {"run", "arrival", "bound", "first", "end"}
+COUNT_FIELDS = {"attempts", "prompt", "output"}
 LATEST = 1e12
 """Seconds; of what is no number nothing can be said."""
 OPTIONAL = {"worker", "bound", "first"}
-NAMES = frozenset(field.name for field in fields(Record))
+FIELD_NAMES = frozenset(field.name for field in fields(RequestRecord))
 
 
-HEAD = '{"run": '
+LINE_PREFIX = '{"run": '
 """Every line begins so."""
 
 
@@ -82,7 +82,7 @@ def _nobody(line: int) -> None:
     """Told of lines that were cut off."""
 
 
-def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[Record]:
+def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[RequestRecord]:
     """The records of a log, in the order in which requests ended.
 
     A line without its end is left out, and `cut` is told its number: the proxy was killed while it
@@ -108,39 +108,39 @@ def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[Recor
 
 def _is_cut_off(line: str) -> bool:
     """The beginning of a record, and not its end; records are flat, so a brace ends one."""
-    begun = line.startswith(HEAD) or HEAD.startswith(line.rstrip("\n"))
+    begun = line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip("\n"))
     return begun and not line.endswith("}\n")
 
 
-def _record(path: Path, number: int, line: str) -> Record:
+def _record(path: Path, number: int, line: str) -> RequestRecord:
     try:
         loaded = json.loads(line)
     except (ValueError, RecursionError):
         raise FormatError(str(path), f"line {number} is not JSON") from None
-    if not isinstance(loaded, dict) or set(loaded) != NAMES:
-        wanted = ", ".join(sorted(NAMES))
+    if not isinstance(loaded, dict) or set(loaded) != FIELD_NAMES:
+        wanted = ", ".join(sorted(FIELD_NAMES))
         raise FormatError(str(path), f"line {number}: expected an object with {wanted}")
     for key, value in loaded.items():
         if not _fits(key, value):
             raise FormatError(str(path), f"line {number}: {key} cannot be {value!r}")
-    values: dict[str, Any] = loaded | {"outcome": Outcome(loaded["outcome"])}
-    return Record(**values)
+    values: dict[str, Any] = loaded | {"outcome": RequestOutcome(loaded["outcome"])}
+    return RequestRecord(**values)
 
 
 def _fits(key: str, value: Any) -> bool:
     if value is None:
         return key in OPTIONAL
-    if key in COUNTS:
+    if key in COUNT_FIELDS:
         return type(value) is int and value >= 0
-    if key in NUMBERS:
+    if key in TIME_FIELDS:
         return type(value) in (int, float) and 0 <= value < LATEST
     if key == "outcome":
-        return value in set(Outcome)
+        return value in set(RequestOutcome)
     return isinstance(value, bool if key == "streamed" else str)
 
 
 @dataclass
-class Call:
+class RequestStats:
     """Times are the event loop's, in seconds; None: it has not come to that.
 
     Attributes:
@@ -177,9 +177,9 @@ class Call:
     attempts: int = 0
     prompt: int = 0
     output: int = 0
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
 
-    def heed(self, usage: Usage) -> None:
+    def heed(self, usage: TokenUsage) -> None:
         """What a worker says goes before what was estimated and counted."""
         if usage.prompt is not None:
             self.prompt = usage.prompt
@@ -193,9 +193,9 @@ class Call:
             return None
         return max(0.0, self.sent - self.ready - self.waited) + self.passing
 
-    def record(self, end: float, epoch: float, run: float) -> Record:
+    def record(self, end: float, epoch: float, run: float) -> RequestRecord:
         """For the log of a `run`; `epoch` is what the loop's clock is behind the wall's."""
-        return Record(
+        return RequestRecord(
             run=run,
             id=self.id,
             path=self.path,
@@ -209,7 +209,7 @@ class Call:
             end=epoch + end,
             prompt=self.prompt,
             output=self.output,
-            outcome=self.outcome or Outcome.FAILED,
+            outcome=self.outcome or RequestOutcome.FAILED,
         )
 
 
@@ -254,13 +254,13 @@ class RequestLog:
         except OSError as error:
             raise UsageError(f"--log: {path} cannot be written: {error.strerror}") from error
         self._path, self._capacity = path, capacity
-        self._queue: SimpleQueue[Record | _End] = SimpleQueue()
+        self._queue: SimpleQueue[RequestRecord | _End] = SimpleQueue()
         self._reported = False
         self.dropped = 0
         self._thread = threading.Thread(target=self._write, name="equipoise.log", daemon=True)
         self._thread.start()
 
-    def note(self, record: Record) -> None:
+    def note(self, record: RequestRecord) -> None:
         """Write it, some time; returns at once."""
         if self._queue.qsize() >= self._capacity:
             self._drop(1, "its disk does not keep up")
@@ -279,7 +279,7 @@ class RequestLog:
         while not ended:
             batch = list(self._batch())
             ended = isinstance(batch[-1], _End)
-            records = [one for one in batch if isinstance(one, Record)]
+            records = [one for one in batch if isinstance(one, RequestRecord)]
             data = "".join(record.line() for record in records).encode()
             try:
                 self._file.write(data)
@@ -287,7 +287,7 @@ class RequestLog:
                 self._drop(len(records), error.strerror or str(error))
         self._file.close()
 
-    def _batch(self) -> Iterator[Record | _End]:
+    def _batch(self) -> Iterator[RequestRecord | _End]:
         """What is there, and at least one."""
         yield (first := self._queue.get())
         if isinstance(first, _End):

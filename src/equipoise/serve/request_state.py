@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 
 
 @dataclass(frozen=True)
-class Held:
+class Queued:
     """No worker has it: it waits in the policy."""
 
 
@@ -35,15 +35,15 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Closed:
     """It ended, and the policy has been told, or has said so itself."""
 
 
-State: TypeAlias = Held | Bound | Running | Gone
-HELD, GONE = Held(), Gone()
+RequestStatus: TypeAlias = Queued | Bound | Running | Closed
+QUEUED, CLOSED = Queued(), Closed()
 
 
-class Ticket:
+class RequestState:
     """Written by the desk; the request's own task reads it, and waits for it.
 
     Args:
@@ -63,9 +63,9 @@ class Ticket:
         self.number = number
         self.size = size
         self.wanted = self.pin = wanted
-        self.state: State = HELD
+        self.state: RequestStatus = QUEUED
         self.told = 0
-        self.scope: Scope | None = None
+        self.scope: CancelScope | None = None
         self.bound_at: float | None = None
         self._binding: asyncio.Future[Bound] | None = None
 
@@ -76,8 +76,8 @@ class Ticket:
         """
         if isinstance(self.state, Bound):
             return self.state
-        if isinstance(self.state, Gone):
-            raise Interrupted(Reason.LOST)
+        if isinstance(self.state, Closed):
+            raise ScopeCancelled(CancelReason.LOST)
         self._binding = asyncio.get_running_loop().create_future()
         return await self._binding
 
@@ -90,10 +90,10 @@ class Ticket:
 
     def unbind(self) -> None:
         """Its worker was lost before the first token: the policy holds it again."""
-        self.state, self.told = HELD, 0
-        self.interrupt(Reason.UNBOUND)
+        self.state, self.told = QUEUED, 0
+        self.interrupt(CancelReason.UNBOUND)
 
-    def interrupt(self, reason: Reason) -> None:
+    def interrupt(self, reason: CancelReason) -> None:
         """End what its task is at."""
         if self.scope is not None:
             self.scope.interrupt(reason)
@@ -118,7 +118,7 @@ class WorkerView:
     health: WorkerState = WorkerState.SERVING
     room: int | None = None
     aside: bool = False
-    tickets: dict[int, Ticket] = field(default_factory=dict)
+    tickets: dict[int, RequestState] = field(default_factory=dict)
     load: int = 0
     report_failures: int = 0
     heard: float = float("-inf")
@@ -134,19 +134,19 @@ class WorkerView:
         drained = due is WorkerState.DRAINING and self.state is WorkerState.LOST
         return WorkerState.LOST if drained else due
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: RequestState) -> None:
         """It was bound to this worker."""
         self.tickets[ticket.number] = ticket
         self.load += ticket.size + ticket.told
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, ticket: RequestState) -> None:
         """It is not any more."""
         if self.tickets.pop(ticket.number, None) is not None:
             self.load -= ticket.size + ticket.told
 
 
 @dataclass(frozen=True)
-class Balance:
+class LoadImbalance:
     """How even the load of the workers is that serve.
 
     Attributes:
@@ -158,14 +158,14 @@ class Balance:
     idle: float
 
 
-def balance_of(workers: Sequence[WorkerView]) -> Balance:
+def balance_of(workers: Sequence[WorkerView]) -> LoadImbalance:
     """As `docs/design/request-balance.md` has it."""
     loads = [one.load for one in workers if one.state is not WorkerState.LOST]
     most = max(loads, default=0) * len(loads)
-    return Balance(most - sum(loads), (most - sum(loads)) / most if most else 0.0)
+    return LoadImbalance(most - sum(loads), (most - sum(loads)) / most if most else 0.0)
 
 
-def least(workers: Sequence[WorkerView], without: int, size: int = 0) -> int | None:
+def least_loaded(workers: Sequence[WorkerView], without: int, size: int = 0) -> int | None:
     """The worker that serves and has least to do, other than `without`; None: there is none.
 
     Those whose KV cache would never hold `size` are left out.

@@ -13,10 +13,10 @@ from equipoise.serve.settings import RouteSettings
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CUT_OFF = 1
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
-class Told:
+class SignalListener:
     """Hears signals, from its making until it is closed.
 
     Attributes:
@@ -54,7 +54,7 @@ class Told:
         self._event.set()
 
 
-def serve(settings: RouteSettings, factory: PolicyFactory, say: Say) -> int:
+def serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends it at once.
 
     Returns 0 if every request that had been taken came to its end, 1 if some were cut off.
@@ -71,10 +71,10 @@ def serve(settings: RouteSettings, factory: PolicyFactory, say: Say) -> int:
         logger.removeHandler(handler)
 
 
-async def _serve(settings: RouteSettings, factory: PolicyFactory, say: Say) -> int:
+async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> int:
     workers = settings.workers
     policy = factory([one.slots for one in workers], [one.room for one in workers])
-    told = Told()
+    told = SignalListener()
     try:
         proxy = Proxy(settings, policy)
         await _start(proxy, settings, say)
@@ -91,7 +91,7 @@ async def _serve(settings: RouteSettings, factory: PolicyFactory, say: Say) -> i
     return CUT_OFF if left else 0
 
 
-async def _start(proxy: Proxy, settings: RouteSettings, say: Say) -> None:
+async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
     access = settings.access
     try:
         await proxy.start()
@@ -103,7 +103,7 @@ async def _start(proxy: Proxy, settings: RouteSettings, say: Say) -> None:
     say(f"serving on {scheme}://{access.host}:{proxy.port}, {len(settings.workers)} worker(s)")
 
 
-async def _stopped(proxy: Proxy, told: Told) -> int:
+async def _stopped(proxy: Proxy, told: SignalListener) -> int:
     """Wait for what is under way; a further signal ends that."""
     hurry = asyncio.create_task(told.again())
     hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.hurry())

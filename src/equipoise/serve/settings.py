@@ -63,7 +63,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Timeouts:
     """Seconds that are waited at most; the outcome in parentheses.
 
     Attributes:
@@ -148,7 +148,7 @@ class ClientRank(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class AccessSettings:
     """Who may ask, and where.
 
     Attributes:
@@ -179,9 +179,9 @@ class RouteSettings:
     """
 
     workers: tuple[WorkerSettings, ...]
-    access: Access = field(default_factory=Access)
+    access: AccessSettings = field(default_factory=AccessSettings)
     limits: Limits = field(default_factory=Limits)
-    patience: Patience = field(default_factory=Patience)
+    patience: Timeouts = field(default_factory=Timeouts)
     health: HealthSettings = field(default_factory=HealthSettings)
     client_rank: ClientRank = ClientRank.HONOUR
     reports: ReportSettings | None = None

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import yarl
 
-from equipoise.serve.outcomes import Fault, Outcome
-from equipoise.serve.settings import Limits, Patience
+from equipoise.serve.outcomes import ErrorResponse, RequestOutcome
+from equipoise.serve.settings import Limits, Timeouts
 
 LOG = logging.getLogger("equipoise.route")
 PIECE = 1 << 16
@@ -26,17 +26,19 @@ class AttemptFailed(Exception):
         answer: the worker's own answer, where it gave one.
     """
 
-    def __init__(self, what: str, answer: "WholeAnswer | None" = None) -> None:
+    def __init__(self, what: str, answer: "BufferedAnswer | None" = None) -> None:
         super().__init__(what)
         self.answer = answer
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> ErrorResponse:
         """What the client is told if there is no further attempt."""
-        return Fault(502, Outcome.WORKERS_FAILED, f"no worker answered: {self}", "worker_failed")
+        return ErrorResponse(
+            502, RequestOutcome.WORKERS_FAILED, f"no worker answered: {self}", "worker_failed"
+        )
 
 
-class WholeAnswer:
+class BufferedAnswer:
     """An answer that has been read to its end.
 
     Attributes:
@@ -51,7 +53,7 @@ class WholeAnswer:
         self.body = body
 
 
-def open_client(patience: Patience) -> aiohttp.ClientSession:
+def open_client(patience: Timeouts) -> aiohttp.ClientSession:
     """For all workers; to be closed by who opens it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
@@ -65,7 +67,7 @@ def open_client(patience: Patience) -> aiohttp.ClientSession:
 
 
 @asynccontextmanager
-async def opened(
+async def send_request(
     client: aiohttp.ClientSession,
     method: str,
     url: str,
@@ -87,7 +89,7 @@ async def opened(
             answer.close()
 
 
-async def read_whole(answer: aiohttp.ClientResponse, limits: Limits) -> WholeAnswer:
+async def read_answer(answer: aiohttp.ClientResponse, limits: Limits) -> BufferedAnswer:
     """Raises AttemptFailed where it is longer than it may be."""
     pieces: list[bytes] = []
     size = 0
@@ -96,7 +98,7 @@ async def read_whole(answer: aiohttp.ClientResponse, limits: Limits) -> WholeAns
         size += len(piece)
         if size > limits.answer:
             raise AttemptFailed(f"its answer is longer than {limits.answer} bytes")
-    return WholeAnswer(answer, b"".join(pieces))
+    return BufferedAnswer(answer, b"".join(pieces))
 
 
 def is_stream(answer: aiohttp.ClientResponse) -> bool:
@@ -109,7 +111,7 @@ def is_framed(answer: aiohttp.ClientResponse) -> bool:
     return "Transfer-Encoding" in answer.headers or "Content-Length" in answer.headers
 
 
-def said(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """In one line, without addresses of workers: those are nobody's business."""
     match error:
         case aiohttp.ClientConnectorError() | aiohttp.ServerTimeoutError():

@@ -18,14 +18,14 @@ from math import isfinite
 import aiohttp
 
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
-from equipoise.serve.dispatcher import Desk
+from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.settings import ReportSettings, WorkerSettings
 
 LABELS = r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}'
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
-class Unreadable(Exception):
+class InvalidMetrics(Exception):
     """A page that does not say what it was expected to say."""
 
 
@@ -38,7 +38,7 @@ class Sample:
     value: float
 
 
-class Reader:
+class MetricsParser:
     """Finds samples of some names.
 
     Args:
@@ -61,21 +61,21 @@ def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise Unreadable(f"{name} is {text!r}") from None
+        raise InvalidMetrics(f"{name} is {text!r}") from None
     if not isfinite(value) or value < 0:
-        raise Unreadable(f"{name} is {text}")
+        raise InvalidMetrics(f"{name} is {text}")
     return value
 
 
 LOG = logging.getLogger("equipoise.route")
-LONGEST = 16 << 20
+MAX_PAGE = 16 << 20
 """Bytes of a page."""
 PIECE = 1 << 16
-MOST = float(1 << 48)
-FAILURES = (TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError, Unreadable)
+MAX_VALUE = float(1 << 48)
+FAILURES = (TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError, InvalidMetrics)
 
 
-class Reporter:
+class MetricsScraper:
     """Asks one server, for all workers that it serves as.
 
     Args:
@@ -90,12 +90,12 @@ class Reporter:
         self,
         client: aiohttp.ClientSession,
         workers: dict[int, WorkerSettings],
-        desk: Desk,
+        desk: RequestDispatcher,
         settings: ReportSettings,
         key: str | None = None,
     ) -> None:
         self._client, self._workers, self._desk = client, workers, desk
-        self._settings, self._reader = settings, Reader(settings.names)
+        self._settings, self._reader = settings, MetricsParser(settings.names)
         self._url = next(iter(workers.values())).url + settings.path
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._failing = False
@@ -112,7 +112,7 @@ class Reporter:
         try:
             samples = list(self._reader.samples(await self._page()))
             reports = {
-                number: report_of(samples, worker, self._settings)
+                number: worker_report(samples, worker, self._settings)
                 for number, worker in self._workers.items()
             }
         except FAILURES as error:
@@ -130,12 +130,12 @@ class Reporter:
             self._client.get(self._url, headers=self._headers, allow_redirects=False) as answer,
         ):
             if answer.status != 200:
-                raise Unreadable(f"it answers {answer.status}")
+                raise InvalidMetrics(f"it answers {answer.status}")
             page = bytearray()
             while piece := await answer.content.read(PIECE):
                 page += piece
-                if len(page) > LONGEST:
-                    raise Unreadable(f"it is longer than {LONGEST} bytes")
+                if len(page) > MAX_PAGE:
+                    raise InvalidMetrics(f"it is longer than {MAX_PAGE} bytes")
         return page.decode()
 
     def _failed(self, error: Exception) -> None:
@@ -147,7 +147,7 @@ class Reporter:
             LOG.warning("%s: no report, counted from now on: %s", self._url, why)
 
 
-def report_of(
+def worker_report(
     samples: Sequence[Sample], worker: WorkerSettings, settings: ReportSettings
 ) -> WorkerReport:
     """What a page says of one worker. Raises Unreadable where it does not say all."""
@@ -161,8 +161,8 @@ def report_of(
         usage = usage if usages or not worker.room else tokens / worker.room
     else:
         tokens = usage * (worker.room or 0)
-    if max(waiting, running, tokens) > MOST:
-        raise Unreadable("it counts more than there can be")
+    if max(waiting, running, tokens) > MAX_VALUE:
+        raise InvalidMetrics("it counts more than there can be")
     return WorkerReport(
         waiting=int(waiting), running=int(running), tokens=int(tokens), kv_usage=usage
     )
@@ -177,5 +177,5 @@ def _is_of(sample: Sample, worker: WorkerSettings, settings: ReportSettings) -> 
 def _values(samples: Sequence[Sample], name: str) -> list[float]:
     found = [one.value for one in samples if one.name == name]
     if not found:
-        raise Unreadable(f"{name} is not there")
+        raise InvalidMetrics(f"{name} is not there")
     return found

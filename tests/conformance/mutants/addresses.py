@@ -7,12 +7,12 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import device_with
 from torch import Tensor
 
-from equipoise.backends.virtual.accelerator import VirtualPool
+from equipoise.backends.virtual.accelerator import VirtualPagePool
 from equipoise.backends.virtual.arena import Bytes
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.hal.stream import Event, Stream
 from equipoise.hal.support.page_pool import PoolPage
-from equipoise.hal.support.slot_access import AttachedReader, Leases, Readers, SlotLease
+from equipoise.hal.support.slot_access import AttachedReader, LeaseTable, ReaderRegistry, SlotLease
 
 
 class PairByPairStore(VirtualSlotStore):
@@ -47,7 +47,7 @@ class HastyLeases(VirtualSlotStore):
         return lease
 
 
-class FirstSlotLeases(Leases):
+class FirstSlotLeases(LeaseTable):
     """Only the first slot of a batch is looked at."""
 
     @contextmanager
@@ -56,7 +56,7 @@ class FirstSlotLeases(Leases):
             yield
 
 
-class RecountedLeases(Leases):
+class RecountedLeases(LeaseTable):
     """A lease that is released twice gives back somebody else's too."""
 
     def end(self, lease: SlotLease) -> None:
@@ -64,7 +64,7 @@ class RecountedLeases(Leases):
         super().end(lease)
 
 
-class FlatLeases(Leases):
+class FlatLeases(LeaseTable):
     """A slot is leased or not: the first release frees it."""
 
     def take(self, slots: Iterable[int]) -> SlotLease:
@@ -75,7 +75,7 @@ class FlatLeases(Leases):
         return lease
 
 
-class HastyWriters(Readers):
+class HastyWriters(ReaderRegistry):
     """A commit does not wait for what readers have launched."""
 
     def hold(self, writer: Stream) -> tuple[Stream, ...]:
@@ -83,14 +83,14 @@ class HastyWriters(Readers):
         return tuple(stream for stream in streams if stream is not writer)
 
 
-class HastyReaders(Readers):
+class HastyReaders(ReaderRegistry):
     """What readers launch later does not wait for the commit."""
 
     def follow(self, held: Iterable[Stream], done: Event) -> None:
         return None
 
 
-class FirstReaderOnly(Readers):
+class FirstReaderOnly(ReaderRegistry):
     """One reader is respected: that which was attached first."""
 
     def attach(self, stream: Stream) -> AttachedReader:
@@ -99,7 +99,7 @@ class FirstReaderOnly(Readers):
         return super().attach(stream)
 
 
-class ForgettingReaders(Readers):
+class ForgettingReaders(ReaderRegistry):
     """What a reader had launched is forgotten when it is detached."""
 
     def leave(self, reader: AttachedReader) -> None:
@@ -107,7 +107,7 @@ class ForgettingReaders(Readers):
         self._left.clear()
 
 
-class StreamwiseReaders(Readers):
+class StreamwiseReaders(ReaderRegistry):
     """Detaching one of a stream's readers detaches the stream."""
 
     def leave(self, reader: AttachedReader) -> None:
@@ -115,14 +115,14 @@ class StreamwiseReaders(Readers):
             super().leave(other)
 
 
-class HastyPool(VirtualPool):
+class HastyPool(VirtualPagePool):
     """A page is free as soon as it was given back."""
 
     def put(self, page: PoolPage, after: Event | None) -> None:
         super().put(page, None)
 
 
-class ForgivingPool(VirtualPool):
+class ForgivingPool(VirtualPagePool):
     """A page may be given back twice, and is then handed out twice."""
 
     def put(self, page: PoolPage, after: Event | None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.virtual.arena import Bytes, bytes_of
-from equipoise.backends.virtual.device import Device
+from equipoise.backends.virtual.device import VirtualDevice
 from equipoise.backends.virtual.slots import Copy, VirtualSlotStore
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64
@@ -23,7 +23,7 @@ WORD = 4
 class SwappingStore(VirtualSlotStore):
     """From its second commit on, a slot is given other memory instead of other contents."""
 
-    def __init__(self, device: Device, layout: SlotLayout) -> None:
+    def __init__(self, device: VirtualDevice, layout: SlotLayout) -> None:
         super().__init__(device, layout)
         self._used: set[int] = set()
 
@@ -81,7 +81,7 @@ class AlignedStore(VirtualSlotStore):
 class AddingStore(VirtualSlotStore):
     """A copy into a slot is an addition to zero, in the segment's dtype."""
 
-    def __init__(self, device: Device, layout: SlotLayout) -> None:
+    def __init__(self, device: VirtualDevice, layout: SlotLayout) -> None:
         super().__init__(device, layout)
         tensors = [segment.data for slot in layout.slots for segment in slot]
         self._tensors = {tensor.data_ptr(): tensor for tensor in tensors}

@@ -9,13 +9,13 @@ from conformance.mutants.subjects import network_with
 
 from equipoise.backends.virtual.control_plane import VirtualControlPlane
 from equipoise.backends.virtual.network import Network
-from equipoise.hal.checked_communicator import CheckedCommunicator, Issued
+from equipoise.hal.checked_communicator import CheckedCommunicator, OperationSignature
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.properties import control_checked_mode
 from equipoise.hal.conformance.properties.control import FORGETTING, LOST_STORE
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import Subject
-from equipoise.hal.errors import BallotIncomplete, ControlLost, OrderMismatch, RankLost
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, OrderMismatch, RankLost
 from equipoise.hal.work import Work
 
 
@@ -103,7 +103,7 @@ class CastsIntoTheVoid(VirtualControlPlane):
     def _reachable(self) -> bool:
         try:
             self._world.store.reach()
-        except ControlLost:
+        except ControlPlaneLost:
             return False
         return True
 
@@ -116,7 +116,7 @@ class NothingIsReadAsEmpty(VirtualControlPlane):
     ) -> tuple[bytes, ...]:
         try:
             return super().collect(question, timeout, ranks)
-        except ControlLost:
+        except ControlPlaneLost:
             return (b"",) * len(range(self.size) if ranks is None else ranks)
 
 
@@ -128,7 +128,7 @@ class NothingIsReadAsMissing(VirtualControlPlane):
     ) -> tuple[bytes, ...]:
         try:
             return super().collect(question, timeout, ranks)
-        except ControlLost:
+        except ControlPlaneLost:
             missing = range(self.size) if ranks is None else ranks
             raise BallotIncomplete(question, tuple(missing)) from None
 
@@ -139,7 +139,7 @@ class DecidesAlone(VirtualControlPlane):
     def decide(self, question: str, value: bytes) -> bytes:
         try:
             return super().decide(question, value)
-        except ControlLost:
+        except ControlPlaneLost:
             return value
 
 
@@ -149,7 +149,7 @@ class SilenceIsARankThatIsLost(VirtualControlPlane):
     def lost(self, timeout: float) -> RankLost | None:
         try:
             self._world.store.reach()
-        except ControlLost:
+        except ControlPlaneLost:
             return RankLost((self.rank + 1) % self.size, "fell silent", self._operation)
         return super().lost(timeout)
 
@@ -157,14 +157,14 @@ class SilenceIsARankThatIsLost(VirtualControlPlane):
 class SizesAreNotCompared(CheckedCommunicator):
     """Compares the kinds of operations, and not how much they move."""
 
-    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         return super()._agreed(replace(mine, elements=0, sends=(), receives=()), start)
 
 
 class OnlyTheFirstIsTold(CheckedCommunicator):
     """Rank 0 compares; the others rely on it, and wait."""
 
-    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         try:
             return super()._agreed(mine, start)
         except OrderMismatch:
@@ -176,7 +176,7 @@ class OnlyTheFirstIsTold(CheckedCommunicator):
 class NobodyIsNamed(CheckedCommunicator):
     """Says that the ranks differ, and not in what."""
 
-    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         try:
             return super()._agreed(mine, start)
         except OrderMismatch:

@@ -12,9 +12,9 @@ from equipoise.backends.cpu.slots import Buffer, CpuSlotStore
 from equipoise.backends.cpu.stream import (
     CpuEvent,
     CpuGraph,
+    CpuRecording,
     CpuStream,
-    Mark,
-    _PlanCall,
+    _StreamTask,
     own_event,
     own_stream,
 )
@@ -33,7 +33,7 @@ class ReachedWhenRecorded(CpuEvent):
 class QueryNeedsWait(CpuEvent):
     """A query is true only when somebody has waited."""
 
-    waited: Mark | None = None
+    waited: CpuRecording | None = None
 
     def query(self) -> bool:
         return super().query() and self.waited is self._mark
@@ -48,7 +48,7 @@ class SecondRecordingNotAwaited(CpuEvent):
 
     recordings = 0
 
-    def renew(self) -> Mark:
+    def renew(self) -> CpuRecording:
         self.recordings += 1
         return super().renew()
 
@@ -60,9 +60,9 @@ class SecondRecordingNotAwaited(CpuEvent):
 class AnswersForFirstRecording(CpuEvent):
     """A query answers for the first recording."""
 
-    first: Mark | None = None
+    first: CpuRecording | None = None
 
-    def renew(self) -> Mark:
+    def renew(self) -> CpuRecording:
         made = super().renew()
         self.first = self.first or made
         return made
@@ -74,7 +74,7 @@ class AnswersForFirstRecording(CpuEvent):
 class RunsAfterFailure(CpuStream):
     """What is queued behind a program that raised runs all the same."""
 
-    def _run(self, task: _PlanCall) -> None:
+    def _run(self, task: _StreamTask) -> None:
         try:
             task.run()
         except BaseException as failure:
@@ -85,7 +85,7 @@ class RunsAfterFailure(CpuStream):
 class ReportsLastFailure(CpuStream):
     """A failed stream takes one more launch, and blames that one's failure."""
 
-    def _run(self, task: _PlanCall) -> None:
+    def _run(self, task: _StreamTask) -> None:
         before, self._failure = self._failure, None
         super()._run(task)
         self._failure = self._failure or before

@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.backends.virtual.arena import Bytes
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.network import Network
-from equipoise.backends.virtual.transfer import SUMMED, Collective, Share
+from equipoise.backends.virtual.transfer import SUM_DTYPES, Collective, Contribution
 from equipoise.backends.virtual.work import VirtualWork
 
 NARROWER: dict[torch.dtype, type[np.generic]] = {
@@ -23,25 +23,27 @@ NARROWER: dict[torch.dtype, type[np.generic]] = {
 class OwnPartFirst(Collective):
     """Each rank adds for itself, its own part first."""
 
-    def addends(self, rank: int) -> Sequence[Share]:
+    def addends(self, rank: int) -> Sequence[Contribution]:
         return [*self._shares[rank:], *self._shares[:rank]]
 
 
 class InOrderOfArrival(Collective):
     """Adds the parts in the order in which the ranks have issued the operation."""
 
-    def __init__(self, network: Network, ranks: tuple[int, ...], shares: Sequence[Share]) -> None:
+    def __init__(
+        self, network: Network, ranks: tuple[int, ...], shares: Sequence[Contribution]
+    ) -> None:
         super().__init__(network, ranks, shares)
         issued = list(network.pending)
         self._arrived = sorted(shares, key=lambda share: issued.index(share.native.operation))
 
-    def addends(self, rank: int) -> Sequence[Share]:
+    def addends(self, rank: int) -> Sequence[Contribution]:
         return self._arrived
 
 
-def added(shares: Sequence[Share], through: type[np.generic]) -> Bytes:
+def added(shares: Sequence[Contribution], through: type[np.generic]) -> Bytes:
     """The sum of what these brought, formed in another type."""
-    dtype = SUMMED[shares[0].dtype]
+    dtype = SUM_DTYPES[shares[0].dtype]
     total = np.sum([share.taken.view(dtype).astype(through) for share in shares], axis=0)
     found: Bytes = total.astype(dtype).view(np.uint8)
     return found
@@ -50,7 +52,7 @@ def added(shares: Sequence[Share], through: type[np.generic]) -> Bytes:
 class CountsInDoubles(Collective):
     """Adds long integers as floating-point numbers."""
 
-    def total(self, shares: Sequence[Share]) -> Bytes:
+    def total(self, shares: Sequence[Contribution]) -> Bytes:
         if shares[0].dtype == torch.int64:
             return added(shares, np.float64)
         return super().total(shares)
@@ -59,7 +61,7 @@ class CountsInDoubles(Collective):
 class AddsInNarrowTypes(Collective):
     """Adds floating-point numbers in the next narrower type, to save bandwidth."""
 
-    def total(self, shares: Sequence[Share]) -> Bytes:
+    def total(self, shares: Sequence[Contribution]) -> Bytes:
         narrower = NARROWER.get(shares[0].dtype)
         return super().total(shares) if narrower is None else added(shares, narrower)
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import gloo_with
 
-from equipoise.backends.cpu.gloo_work import SLACK, GlooWork
+from equipoise.backends.cpu.gloo_work import REPORT_SLACK, GlooWork
 from equipoise.hal.errors import CommunicatorFailed, EquipoiseError
 from equipoise.hal.stream import Stream
 
@@ -44,7 +44,7 @@ class IgnoresFailedWork(GlooWork):
 
         def program() -> None:
             with suppress(EquipoiseError):
-                self.result(self._remaining() + SLACK)
+                self.result(self._remaining() + REPORT_SLACK)
 
         stream.launch(program)
 
@@ -53,7 +53,7 @@ class FailsStreamNotCall(GlooWork):
     """Waiting for what has failed fails the stream, which had nothing to do with it."""
 
     def wait(self, stream: Stream) -> None:
-        stream.launch(lambda: self.result(self._remaining() + SLACK))
+        stream.launch(lambda: self.result(self._remaining() + REPORT_SLACK))
 
 
 class IgnoresEarlierFailure(GlooWork):

@@ -7,12 +7,12 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
 from equipoise.backends.virtual.communicator import VirtualCommunicator
-from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.operation import VirtualOperation
 from equipoise.backends.virtual.work import VirtualWork
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 
 
-class SilentDeadline(Operation):
+class SilentDeadline(VirtualOperation):
     """At its deadline an operation ends, without an error."""
 
     __slots__ = ()
@@ -22,7 +22,7 @@ class SilentDeadline(Operation):
         return not ended
 
 
-class NamelessDeadline(Operation):
+class NamelessDeadline(VirtualOperation):
     """The error of a deadline says neither what it was nor what for."""
 
     __slots__ = ()
@@ -31,7 +31,7 @@ class NamelessDeadline(Operation):
         return self.fail(OperationTimeout, "connection closed by peer")
 
 
-class FailsByItself(Operation):
+class FailsByItself(VirtualOperation):
     """At its deadline an operation fails, and its communicator goes on."""
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class FailsByItself(Operation):
         return not ended
 
 
-class EndlessRounds(Operation):
+class EndlessRounds(VirtualOperation):
     """No deadline strikes a round."""
 
     __slots__ = ()

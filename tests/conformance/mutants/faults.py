@@ -8,12 +8,12 @@ from torch import Tensor
 
 from equipoise.backends.virtual.control_plane import VirtualControlPlane
 from equipoise.backends.virtual.network import Network
-from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.operation import VirtualOperation
 from equipoise.hal.conformance.properties.faults import FAULTS
 from equipoise.hal.errors import CommunicatorFailed, RankLost
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.world import World
+    from equipoise.backends.virtual.world import VirtualWorld
 
 
 class DeathIsNotHeard(Network):
@@ -22,7 +22,7 @@ class DeathIsNotHeard(Network):
     def ready(self) -> bool:
         return False
 
-    def due(self) -> list[Operation]:
+    def due(self) -> list[VirtualOperation]:
         return [op for op in super().due() if self.dead.isdisjoint(op.peers)]
 
 
@@ -60,7 +60,7 @@ class DeathFailsEverything(Network):
 class DeathKeepsBuffers(Network):
     """Never gives back the tensors of what has lost its peer."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "VirtualWorld") -> None:
         super().__init__(world)
         self._kept: list[Tensor] = []
 

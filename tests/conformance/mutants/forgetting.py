@@ -7,7 +7,7 @@ from conformance.mutants.subjects import network_with
 
 from equipoise.backends.virtual.control_plane import VirtualControlPlane
 from equipoise.hal.conformance.properties.control import FORGETTING
-from equipoise.hal.errors import ControlLost
+from equipoise.hal.errors import ControlPlaneLost
 
 
 class ForgetsNothing(VirtualControlPlane):
@@ -47,7 +47,7 @@ class ForgetsOnce(VirtualControlPlane):
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         if question not in self._store.decisions:
-            raise ControlLost(f"{question!r} is not there")
+            raise ControlPlaneLost(f"{question!r} is not there")
         super().forget(question, ranks)
 
 

@@ -3,7 +3,7 @@
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
-from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.operation import VirtualOperation
 from equipoise.backends.virtual.work import DEADLINE, VirtualWork
 from equipoise.hal.errors import CommunicatorFailed, ResultPending
 from equipoise.hal.stream import Stream
@@ -24,7 +24,7 @@ class SingleShot(VirtualWork):
 class OwnThreadOnly(VirtualWork):
     """Only the thread that issued an operation learns of its end."""
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: VirtualOperation) -> None:
         super().__init__(operation)
         self._host = operation.communicator.world.host
 
@@ -61,7 +61,7 @@ class FailsOnce(VirtualWork):
 class InOrderOnly(VirtualWork):
     """A result is handed out when all that was issued before has ended, too."""
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: VirtualOperation) -> None:
         super().__init__(operation)
         pending = operation.communicator.world.network.pending
         same = operation.communicator
@@ -75,7 +75,7 @@ class InOrderOnly(VirtualWork):
         super().result(timeout)
 
 
-class FirstHandleIsDropped(Operation):
+class FirstHandleIsDropped(VirtualOperation):
     """Of a batch, the first handle is not waited for."""
 
     __slots__ = ()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes, bytes_of
 from equipoise.backends.virtual.communicator import VirtualCommunicator
-from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.operation import VirtualOperation
 from equipoise.backends.virtual.slots import VirtualSlotStore
-from equipoise.backends.virtual.transfer import Share
+from equipoise.backends.virtual.transfer import Contribution
 from equipoise.backends.virtual.work import VirtualWork
 
 Peers = Sequence[tuple[int, Tensor]]
@@ -64,10 +64,12 @@ class OnlyWorksOwn(VirtualCommunicator):
 class CollectivesBorrow(VirtualCommunicator):
     """A collective keeps its output alive, but not its input."""
 
-    def _collective(self, make: partial[Share], *tensors: Tensor) -> VirtualWork:
+    def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:
         kind, source, out = make.args
         lent: Bytes = bytes_of(borrowed(torch.from_numpy(source)))
-        return super()._collective(partial(Share, kind, lent, out, **make.keywords), *tensors[:1])
+        return super()._collective(
+            partial(Contribution, kind, lent, out, **make.keywords), *tensors[:1]
+        )
 
 
 class DropCancels(VirtualWork):
@@ -82,7 +84,7 @@ class DropCancels(VirtualWork):
 class KeepsEverything(VirtualWork):
     """The buffers of every operation stay with the communicator until the end of the run."""
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: VirtualOperation) -> None:
         super().__init__(operation)
         vars(operation.communicator).setdefault("kept", []).append(operation.tensors)
 

@@ -17,7 +17,7 @@ from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.stream import VirtualGraph, own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import RoutingTable
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash, route_by_rule
 from equipoise.hal.stream import Stream
 from equipoise.hal.support.validation import (
     check_checksum,
@@ -152,7 +152,7 @@ class RuleWordByWord(VirtualKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -179,7 +179,7 @@ class IgnoresRankOffset(AnyKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -196,7 +196,7 @@ class HashesElementsForRows(AnyKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -213,7 +213,7 @@ class CountsEveryRow(AnyKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -230,7 +230,7 @@ class BlocksOf512(AnyKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,

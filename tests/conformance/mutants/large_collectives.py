@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
 from equipoise.backends.cpu.gloo_work import GlooWork
-from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.communicator import Exchange, PeerBuffer
 
 MEGABYTE = 1 << 20
 
@@ -86,7 +86,7 @@ class ShiftsLargeBlobs(GlooCommunicator):
 
     def exchange(self, round: Exchange) -> GlooWork:
         sends = tuple(
-            Parcel(p.peer, torch.roll(p.blob, -1) if p.blob.nbytes > 4 * MEGABYTE else p.blob)
+            PeerBuffer(p.peer, torch.roll(p.blob, -1) if p.blob.nbytes > 4 * MEGABYTE else p.blob)
             for p in round.sends
         )
         return super().exchange(replace(round, sends=sends))

@@ -13,7 +13,7 @@ from equipoise import _native
 from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
 
 BLOCK = 4096
@@ -109,7 +109,7 @@ class RuleRowsInOneByte(AnyKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,
@@ -127,7 +127,7 @@ class TurnsPerBlock(AnyKernels):
 
     def route_by_rule(
         self,
-        rule: Rule,
+        rule: ReplicaRule,
         ids: Tensor,
         tables: Tables,
         layer: int,

@@ -7,9 +7,9 @@ from conformance.mutants.subjects import device_with
 from torch import Tensor
 
 from equipoise.backends.virtual.lock import VirtualStreamLock
-from equipoise.backends.virtual.scheduling import Task, _no_deadline, in_turn
+from equipoise.backends.virtual.scheduling import StreamTask, _no_deadline, in_turn
 from equipoise.backends.virtual.slots import VirtualSlotStore
-from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.backends.virtual.stream import VirtualStream, VirtualStreamOp, own_stream
 from equipoise.hal.stream import Stream
 
 
@@ -59,14 +59,14 @@ class ArmedByWait(VirtualStreamLock):
 class Broadcast(VirtualStreamLock):
     """A signal lets every stream go on that has come to an acquire."""
 
-    waiting: tuple[Task, ...] = ()
+    waiting: tuple[StreamTask, ...] = ()
     allowed = 0
 
     def signal(self, epoch: int) -> None:
         super().signal(epoch)
         self.allowed = sum(task.owner._queue._tasks[0] is task for task in self.waiting)
 
-    def _launch(self, task: Task) -> None:
+    def _launch(self, task: StreamTask) -> None:
         super()._launch(task)
         if task.gate == self._passable:
             self.waiting = (*self.waiting, task)
@@ -88,7 +88,7 @@ class Ticket(VirtualStreamLock):
     def acquire(self, stream: Stream) -> None:
         self.asked += 1
         ticket = self.asked
-        verb = Verb(lambda on: self._launch_ticket(on, ticket))
+        verb = VirtualStreamOp(lambda on: self._launch_ticket(on, ticket))
         own_stream(stream).issue(verb)
 
     def signal(self, epoch: int) -> None:
@@ -103,7 +103,7 @@ class Ticket(VirtualStreamLock):
 
     def _launch_ticket(self, on: VirtualStream, ticket: int) -> None:
         gate = lambda: self.given >= ticket or self._poisoned  # noqa: E731
-        self._launch(Task(on, self._pass(self._take), gate, self._skip, self._strike))
+        self._launch(StreamTask(on, self._pass(self._take), gate, self._skip, self._strike))
 
 
 class TimelessSignal(VirtualStreamLock):
@@ -155,7 +155,7 @@ class PoisonOfThoseThere(VirtualStreamLock):
 
     def _launch_acquire(self, on: VirtualStream) -> None:
         gate = (lambda: self._full) if self._poisoned else self._passable
-        self._launch(Task(on, self._pass(self._take), gate, self._skip, self._strike))
+        self._launch(StreamTask(on, self._pass(self._take), gate, self._skip, self._strike))
 
 
 class LeftOutOfTheGraph(VirtualStreamLock):
@@ -173,7 +173,7 @@ class SpinningStream(VirtualStream):
         if self.capturing or self._queue.running is self:
             super().launch(program)
             return
-        self.submit(Task(self, in_turn((program,)), gate=self._processors_are_free))
+        self.submit(StreamTask(self, in_turn((program,)), gate=self._processors_are_free))
 
     def _processors_are_free(self) -> bool:
         heads = [queue._tasks[0] for queue in self._device._queues if queue._tasks]

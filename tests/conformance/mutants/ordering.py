@@ -6,8 +6,8 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import device_with
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
-from equipoise.backends.virtual.event import Mark, VirtualEvent, own_event
-from equipoise.backends.virtual.scheduling import Task, in_turn
+from equipoise.backends.virtual.event import VirtualEvent, VirtualRecording, own_event
+from equipoise.backends.virtual.scheduling import StreamTask, in_turn
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Event
@@ -17,7 +17,7 @@ class OvertakingStream(VirtualStream):
     """A launch goes ahead of the launch before it, if that one still waits."""
 
     launching = False
-    latest: Task | None = None
+    latest: StreamTask | None = None
 
     def launch(self, program: Callable[[], object]) -> None:
         self.launching = True
@@ -26,7 +26,7 @@ class OvertakingStream(VirtualStream):
         finally:
             self.launching = False
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: StreamTask) -> None:
         super().submit(task)
         queued = self._queue._tasks
         if self.launching and len(queued) > 1 and queued[-2] is self.latest:
@@ -34,13 +34,13 @@ class OvertakingStream(VirtualStream):
         self.latest = task if self.launching else None
 
 
-class UnheardMark(Mark):
+class UnheardMark(VirtualRecording):
     """Streams that wait for it go on at once."""
 
     __slots__ = ()
 
-    def await_by(self) -> Mark:
-        passed = Mark(self._device)
+    def await_by(self) -> VirtualRecording:
+        passed = VirtualRecording(self._device)
         passed.reach()
         return passed
 
@@ -48,7 +48,7 @@ class UnheardMark(Mark):
 class UnheardEvent(VirtualEvent):
     """Only the host waits for it."""
 
-    def renew(self) -> Mark:
+    def renew(self) -> VirtualRecording:
         self._mark = UnheardMark(self._device)
         return self._mark
 
@@ -60,7 +60,7 @@ class UnheardWaits(VirtualAccelerator):
         return UnheardEvent(self._device)
 
 
-class SignedMark(Mark):
+class SignedMark(VirtualRecording):
     """Knows the stream that recorded it."""
 
     __slots__ = ("by",)
@@ -106,7 +106,7 @@ class LatestStream(VirtualStream):
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
         gate = lambda: own.ended or event.latest().ended  # noqa: E731
-        self.submit(Task(self, in_turn((own.take,)), gate=gate))
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
 
 
 class StrandedStream(VirtualStream):
@@ -115,7 +115,7 @@ class StrandedStream(VirtualStream):
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
         gate = lambda: own.ended and event.latest().ended  # noqa: E731
-        self.submit(Task(self, in_turn((own.take,)), gate=gate))
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
 
 
 class DeafStream(VirtualStream):

@@ -3,12 +3,12 @@
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import device_with
 
-from equipoise.backends.virtual.device import Device
+from equipoise.backends.virtual.device import VirtualDevice
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.hal.stream import Role
 
 
-class SharingDevice(Device):
+class SharingDevice(VirtualDevice):
     """The pool of native queues is one short: two roles share one."""
 
     def stream(self, role: Role) -> VirtualStream:

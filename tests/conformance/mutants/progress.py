@@ -7,17 +7,17 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
 from equipoise.backends.virtual.communicator import VirtualCommunicator
-from equipoise.backends.virtual.event import Mark
-from equipoise.backends.virtual.network import Group
-from equipoise.backends.virtual.operation import Item, Operation, Outbox, Pair
+from equipoise.backends.virtual.event import VirtualRecording
+from equipoise.backends.virtual.network import VirtualGroup
+from equipoise.backends.virtual.operation import Outbox, OutboxItem, Pair, VirtualOperation
 from equipoise.backends.virtual.profiles import (
-    Link,
     LinkingCommunicator,
     LinkingOutbox,
+    LinkSetup,
     SerialCommunicator,
     SerialNetwork,
 )
-from equipoise.backends.virtual.transfer import Collective, Kind, Share
+from equipoise.backends.virtual.transfer import Collective, CollectiveKind, Contribution
 from equipoise.backends.virtual.work import DEADLINE, VirtualWork
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
@@ -27,8 +27,8 @@ from equipoise.hal.stream import Stream
 class SendsBlock(VirtualCommunicator):
     """A receive is not posted while an earlier send of the rank has not ended."""
 
-    def may_start(self, item: Item) -> bool:
-        if not isinstance(item, Operation) or not item.what.startswith("irecv"):
+    def may_start(self, item: OutboxItem) -> bool:
+        if not isinstance(item, VirtualOperation) or not item.what.startswith("irecv"):
             return super().may_start(item)
         pending = self._pending()
         earlier = pending[: pending.index(item)] if item in pending else []
@@ -36,7 +36,7 @@ class SendsBlock(VirtualCommunicator):
         return super().may_start(item) and not held_up
 
 
-class LastInFirstOut(Group):
+class LastInFirstOut(VirtualGroup):
     """A receive takes the latest message."""
 
     def _match(self, pair: Pair) -> None:
@@ -49,7 +49,7 @@ class LastInFirstOut(Group):
 class SecondThreadOvertakes(Outbox):
     """A rank's second thread has a queue of its own, which is served first."""
 
-    def push(self, item: Item) -> None:
+    def push(self, item: OutboxItem) -> None:
         if self._communicator.world.host:
             self._items.appendleft(item)
         else:
@@ -74,15 +74,15 @@ class WarmsInItsOwnOrder(LinkingCommunicator):
                 self.outbox.push(_anew(link))
 
 
-def _anew(link: Pair) -> Link:
+def _anew(link: Pair) -> LinkSetup:
     """A link between the same ends that is not there yet."""
-    return Link((*link, *link))  # type: ignore[arg-type]
+    return LinkSetup((*link, *link))  # type: ignore[arg-type]
 
 
 class NotBehindTheStream(VirtualCommunicator):
     """Operations start at once, whatever was launched before on the current stream."""
 
-    def _after(self) -> Mark | None:
+    def _after(self) -> VirtualRecording | None:
         return None
 
 
@@ -106,8 +106,12 @@ class HostWaits(VirtualWork):
 class NoSnapshot(Collective):
     """Results of copying collectives are written while the inputs are still being read."""
 
-    def reading(self, share: Share) -> Iterator[Callable[[], object]]:
-        if share.kind not in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL):
+    def reading(self, share: Contribution) -> Iterator[Callable[[], object]]:
+        if share.kind not in (
+            CollectiveKind.ALL_GATHER,
+            CollectiveKind.REDUCE_SCATTER,
+            CollectiveKind.ALL_TO_ALL,
+        ):
             yield from super().reading(share)
         share.taken = share.source if not len(share.taken) else share.taken
 

@@ -9,14 +9,14 @@ from conformance.mutants.subjects import device_with, network_with
 from torch import Tensor
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
-from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
-from equipoise.backends.virtual.device import Device
+from equipoise.backends.virtual.backend import ALL_CAPABILITIES, VirtualBackend
+from equipoise.backends.virtual.device import VirtualDevice
 from equipoise.backends.virtual.event import VirtualEvent
 from equipoise.backends.virtual.lock import VirtualStreamLock
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import VirtualGraph, VirtualStream
 from equipoise.backends.virtual.work import VirtualWork
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.hal.capabilities import Capabilities, Probe
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.subject import Subject
@@ -51,7 +51,7 @@ class WaveringBackend(VirtualBackend):
         known = super().capabilities
         return dataclasses.replace(known, pinned_memory=not self._opened)
 
-    def world(self, size: int, schedule: bytes) -> World:
+    def world(self, size: int, schedule: bytes) -> VirtualWorld:
         self._opened = True
         return super().world(size, schedule)
 
@@ -73,7 +73,7 @@ class AnythingAdopted(VirtualAccelerator):
 class OnePinnedBlock(VirtualAccelerator):
     """All pinned memory begins at one address."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: VirtualDevice) -> None:
         super().__init__(device)
         self._block = device.arena.empty(LARGEST)
 
@@ -84,7 +84,7 @@ class OnePinnedBlock(VirtualAccelerator):
 class EventPool(VirtualAccelerator):
     """Every event is kept, to be used again, and none is."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: VirtualDevice) -> None:
         super().__init__(device)
         self._events: list[VirtualEvent] = []
 
@@ -96,7 +96,7 @@ class EventPool(VirtualAccelerator):
 class StoreRegistry(VirtualAccelerator):
     """Every store stays registered with its device."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: VirtualDevice) -> None:
         super().__init__(device)
         self._stores: list[VirtualSlotStore] = []
 
@@ -221,7 +221,7 @@ MUTANTS = (
         broken="What is not declared seems to work.",
         property=REFUSED,
         subject=device_with(
-            dataclasses.replace(EVERYTHING, graph_capture=False), accelerator=SilentGraphs
+            dataclasses.replace(ALL_CAPABILITIES, graph_capture=False), accelerator=SilentGraphs
         ),
     ),
     Mutant(
@@ -230,7 +230,7 @@ MUTANTS = (
         broken="An undeclared call fails as it happens, not as Unsupported (FlagCX).",
         property=REFUSED,
         subject=device_with(
-            dataclasses.replace(EVERYTHING, stream_lock=False), accelerator=NullLocks
+            dataclasses.replace(ALL_CAPABILITIES, stream_lock=False), accelerator=NullLocks
         ),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.backends.virtual.arena import Bytes
 from equipoise.backends.virtual.communicator import NOTHING, VirtualCommunicator
 from equipoise.backends.virtual.fabric import VirtualFabric
-from equipoise.backends.virtual.transfer import Collective, Share
+from equipoise.backends.virtual.transfer import Collective, Contribution
 from equipoise.backends.virtual.work import VirtualWork
 from equipoise.hal.errors import Unsupported
 
@@ -48,16 +48,16 @@ class EmptyIsNotSent(VirtualCommunicator):
 class ScalarsAreEmpty(VirtualCommunicator):
     """A tensor without dimensions counts as one without elements."""
 
-    def _collective(self, make: partial[Share], *tensors: Tensor) -> VirtualWork:
+    def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:
         if any(tensor.ndim == 0 for tensor in tensors):
-            make = partial(Share, make.args[0], NOTHING, NOTHING, **make.keywords)
+            make = partial(Contribution, make.args[0], NOTHING, NOTHING, **make.keywords)
         return super()._collective(make, *tensors)
 
 
 class BytesAreAddedInPairs(Collective):
     """Adds bytes two at a time; a single one is left as the first rank gave it."""
 
-    def total(self, shares: Sequence[Share]) -> Bytes:
+    def total(self, shares: Sequence[Contribution]) -> Bytes:
         if shares[0].dtype == torch.uint8 and len(shares[0].out) == 1:
             return shares[0].taken
         return super().total(shares)
@@ -83,7 +83,7 @@ class RefusesTooLate(VirtualCommunicator):
 class EvenBlocks(Collective):
     """Looks for the block of a rank where it would be if all blocks were equally large."""
 
-    def block(self, share: Share, rank: int) -> Bytes:
+    def block(self, share: Contribution, rank: int) -> Bytes:
         start = rank * len(share.source) // len(share.gives)
         return share.taken[start : start + share.gives[rank]]
 
@@ -146,7 +146,7 @@ class MembersAreSorted(VirtualFabric):
 class PowersOfTwo(Collective):
     """Halves the group until one is left: of five ranks, the fifth is never added."""
 
-    def addends(self, rank: int) -> Sequence[Share]:
+    def addends(self, rank: int) -> Sequence[Contribution]:
         return self._shares[: 1 << (len(self._shares).bit_length() - 1)]
 
 

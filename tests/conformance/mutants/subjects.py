@@ -15,7 +15,7 @@ from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
 from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.backends.cpu.stream import CpuEvent, CpuGraph, CpuStream
-from equipoise.backends.virtual.backend import EVERYTHING, HEALTHY, VirtualBackend
+from equipoise.backends.virtual.backend import ALL_CAPABILITIES, HEALTHY, VirtualBackend
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
@@ -26,7 +26,9 @@ from equipoise.hal.stream import Role
 from equipoise.hal.support.page_pool import PagePool
 
 
-def device_with(capabilities: Capabilities = EVERYTHING, **parts: type) -> Callable[[], Subject]:
+def device_with(
+    capabilities: Capabilities = ALL_CAPABILITIES, **parts: type
+) -> Callable[[], Subject]:
     """Devices that are healthy except for these parts: for properties of one rank."""
 
     def subject() -> Subject:

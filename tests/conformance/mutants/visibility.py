@@ -7,16 +7,16 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import device_with
 
 from equipoise.backends.virtual.slots import Buffer, VirtualSlotStore
-from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.backends.virtual.stream import VirtualStream, VirtualStreamOp, own_stream
 from equipoise.hal.stream import Event, Role, Stream
-from equipoise.hal.support.slot_access import Hazards, SlotLease
+from equipoise.hal.support.slot_access import HazardTracker, SlotLease
 
 PIECES = 2
 """In how many pieces the virtual store copies a segment."""
 Steps = Callable[[], Iterator[None]]
 
 
-class _ForgetsReadsOf(Hazards):
+class _ForgetsReadsOf(HazardTracker):
     """Whoever writes next does not wait for those who read buffers of one kind."""
 
     kind = ""
@@ -44,7 +44,7 @@ class StagingIsReused(_ForgetsReadsOf):
     kind = "staging"
 
 
-class ReadsBeforeArrival(Hazards):
+class ReadsBeforeArrival(HazardTracker):
     """Whoever reads does not wait for the verb that writes."""
 
     def _ahead(
@@ -85,7 +85,7 @@ class EarlyStore(VirtualSlotStore):
                 on.perform(lambda: pieces)
             self._readers.follow(held, early)
 
-        own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
+        own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.barred(slots)))
 
     def _held_for(self, slots: tuple[int, ...]) -> int:
         """How many pieces readers wait for."""

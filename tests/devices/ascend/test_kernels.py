@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.backends.ascend import BACKEND, hashing, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.lookup_tables import replica_tables
+from equipoise.backends.ascend.lookup_tables import replica_tables_of
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import KernelError, StreamFailed, StreamTimeout
@@ -151,7 +151,7 @@ def test_checksum_of_large_data_is_chunked(
 ) -> None:
     monkeypatch.setattr(hashing, "CHUNK", 3)
     data = torch.arange(50, dtype=torch.uint8)
-    assert int(hashing.fingerprint(on(npu, data))) == as_int64(checksum(data))
+    assert int(hashing.device_checksum(on(npu, data))) == as_int64(checksum(data))
 
 
 def test_mix32_equals_the_reference(npu: AscendAccelerator) -> None:
@@ -200,7 +200,7 @@ def test_commit_tables_writes_generation_last(npu: AscendAccelerator) -> None:
             return func(*args, **(kwargs or {}))
 
     stream = npu.stream(Role.COMPUTE)
-    made = replica_tables(live, stream)
+    made = replica_tables_of(live, stream)
     with Watching():
         npu.kernels.commit_tables(update(0, table([1] * SLOTS)), live, stream)
     sets = (live.start, live.replicas, live.cumulative, made.replicas, made.runs, made.slots)

@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.backends.ascend import BACKEND, lookup_tables, npu_runtime
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.balancer.experts.placement import ExpertShape
-from equipoise.balancer.experts.weights.memory_report import own_tables
+from equipoise.balancer.experts.weights.memory_report import backend_tables
 from equipoise.hal.errors import KernelError
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import RoutingTable, build_table, count_experts, route_hashed
@@ -234,8 +234,8 @@ def test_tables_first_used_in_a_capture_are_refused(npu: AscendAccelerator) -> N
 
 def test_replica_tables_end_with_their_tables(npu: AscendAccelerator) -> None:
     live, stream = empty_tables(npu, 2, 3), npu.stream(Role.COMPUTE)
-    made = weakref.ref(lookup_tables.replica_tables(live, stream))
-    assert made() is lookup_tables.replica_tables(live, stream)
+    made = weakref.ref(lookup_tables.replica_tables_of(live, stream))
+    assert made() is lookup_tables.replica_tables_of(live, stream)
     del live
     gc.collect()
     assert made() is None
@@ -251,6 +251,6 @@ def test_replica_tables_of_published_models_take_stated_bytes(
 ) -> None:
     """The figures of docs/ascend.md, and what the memory report counts."""
     live = Tables.empty(layers, experts, slots, 1, npu.device)
-    made = lookup_tables.replica_tables(live, npu.stream(Role.COMPUTE))
-    counted = own_tables(npu, [ExpertShape(layers, experts, slots, 16)])
+    made = lookup_tables.replica_tables_of(live, npu.stream(Role.COMPUTE))
+    counted = backend_tables(npu, [ExpertShape(layers, experts, slots, 16)])
     assert made.nbytes == counted[0].nbytes == due

@@ -15,19 +15,19 @@ from equipoise.backends.ascend import lock_flags, npu_runtime, share_solver
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.backends.devices import event, slots
 from equipoise.backends.devices.collectives import communicator, work
-from equipoise.backends.devices.collectives.comm_set import Incarnation
-from equipoise.backends.devices.collectives.communicator import Round
+from equipoise.backends.devices.collectives.comm_set import CommSet
+from equipoise.backends.devices.collectives.communicator import P2PRound
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.support.page_pool import PoolPage
 
 
 def _missing_event_wait(patch: Patch) -> None:
-    patch(event.Mark, "hold", lambda self, stream: None)
+    patch(event.DeviceRecording, "hold", lambda self, stream: None)
 
 
 def _early_pinned_read(patch: Patch) -> None:
     # The copies that fill what the solver reads are still on their way.
-    patch(share_solver.Job, "call", lambda self: self.solve())
+    patch(share_solver.SolveJob, "call", lambda self: self.solve())
 
 
 def _pinned_overwrite(patch: Patch) -> None:
@@ -48,9 +48,9 @@ def _early_send_buffer_reuse(patch: Patch) -> None:
 
 
 def _per_tensor_messages(patch: Patch) -> None:
-    healthy = communicator.round_of
+    healthy = communicator.plan_round
 
-    def halves(plan: Any) -> Round:
+    def halves(plan: Any) -> P2PRound:
         whole = healthy(plan)
         ways, blobs, peers = [], [], []
         for way, blob, peer in zip(whole.ways, whole.blobs, whole.peers, strict=True):
@@ -58,25 +58,23 @@ def _per_tensor_messages(patch: Patch) -> None:
                 ways.append(way)
                 blobs.append(part)
                 peers.append(peer)
-        return Round(tuple(ways), tuple(blobs), tuple(peers))
+        return P2PRound(tuple(ways), tuple(blobs), tuple(peers))
 
     patch(communicator, "round_of", halves)
 
 
 def _send_before_receive(patch: Patch) -> None:
-    def message(
-        self: Incarnation, what: str, pair: tuple[int, int], tensor: Tensor
-    ) -> work.DeviceWork:
+    def message(self: CommSet, what: str, pair: tuple[int, int], tensor: Tensor) -> work.DeviceWork:
         sends = pair[0] == self.rank
         way, peer = ("isend", pair[1]) if sends else ("irecv", pair[0])
         moved = tensor if tensor.numel() else self.scratch
         return self.whole(what, lambda g: g.batch([way], [moved], [peer]), (moved,))
 
-    patch(Incarnation, "message", message)
+    patch(CommSet, "message", message)
 
 
 def _wait_on_an_unrecorded_event(patch: Patch) -> None:
-    def latest(self: event.DeviceEvent) -> event.Mark:
+    def latest(self: event.DeviceEvent) -> event.DeviceRecording:
         return self._mark or self.renew(Device(npu_runtime.RUNTIME, 0))
 
     patch(event.DeviceEvent, "latest", latest)
@@ -92,7 +90,7 @@ def _offset_view_of_a_private_format(patch: Patch) -> None:
 
 
 def _word_lent_again_whatever_came_first(patch: Patch) -> None:
-    patch(lock_flags.NpuFullWord, "lendable", property(lambda self: True))
+    patch(lock_flags.NpuAcquireFlag, "lendable", property(lambda self: True))
 
 
 BREAKAGES = (

@@ -27,8 +27,8 @@ from equipoise.hal import registry
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.executors.processes import ProcessSubject
-from equipoise.hal.conformance.property import Pace
-from equipoise.hal.conformance.search import Effort, Violated, search
+from equipoise.hal.conformance.property import DeadlineLength
+from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
@@ -44,7 +44,7 @@ CASES = 400
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
 """Of a run on the healthy backend."""
-DEADLINES = {Pace.CALM: 1.5, Pace.BRISK: 1.0}
+DEADLINES = {DeadlineLength.CALM: 1.5, DeadlineLength.BRISK: 1.0}
 """Seconds: a run that ends in a deadlock lasts so long."""
 
 
@@ -126,10 +126,12 @@ def score(
     caught, clauses, began = 0, set(), time.monotonic()
     for seed in seeds:
         before = told(faults)
-        verdict = search(suite.find(claim), tried, Effort(cases=cases, seed=seed, shrinking=0))
-        if isinstance(verdict, Violated):
+        verdict = search(
+            suite.find(claim), tried, SearchSettings(cases=cases, seed=seed, shrinking=0)
+        )
+        if isinstance(verdict, PropertyViolated):
             clauses.add(verdict.clause)
-        caught += isinstance(verdict, Violated) or told(faults) > before
+        caught += isinstance(verdict, PropertyViolated) or told(faults) > before
     seconds = round(time.monotonic() - began, 1)
     return Score(name, len(seeds), caught, tuple(sorted(clauses)), seconds)
 

@@ -12,8 +12,8 @@ import torch
 from helpers.harnesses.devices import backend, device_of
 
 from equipoise.backends.cuda import driver_streams
-from equipoise.backends.cuda.driver_streams import bind
-from equipoise.backends.cuda.host_flags import shelf
+from equipoise.backends.cuda.driver_streams import bind_device
+from equipoise.backends.cuda.host_flags import host_flag_pool
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 
 SOON = 60.0
@@ -34,9 +34,9 @@ def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int
         make = nccl.new_stream
     else:
         make = driver_streams.new_stream
-    bind(device)
+    bind_device(device)
     lanes = [make(device).stream for _ in range(streams)]
-    words = [shelf(device).take() for _ in lanes]
+    words = [host_flag_pool(device).take() for _ in lanes]
     values = torch.zeros(streams, dtype=torch.int32).to(device.torch)
     ends = []
     for place, (lane, word) in enumerate(zip(lanes, words, strict=True)):

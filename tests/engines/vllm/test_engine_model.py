@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.settings import EngineSettings
+from equipoise.integrations.vllm.settings import EplbSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -61,11 +61,11 @@ def test_expert_model_refuses_layer_that_cannot_ask_for_slots(
 
 
 def served_by(asks: str, rows: list[Any]) -> Any:
-    from equipoise.integrations.vllm.eplb.router import Clock
-    from equipoise.integrations.vllm.eplb.state import Asks, Served
+    from equipoise.integrations.vllm.eplb.router import StepCounter
+    from equipoise.integrations.vllm.eplb.state import BalancedModel, LayerCoverage
 
     unused: Any = SimpleNamespace()
-    return Served(unused, unused, (), Clock(), (), unused, Asks(asks), rows)
+    return BalancedModel(unused, unused, (), StepCounter(), (), unused, LayerCoverage(asks), rows)
 
 
 def test_draft_model_may_skip_layers_but_not_all() -> None:
@@ -95,7 +95,7 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     from vllm.v1.worker.gpu.eplb_utils import EPLBController
 
     from equipoise.integrations.vllm.eplb.install import install_eplb_state
-    from equipoise.integrations.vllm.eplb.state import EngineState
+    from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
     ours, theirs = (SimpleNamespace(enable_eplb=True, eplb_config=SimpleNamespace()) for _ in "ab")
     device = torch.device("cpu")
@@ -103,11 +103,11 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     worker = SimpleNamespace(
         vllm_config=config, reload_weights=lambda: None, checkpoint_prepare=lambda: None
     )
-    with install_eplb_state(worker, EngineSettings()):
+    with install_eplb_state(worker, EplbSettings()):
         second = EPLBController(ours, device)
         second.prepare_load()
-        assert type(second.state) is EngineState
-        assert type(gpu_model_runner.EplbState(ours, device)) is EngineState
+        assert type(second.state) is EquipoiseEplbState
+        assert type(gpu_model_runner.EplbState(ours, device)) is EquipoiseEplbState
         assert type(gpu_model_runner.EplbState(theirs, device)) is EplbState
         with pytest.raises(IntegrationError, match="reload_weights goes by the slots"):
             worker.reload_weights()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.hal.stream import Role
-from equipoise.integrations.vllm.eplb.router import Clock
-from equipoise.integrations.vllm.settings import EngineSettings
-from equipoise.integrations.vllm.streams import EngineStreams, HostStreams
+from equipoise.integrations.vllm.eplb.router import StepCounter
+from equipoise.integrations.vllm.settings import EplbSettings
+from equipoise.integrations.vllm.streams import EngineStreams, HostEngineStreams
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 AGAIN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -27,7 +27,7 @@ STEPS = st.lists(st.tuples(COUNTS, st.booleans()), min_size=1, max_size=6)
 @pytest.fixture
 def streams() -> Iterator[EngineStreams]:
     accelerator = CPU.open(0)
-    yield HostStreams(accelerator.stream(Role.COMPUTE), SOON)
+    yield HostEngineStreams(accelerator.stream(Role.COMPUTE), SOON)
     accelerator.close()
 
 
@@ -46,14 +46,16 @@ class Worker:
     """A state with one model in it, as `add_model` leaves it."""
 
     def __init__(self, streams: EngineStreams) -> None:
-        from equipoise.integrations.vllm.eplb.state import Asks, Served
+        from equipoise.integrations.vllm.eplb.state import BalancedModel, LayerCoverage
 
         self.balancer, self.config = Balancer(), object()
         before = [one.clone() for one in self.balancer.counters]
         balancer: Any = self.balancer
         unused: Any = SimpleNamespace()
         filled = [torch.zeros((), dtype=torch.int32) for _ in range(2)]
-        self.served = Served(balancer, unused, filled, Clock(), before, streams, Asks.EVERY_LAYER)
+        self.served = BalancedModel(
+            balancer, unused, filled, StepCounter(), before, streams, LayerCoverage.EVERY_LAYER
+        )
         self.state = state()
         self.state._site = SimpleNamespace(streams=streams)
         self.state.model_states["one"] = self.served
@@ -72,9 +74,9 @@ class Worker:
 
 
 def state(**asked: Any) -> Any:
-    from equipoise.integrations.vllm.eplb.state import EngineState
+    from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-    return EngineState(SimpleNamespace(), torch.device("cpu"), EngineSettings(**asked), None)
+    return EquipoiseEplbState(SimpleNamespace(), torch.device("cpu"), EplbSettings(**asked), None)
 
 
 @AGAIN
@@ -147,9 +149,9 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.integrations.vllm.eplb.config import sub_window_of
+    from equipoise.integrations.vllm.eplb.config import default_sub_window
 
-    found = sub_window_of(window, interval)
+    found = default_sub_window(window, interval)
     assert found <= window
     assert interval % found == 0
     quarter = max(window / 4, 1.0)
@@ -174,11 +176,11 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.integrations.vllm.eplb.config import engine_config, sub_window_of
+    from equipoise.integrations.vllm.eplb.config import balancer_config, default_sub_window
 
-    asked = EngineSettings(shares="exact", gain=gain, target=target, deadline=3.0)
-    found = engine_config(asked, engine(window, interval), 5, 2, 4)
-    part = sub_window_of(min(window, interval), interval)
+    asked = EplbSettings(shares="exact", gain=gain, target=target, deadline=3.0)
+    found = balancer_config(asked, engine(window, interval), 5, 2, 4)
+    part = default_sub_window(min(window, interval), interval)
     assert (found.sub_window, found.step_interval) == (part, interval)
     assert found.window_size == min(window, interval) // part * part
     assert (found.min_gain, found.planner.target) == (round(gain * 65536), target)
@@ -189,7 +191,7 @@ def test_engine_config_follows_settings_and_eplb_config(
 
 
 def test_engine_config_takes_sub_window_from_settings() -> None:
-    from equipoise.integrations.vllm.eplb.config import engine_config
+    from equipoise.integrations.vllm.eplb.config import balancer_config
 
-    found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1, 1)
+    found = balancer_config(EplbSettings(sub_window=4), engine(12, 24), 0, 1, 1)
     assert (found.sub_window, found.window_size, found.step_interval) == (4, 12, 24)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.eplb import install
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
 
@@ -36,7 +36,7 @@ with warnings.catch_warnings():
 
 
 STOCK = policies.DefaultEplbPolicy
-POLICY = policy_class(PolicySettings())
+POLICY = policy_class(EplbPolicySettings())
 SHAPE = ExpertShape(layers=4, experts=16, slots=20, ranks=2)
 UNHURRIED = settings(deadline=None)
 DTYPES = torch.int32, torch.int64, torch.float32, torch.float64
@@ -177,11 +177,11 @@ def test_policy_moves_nothing_for_nan_load() -> None:
 
 
 def test_policy_part_replaces_default_policy_while_installed() -> None:
-    with install.install_policy(PolicySettings(target=0.5)):
+    with install.install_policy(EplbPolicySettings(target=0.5)):
         found = policies.EPLB_POLICIES["default"]
-        assert issubclass(found, ours.EvenPolicy)
+        assert issubclass(found, ours.IncrementalEplbPolicy)
         assert found.settings.target == 0.5
-        with install.install_policy(PolicySettings(target=0.25)):
+        with install.install_policy(EplbPolicySettings(target=0.25)):
             again = policies.EPLB_POLICIES["default"]
             assert (again.settings.target, again.stock) == (0.25, STOCK)
     assert policies.EPLB_POLICIES == {"default": STOCK}
@@ -192,9 +192,9 @@ def test_policy_part_restores_third_party_policy(monkeypatch: pytest.MonkeyPatch
         pass
 
     monkeypatch.setitem(policies.EPLB_POLICIES, "default", Theirs)
-    install.restore()
+    install.restore_policy()
     assert policies.EPLB_POLICIES["default"] is Theirs
-    with install.install_policy(PolicySettings()):
+    with install.install_policy(EplbPolicySettings()):
         assert policies.EPLB_POLICIES["default"].stock is Theirs
     assert policies.EPLB_POLICIES["default"] is Theirs
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from equipoise.pipeline.channel.edge import Reading
+from equipoise.pipeline.channel.edge import ReadMode
 
 
 class Manner(StrEnum):
@@ -49,7 +49,7 @@ class Fault(StrEnum):
 WORLD_NAMES = ("independent", "serial-groups", "off-stream", "lagging-query", "aliasing-pool")
 MANNERS = tuple(Manner)
 MAKINGS = tuple(Making)
-READINGS = tuple(Reading)
+READINGS = tuple(ReadMode)
 FAULTS = tuple(Fault)
 MOST_ROWS = 3
 
@@ -78,7 +78,7 @@ class Case:
     rows: tuple[int, ...] = (1, 1)
     manners: tuple[Manner, ...] = (Manner.RELEASES, Manner.RELEASES)
     makings: tuple[Making, ...] = (Making.OWN, Making.OWN)
-    reading: Reading = Reading.HOST
+    reading: ReadMode = ReadMode.HOST
     fault: Fault = Fault.NONE
     at: int = 0
     schedule: bytes = b""
@@ -103,8 +103,8 @@ def case_from(data: bytes, faults: tuple[Fault, ...] = (Fault.NONE,)) -> Case:
     world = WORLD_NAMES[numbers.below(len(WORLD_NAMES))]
     reading = READINGS[numbers.below(len(READINGS))]
     parts = 1 + numbers.below(2)
-    if reading is Reading.STREAM and world == "off-stream":
-        reading = Reading.HOST
+    if reading is ReadMode.STREAM and world == "off-stream":
+        reading = ReadMode.HOST
     depth = 1 + numbers.below(3)
     steps = 1 + numbers.below(6)
     return Case(

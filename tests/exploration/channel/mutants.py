@@ -11,18 +11,18 @@ from exploration.channel.case import Fault
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline import intermediate_tensors
-from equipoise.pipeline.channel.buffers import Buffer
-from equipoise.pipeline.channel.edge import Edge, Slices
-from equipoise.pipeline.channel.gather import Part, Whole, gather, layer_group_specs
+from equipoise.pipeline.channel.buffers import TrackedBuffer
+from equipoise.pipeline.channel.edge import Edge, SliceGroup
+from equipoise.pipeline.channel.gather import Completion, GatherSpec, gather, gather_specs
 from equipoise.pipeline.channel.recv import (
-    Awaited,
-    Berth,
-    HostArrival,
+    HostRecvHandle,
+    PendingMessage,
     Posted,
     ReceivingEnd,
-    StreamArrival,
+    RecvBuffer,
+    StreamRecvHandle,
 )
-from equipoise.pipeline.channel.send import SendingBerth, SendingEnd
+from equipoise.pipeline.channel.send import SendBuffer, SendingEnd
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 Patch = tuple[Any, str, Any]
@@ -61,9 +61,9 @@ class Mutant:
 
 
 LEAVE = SendingEnd._leave
-CHECK = Awaited.check
+CHECK = PendingMessage.check
 OUTCOME = intermediate_tensors._outcome
-HAVE = Buffer._have
+HAVE = TrackedBuffer._have
 
 
 def nothing(*_: object) -> None:
@@ -84,16 +84,18 @@ def lent_from_the_last(end: Any, shape_class: Any) -> Any:
     return {f: t for f, t in berth.lend(end._layouts.of(shape_class).layout, 0).items()}
 
 
-def over_when_taken(end: Any, berth: Berth) -> bool:
+def over_when_taken(end: Any, berth: RecvBuffer) -> bool:
     return not isinstance(berth.state, Posted)
 
 
 class LazyGathering:
     """Gathers where somebody first waits."""
 
-    def __init__(self, edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+    ) -> None:
         self._begin = partial(gather, edge, slices, message, parts)
-        self._begun: Whole | None = None
+        self._begun: Completion | None = None
 
     def done(self) -> bool:
         return self._now().done()
@@ -104,7 +106,7 @@ class LazyGathering:
     def wait(self, stream: Stream) -> None:
         self._now().wait(stream)
 
-    def _now(self) -> Whole:
+    def _now(self) -> Completion:
         if self._begun is None:
             self._begun = self._begin()
         return self._begun
@@ -114,38 +116,38 @@ def whole_later(berth: Any, posted: Posted) -> Any:
     edge = berth._edge
     if edge.slices is None or not posted.layout.sliced:
         return posted.work
-    parts = layer_group_specs(posted.layout, berth._message.memory, berth._wholes.memory)
+    parts = gather_specs(posted.layout, berth._message.memory, berth._wholes.memory)
     return LazyGathering(edge, edge.slices, posted.work, parts)
 
 
-def without_sequence(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
+def without_sequence(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
     CHECK(replace(awaited, sequence=headers[0][1]), headers)
 
 
-def without_class(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
+def without_class(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
     layout = awaited.layout
     known = replace(layout.shape_class)
     known.__dict__["digest"] = headers[0][2]
     CHECK(replace(awaited, layout=replace(layout, shape_class=known)), headers)
 
 
-def own_header_only(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
+def own_header_only(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
     slices = awaited.edge.slices
     own = slices.part if slices is not None and len(headers) > 1 else 0
     CHECK(awaited, headers[own : own + 1])
 
 
-def forgetful(pending: intermediate_tensors.Pending) -> Any:
+def forgetful(pending: intermediate_tensors.CommPending) -> Any:
     """Raises without keeping what it raised."""
     came = OUTCOME(pending)
-    if isinstance(came, intermediate_tensors.Failed):
+    if isinstance(came, intermediate_tensors.CommFailed):
         raise type(came.error)(*came.error.args)
     return came
 
 
 def keeping_let_go(mapping: AsyncIntermediateTensors) -> None:
     """Lets go of nothing that failed."""
-    if not isinstance(mapping._state, intermediate_tensors.Failed):
+    if not isinstance(mapping._state, intermediate_tensors.CommFailed):
         LET_GO(mapping)
 
 
@@ -175,7 +177,7 @@ MUTANTS = (
         "loan-forgotten",
         "A buffer is packed into though its sender keeps a tensor that it was lent there",
         "lent",
-        [(SendingBerth, "returned", always)],
+        [(SendBuffer, "returned", always)],
     ),
     Mutant(
         "lent-elsewhere",
@@ -205,19 +207,19 @@ MUTANTS = (
         "read-at-once",
         "A read on the host does not wait for the message",
         "whole",
-        [(HostArrival, "wait", nothing), (HostArrival, "is_completed", always)],
+        [(HostRecvHandle, "wait", nothing), (HostRecvHandle, "is_completed", always)],
     ),
     Mutant(
         "stream-unordered",
         "A stream that reads is not ordered behind the message",
         "whole",
-        [(StreamArrival, "wait", nothing)],
+        [(StreamRecvHandle, "wait", nothing)],
     ),
     Mutant(
         "gathered-at-first-read",
         "Slices are gathered where somebody first reads, in whatever order that is",
         "ends",
-        [(Berth, "_whole", whole_later)],
+        [(RecvBuffer, "_whole", whole_later)],
     ),
     Mutant(
         "taken-in-another-order",
@@ -229,34 +231,34 @@ MUTANTS = (
         "buffer-for-every-message",
         "Memory is made for every message",
         "steady",
-        [(Buffer, "make_room", fresh_room)],
+        [(TrackedBuffer, "make_room", fresh_room)],
     ),
     Mutant(
         "sequence-unchecked",
         "Nobody looks at the number of a message",
         "whole",
-        [(Awaited, "check", without_sequence)],
+        [(PendingMessage, "check", without_sequence)],
         EVERY,
     ),
     Mutant(
         "class-unchecked",
         "Nobody looks at the class of a message",
         "whole",
-        [(Awaited, "check", without_class)],
+        [(PendingMessage, "check", without_class)],
         EVERY,
     ),
     Mutant(
         "own-header-only",
         "A rank looks at the header of its own slice and trusts the others'",
         "whole",
-        [(Awaited, "check", own_header_only)],
+        [(PendingMessage, "check", own_header_only)],
         EVERY,
     ),
     Mutant(
         "never-settled",
         "Headers that a stream copied to the host are never looked at",
         "whole",
-        [(StreamArrival, "settle", nothing)],
+        [(StreamRecvHandle, "settle", nothing)],
         EVERY,
     ),
     Mutant(

@@ -15,26 +15,28 @@ from exploration.channel.sent_tensors import Maker, contents
 from exploration.engine.world_profiles import WORLDS
 from torch import Tensor
 
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import EquipoiseError
 from equipoise.hal.stream import Role
-from equipoise.pipeline.channel.edge import Edge, Reading, Slices
-from equipoise.pipeline.channel.message import Layout, Tensors
+from equipoise.pipeline.channel.edge import Edge, ReadMode, SliceGroup
+from equipoise.pipeline.channel.message import MessageLayout, Tensors
 from equipoise.pipeline.channel.recv import ReceivingEnd
-from equipoise.pipeline.channel.schema import RowField, ShapeClass, Split, Template
+from equipoise.pipeline.channel.schema import MessageSchema, RowField, SchemaTemplate, SliceMode
 from equipoise.pipeline.channel.send import SendingEnd
-from equipoise.pipeline.channel.statistics import EdgeMeter, EdgeStatistics
+from equipoise.pipeline.channel.statistics import EdgeCounters, EdgeStatistics
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
-TEMPLATE = Template(
+TEMPLATE = SchemaTemplate(
     (
-        RowField("hidden", (2,), torch.float32, Split.SLICED),
+        RowField("hidden", (2,), torch.float32, SliceMode.SLICED),
         RowField("mine", (1,), torch.int64),
     ),
     most=MOST_ROWS,
 )
-ELSEWHERE = Template((TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), most=MOST_ROWS)
+ELSEWHERE = SchemaTemplate(
+    (TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), most=MOST_ROWS
+)
 """Other tensors, whose messages are as large."""
 LIMIT = 20_000
 """Micro-steps after which a play that should have ended counts as a hang."""
@@ -92,18 +94,18 @@ class Trusting(SendingEnd):
     """Does not compare what is to be sliced: that blocks a host in a collective, and a host that
     is blocked in a virtual world leaves no other above it. It has tests on processes."""
 
-    def _compare(self, layout: Layout, tensors: Tensors) -> None:
+    def _compare(self, layout: MessageLayout, tensors: Tensors) -> None:
         pass
 
 
 class Play:
     """A case under way."""
 
-    def __init__(self, case: Case, world: World) -> None:
+    def __init__(self, case: Case, world: VirtualWorld) -> None:
         self.case = case
         self.world = world
         self.record = Record()
-        self._meters: dict[int, tuple[EdgeMeter, EdgeStatistics]] = {}
+        self._meters: dict[int, tuple[EdgeCounters, EdgeStatistics]] = {}
         for sender in range(case.parts):
             self._host(sender, self._send(sender))
             self._host(sender + case.parts, self._receive(sender + case.parts))
@@ -137,7 +139,7 @@ class Play:
             first = 0 if rank < case.parts else case.parts
             members = tuple(range(first, first + case.parts))
             gathering = fabric.open(f"slices of {first}", members)
-            slices = Slices(gathering, fabric.open(f"comparison of {first}", members))
+            slices = SliceGroup(gathering, fabric.open(f"comparison of {first}", members))
         accelerator = self.world.accelerator(rank)
         ends = (place, place + case.parts)
         return Edge(
@@ -159,7 +161,7 @@ class Play:
         meddling: Any = Meddling(communicator, self.case.fault, self.case.at)
         return cast(Communicator, meddling)
 
-    def _class(self, rank: int, step: int) -> ShapeClass:
+    def _class(self, rank: int, step: int) -> MessageSchema:
         """As which a sender hands a step over."""
         template, rows = TEMPLATE, self.case.rows[step]
         if (rank, step, self.case.fault) == (0, self.case.at, Fault.OTHER):
@@ -232,7 +234,7 @@ class Reader:
         arrived = end.receive()
         if manner is Manner.SKIPS:
             return
-        if self._edge.reading is Reading.HOST and not self._blocks(step):
+        if self._edge.reading is ReadMode.HOST and not self._blocks(step):
             yield arrived.ready
         sight = Sight(self._rank, step)
         self._play.record.sights.append(sight)
@@ -267,7 +269,7 @@ class Reader:
     def _launch(self, sight: Sight, name: str, tensor: Tensor) -> None:
         """Read it in a program: where streams read, by its address, as a kernel does that holds no
         tensor; where the host does, it holds what it reads."""
-        if self._edge.reading is Reading.HOST:
+        if self._edge.reading is ReadMode.HOST:
             self._edge.stream.launch(partial(_see_tensor, sight, name, tensor))
             return
         kind: Any = {torch.float32: ctypes.c_float, torch.int64: ctypes.c_int64}[tensor.dtype]

@@ -10,8 +10,8 @@ from exploration.channel.case import Making
 from torch import Tensor
 
 from equipoise.pipeline.channel.edge import Edge
-from equipoise.pipeline.channel.schema import ShapeClass
-from equipoise.pipeline.channel.send import Departure, SendingEnd
+from equipoise.pipeline.channel.schema import MessageSchema
+from equipoise.pipeline.channel.send import SendHandle, SendingEnd
 
 if TYPE_CHECKING:
     from exploration.channel.run_case import Play
@@ -51,7 +51,7 @@ class Maker:
             self.let_go()
         return end.room()
 
-    def send(self, end: SendingEnd, step: int, sent_as: ShapeClass) -> Departure:
+    def send(self, end: SendingEnd, step: int, sent_as: MessageSchema) -> SendHandle:
         """Make a step's tensors by a program, and hand them over."""
         making = self._play.case.makings[step]
         lent = {} if making is Making.OWN else end.outgoing(sent_as)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from exploration.engine.case import Case
 from exploration.engine.lane import LaneHost, LaneWorker
 
-from equipoise.backends.virtual.world import Lane, World
+from equipoise.backends.virtual.world import Stepper, VirtualWorld
 from equipoise.hal.stream import Role
 
 MOST = 20_000
@@ -35,7 +35,7 @@ class Driver:
         reached: the boundary that each rank has come to.
     """
 
-    world: World
+    world: VirtualWorld
     case: Case
     lost: Callable[[LaneHost], object]
     watch: Callable[[], object] = lambda: None
@@ -45,7 +45,7 @@ class Driver:
     moved: int = 0
     reached: dict[int, int] = field(default_factory=dict)
     _schedule: bytes = b""
-    _late: dict[int, Lane] = field(default_factory=dict)
+    _late: dict[int, Stepper] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._schedule = self.case.schedule
@@ -112,8 +112,8 @@ class Driver:
         self.workers = [worker for worker in self.workers if worker.ranks[0] != rank]
         self.hosts[rank].close()
 
-    def _choose(self) -> Lane | None:
-        lanes: list[Lane] = [*self.world.lanes, *self.world.network.moving]
+    def _choose(self) -> Stepper | None:
+        lanes: list[Stepper] = [*self.world.lanes, *self.world.network.moving]
         lanes += self.workers
         lanes += self.hosts
         start = self._number(len(lanes))
@@ -126,7 +126,7 @@ class Driver:
             put_off = put_off or lane
         return put_off
 
-    def _creeps(self, lane: Lane) -> bool:
+    def _creeps(self, lane: Stepper) -> bool:
         if not self.slow or self.moved % SLOWNESS == 0:
             return False
         return not self.slow.isdisjoint(lane.ranks)
@@ -136,9 +136,9 @@ class Driver:
             return 0
         return self._schedule[self.moved % len(self._schedule)] % count
 
-    def _named(self, wanted: set[tuple[int, str]]) -> Sequence[Lane]:
+    def _named(self, wanted: set[tuple[int, str]]) -> Sequence[Stepper]:
         own: list[LaneWorker | LaneHost] = [*self.workers, *self.hosts]
-        found: list[Lane] = [lane for lane in own if (lane.ranks[0], lane.kind) in wanted]
+        found: list[Stepper] = [lane for lane in own if (lane.ranks[0], lane.kind) in wanted]
         for rank, kind in wanted:
             if kind in set(Role):
                 found.append(self.world.device(rank).stream(Role(kind))._queue)

@@ -13,7 +13,7 @@ from exploration.engine.locked_weights import way
 from exploration.engine.records import After
 
 from equipoise.backends.virtual.stream import VirtualStream
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import ExpertBalancer, build
 from equipoise.balancer.experts.context import BalancerContext
@@ -45,7 +45,7 @@ class Seat:
         stages: what the rank voted on behind each boundary; empty where it did not.
     """
 
-    world: World
+    world: VirtualWorld
     case: Case
     rank: int
     traps: Traps
@@ -119,7 +119,7 @@ class Seat:
         return event
 
 
-def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> Seat:
+def seat(world: VirtualWorld, case: Case, rank: int, act: Callable[[int], object]) -> Seat:
     """A rank, put together; nothing has moved yet."""
     shape, traps, accelerator = case.shape, Traps(), world.accelerator(rank)
     fabric: Any = RiggedFabric(world.fabric(rank), traps)

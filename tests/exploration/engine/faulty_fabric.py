@@ -9,7 +9,7 @@ from exploration.engine.lane import Planted
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange
-from equipoise.hal.errors import ControlLost
+from equipoise.hal.errors import ControlPlaneLost
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 
@@ -94,7 +94,7 @@ class RiggedControl(Around):
 
     def _reach(self) -> None:
         if FaultKind.STORE_CUT in self._traps.armed:
-            raise ControlLost("the store does not answer")
+            raise ControlPlaneLost("the store does not answer")
 
 
 class RiggedCommunicator(Around):

@@ -10,9 +10,9 @@ from exploration.engine.forward_model import HALF, Sight, mark
 from exploration.engine.lane import Planted
 from exploration.engine.records import Record, Story
 
-from equipoise.balancer.experts.engine.engine import PLANNING
+from equipoise.balancer.experts.engine.engine import PLANNING_STALL_FACTOR
 from equipoise.balancer.experts.runtime.events import COMPLETED
-from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError
+from equipoise.hal.errors import CommunicatorError, StreamError, VoteOutcomeUnknown
 
 Property = Callable[[Record], Iterator[str]]
 ENDS_RANKS = frozenset(
@@ -224,7 +224,7 @@ def _too_long(record: Record, story: Story) -> Iterator[str]:
     patience = record.case.patience
     for stage, boundaries in groupby(story.stages):
         count = sum(1 for _ in boundaries)
-        most = patience if "/commit/" in stage else patience * PLANNING
+        most = patience if "/commit/" in stage else patience * PLANNING_STALL_FACTOR
         if stage and count > most + 1:
             yield f"rank {story.rank}: {stage} is voted on at {count} boundaries"
     if story.open is not None and not record.struck and story.open[1] <= record.case.steps:
@@ -239,11 +239,11 @@ def _lost(record: Record) -> bool:
 def _valid(record: Record, story: Story) -> Iterator[Sight]:
     """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
     end = len(story.after)
-    if record.case.locked and isinstance(story.error, AgreementLost):
+    if record.case.locked and isinstance(story.error, VoteOutcomeUnknown):
         end -= 1 + record.case.ahead
     return (sight for sight in story.sights if sight.step < end)
 
 
 def _may_end(error: BaseException) -> bool:
     """Fail-stop: by an error that says so."""
-    return isinstance(error, AgreementLost | CommunicatorError | StreamError | Planted)
+    return isinstance(error, VoteOutcomeUnknown | CommunicatorError | StreamError | Planted)

@@ -15,7 +15,7 @@ from exploration.engine.random_planner import scripted
 from exploration.engine.records import Record, Story
 from exploration.engine.world_profiles import WORLDS
 
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.balancer.experts.engine.states import Draining, Idle
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
 from equipoise.balancer.experts.planning.rebalance_plan import (
@@ -39,7 +39,7 @@ class Play:
         world: where.
     """
 
-    def __init__(self, case: Case, world: World) -> None:
+    def __init__(self, case: Case, world: VirtualWorld) -> None:
         self.case = case
         self._acting = 0
         self._lurking: bool | None = None

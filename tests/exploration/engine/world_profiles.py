@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
-from equipoise.backends.virtual.backend import EVERY_OPERATION, VirtualBackend
+from equipoise.backends.virtual.backend import ALL_COMMUNICATOR_CAPABILITIES, VirtualBackend
 from equipoise.backends.virtual.profiles import PROFILES
 
 _SERIAL = PROFILES["serial-groups"]
 WORLDS = {
     "independent": VirtualBackend(),
     "serial-groups": PROFILES["serial-groups"],
-    "off-stream": VirtualBackend(groups=replace(EVERY_OPERATION, stream_ordered=False)),
+    "off-stream": VirtualBackend(
+        groups=replace(ALL_COMMUNICATOR_CAPABILITIES, stream_ordered=False)
+    ),
     "serial-off-stream": VirtualBackend(
         _SERIAL.parts, groups=replace(_SERIAL.groups, stream_ordered=False)
     ),

@@ -14,16 +14,18 @@ from torch import Tensor
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline.all_to_all import status
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, ExchangeFormat, RowFormat
-from equipoise.pipeline.all_to_all.kernels import Room
-from equipoise.pipeline.all_to_all.torch_kernels import Allocate
-from equipoise.pipeline.all_to_all.transport import Wire
+from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat, ReceivedRows, RowFormat
+from equipoise.pipeline.all_to_all.kernels import BufferSet
+from equipoise.pipeline.all_to_all.torch_kernels import AllocateBytes
+from equipoise.pipeline.all_to_all.transport import AllToAllTransport
 
 
 class NaiveKernels:
     """Three rooms; loops over Python numbers."""
 
-    def __init__(self, form: ExchangeFormat, wire: Wire, allocate: Allocate) -> None:
+    def __init__(
+        self, form: ExchangeFormat, wire: AllToAllTransport, allocate: AllocateBytes
+    ) -> None:
         self._form = form
         self._wire = wire
         slots = RowFormat((form.top_k,), torch.int32)
@@ -42,29 +44,29 @@ class NaiveKernels:
         self._works: dict[int, Work] = {}
 
     @property
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> tuple[BufferSet, ...]:
         return self._rooms
 
-    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         source, into = self._blobs[room.number][:2]
         stream.launch(partial(self._pack, batch, source))
         self._works[room.number] = self._wire.carry(into, source, stream)
 
-    def carry_rows(self, room: Room, stream: Stream) -> Work:
+    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
         return self._works.pop(room.number)
 
-    def unpack_rows(self, room: Room, stream: Stream) -> None:
+    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         stream.launch(partial(self._unpack, room))
 
-    def pack_results(self, rows: Tensor, room: Room, stream: Stream) -> None:
+    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
         source, into = self._blobs[room.number][2:]
         stream.launch(partial(self._put, rows, source))
         self._works[room.number] = self._wire.carry(into, source, stream)
 
-    def carry_results(self, room: Room, stream: Stream) -> Work:
+    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
         return self._works.pop(room.number)
 
-    def unpack_results(self, tokens: int, room: Room, stream: Stream) -> None:
+    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         stream.launch(partial(self._take, tokens, room))
 
     def _pack(self, batch: Batch, source: Tensor) -> None:
@@ -78,7 +80,7 @@ class NaiveKernels:
     def _put(self, rows: Tensor, source: Tensor) -> None:
         source[:] = _bytes(rows)
 
-    def _unpack(self, room: Room) -> None:
+    def _unpack(self, room: BufferSet) -> None:
         form, arrivals = self._form, room.arrivals
         arrivals.slots.fill_(form.invalid)
         lost = torch.zeros(2, dtype=torch.int64)
@@ -93,16 +95,16 @@ class NaiveKernels:
             self._enter(room, source, int(head[0, 0]))
             lost = torch.maximum(lost, self._lost(grid))
             self._list(arrivals, source, grid)
-        room.words[status.LOST] = torch.maximum(room.words[status.LOST], lost)
-        room.words[status.STRAY] += self._stray(room)
+        room.words[status.OVERFLOW] = torch.maximum(room.words[status.OVERFLOW], lost)
+        room.words[status.INACTIVE_RANK_HITS] += self._stray(room)
 
-    def _enter(self, room: Room, source: int, generation: int) -> None:
+    def _enter(self, room: BufferSet, source: int, generation: int) -> None:
         own = int(self._read(self._blobs[room.number][0][0])[0][0, 0])
         if generation != own:
             told = torch.tensor([1, generation, own])
-            room.words[status.FIRST :].view(-1, 3)[source] = told
+            room.words[status.RANK_WORDS_START :].view(-1, 3)[source] = told
 
-    def _list(self, arrivals: Arrivals, source: int, grid: list[list[int]]) -> None:
+    def _list(self, arrivals: ReceivedRows, source: int, grid: list[list[int]]) -> None:
         form = self._form
         hits = list(self._hits(grid, self._wire.rank))
         arrivals.counts[source] = len({token for token, _, _ in hits})
@@ -121,13 +123,13 @@ class NaiveKernels:
                 out[1] = max(out[1], len(hits) - form.result_capacity)
         return torch.tensor(out)
 
-    def _stray(self, room: Room) -> int:
+    def _stray(self, room: BufferSet) -> int:
         head, _, slots, *_ = self._read(self._blobs[room.number][0][0])
         grid = slots[: int(head[0, 1])].tolist()
         away = [r for r in range(self._form.ranks) if not self._wire.active[r]]
         return sum(len(list(self._hits(grid, rank))) for rank in away)
 
-    def _take(self, tokens: int, room: Room) -> None:
+    def _take(self, tokens: int, room: BufferSet) -> None:
         form, blobs = self._form, self._blobs[room.number]
         grid = self._read(blobs[0][0])[2][:tokens].tolist()
         room.results[:tokens] = torch.zeros((), dtype=form.result.dtype)
@@ -155,22 +157,22 @@ class NaiveKernels:
             start = stop
         return found
 
-    def _room(self, number: int, allocate: Allocate) -> Room:
+    def _room(self, number: int, allocate: AllocateBytes) -> BufferSet:
         form = self._form
 
         def made(row: RowFormat, *lead: int) -> Tensor:
             whole = allocate(prod(lead) * row.nbytes).view(row.dtype)
             return whole.view(*lead, *row.shape)
 
-        arrivals = Arrivals(
+        arrivals = ReceivedRows(
             payloads=tuple(made(row, form.ranks, form.max_tokens) for row in form.payloads),
             rows=made(RowFormat((), torch.int64), form.entries),
             slots=made(RowFormat((), torch.int32), form.entries),
             counts=made(RowFormat((), torch.int32), form.ranks),
             loads=made(RowFormat((form.experts,), torch.int32), form.ranks),
         )
-        told = made(RowFormat((), torch.int64), status.length(form.ranks))
-        return Room(number, arrivals, made(form.result, form.max_tokens, form.top_k), told)
+        told = made(RowFormat((), torch.int64), status.num_words(form.ranks))
+        return BufferSet(number, arrivals, made(form.result, form.max_tokens, form.top_k), told)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -14,9 +14,13 @@ from torch import Tensor
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import GenerationMismatch
 from equipoise.hal.stream import Role, Stream
-from equipoise.pipeline.all_to_all.fixed_capacity import Combined, Dispatched, FixedExchange
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch
-from equipoise.pipeline.all_to_all.status import Fitted, Overflowed, Reading
+from equipoise.pipeline.all_to_all.fixed_capacity import (
+    FixedCapacityExchange,
+    FixedCombineHandle,
+    FixedDispatchHandle,
+)
+from equipoise.pipeline.all_to_all.formats import Batch, ReceivedRows
+from equipoise.pipeline.all_to_all.status import StatusReadback, StepFitted, StepOverflowed
 
 Ready = Callable[[], bool]
 Empty = Callable[[int], Tensor]
@@ -57,14 +61,14 @@ class Script:
 
     case: Case
     rank: int
-    exchange: FixedExchange
+    exchange: FixedCapacityExchange
     accelerator: Accelerator
     empty: Empty
     told: Told = field(default_factory=Told)
 
     def play(self) -> Generator[Ready, None, None]:
         """All steps; each yield is a place where others may move."""
-        pending: list[tuple[int, Reading]] = []
+        pending: list[tuple[int, StatusReadback]] = []
         for step, batches in enumerate(self.case.steps):
             for first in range(0, len(batches), 2):
                 yield from self._pair(step, range(first, min(first + 2, len(batches))))
@@ -75,13 +79,13 @@ class Script:
                 yield from self._take(pending)
         yield from self._take(pending)
 
-    def _take(self, pending: list[tuple[int, Reading]]) -> Generator[Ready, None, None]:
+    def _take(self, pending: list[tuple[int, StatusReadback]]) -> Generator[Ready, None, None]:
         """What became of the step whose words are being read, if there is any."""
         while pending:
             step, reading = pending.pop()
             yield reading.ready
             try:
-                verdict: Fitted | Overflowed | str = reading.result(WATCHDOG)
+                verdict: StepFitted | StepOverflowed | str = reading.result(WATCHDOG)
             except GenerationMismatch:
                 verdict = "mismatch"
             self.told.verdicts.append(str(verdict))
@@ -89,11 +93,11 @@ class Script:
 
     def _pair(self, step: int, numbers: range) -> Generator[Ready, None, None]:
         """Two batches, so that one travels while the other is computed."""
-        sent: list[Dispatched] = []
+        sent: list[FixedDispatchHandle] = []
         for number in numbers:
             sent.append(self._dispatch(step, number))
             yield _at_once
-        back: list[Combined] = []
+        back: list[FixedCombineHandle] = []
         for number, dispatched in zip(numbers, sent, strict=True):
             back.append(self._compute(step, number, dispatched))
             yield _at_once
@@ -113,13 +117,15 @@ class Script:
             loads=self._lend(oracle.loads(case, step, number, rank)),
         )
 
-    def _dispatch(self, step: int, number: int) -> Dispatched:
+    def _dispatch(self, step: int, number: int) -> FixedDispatchHandle:
         batch, stream = self.batch(step, number), self.stream(number)
         dispatched = self.exchange.dispatch(batch, stream)
         stream.launch(partial(_spoil, (batch.slots, batch.loads, *batch.payloads)))
         return dispatched
 
-    def _compute(self, step: int, number: int, dispatched: Dispatched) -> Combined:
+    def _compute(
+        self, step: int, number: int, dispatched: FixedDispatchHandle
+    ) -> FixedCombineHandle:
         stream = self.stream(number)
         if self.case.split:
             dispatched.wait(self.accelerator.stream(Role.COPY))
@@ -131,12 +137,12 @@ class Script:
         stream.launch(lambda: rows.copy_(self.expert(arrivals)))
         return dispatched.combine(rows, stream)
 
-    def expert(self, arrivals: Arrivals) -> Tensor:
+    def expert(self, arrivals: ReceivedRows) -> Tensor:
         rows = [arrivals.gather(n) for n in range(len(self.case.payloads))]
         slots = arrivals.slots + self.rank * self.case.per_rank
         return oracle.expert(rows, self.case.experts_of(slots), self.case.result)
 
-    def _look(self, step: int, number: int, arrivals: Arrivals) -> None:
+    def _look(self, step: int, number: int, arrivals: ReceivedRows) -> None:
         """Histograms, and that every entry names a slot and a row that exist."""
         case = self.case
         self.look_at_loads(step, number, arrivals)
@@ -150,7 +156,7 @@ class Script:
         found = arrivals.counts.tolist()
         self.told.expect("entries", found == rows, f"rows by source {found}, not {rows}")
 
-    def look_at_loads(self, step: int, number: int, arrivals: Arrivals) -> None:
+    def look_at_loads(self, step: int, number: int, arrivals: ReceivedRows) -> None:
         """Histograms and rows of every rank; zeros of those that take no part."""
         case = self.case
         for rank, found in enumerate(arrivals.loads):
@@ -175,7 +181,7 @@ class Script:
         ]
         return sum(self.rank in home for home in homes) * (source in self.case.ranks)
 
-    def _read(self, step: int, number: int, combined: Combined) -> None:
+    def _read(self, step: int, number: int, combined: FixedCombineHandle) -> None:
         stream = self.accelerator.stream(Role(self.case.reader))
         if self.case.split:
             combined.wait(self.accelerator.stream(Role.COPY))
@@ -191,11 +197,13 @@ class Script:
             what = f"step {step}: {found.tolist()}, not {expected.tolist()}"
             self.told.expect("dense", same(found.contiguous(), expected.contiguous()), what)
 
-    def _judge(self, step: int, verdict: Fitted | Overflowed | str) -> None:
+    def _judge(self, step: int, verdict: StepFitted | StepOverflowed | str) -> None:
         wanted = oracle.excess(self.case, step)
-        expected: Fitted | Overflowed | str = Fitted(oracle.stray(self.case, step, self.rank))
+        expected: StepFitted | StepOverflowed | str = StepFitted(
+            oracle.stray(self.case, step, self.rank)
+        )
         if wanted != oracle.Excess(0, 0):
-            expected = Overflowed(wanted.rows, wanted.results)
+            expected = StepOverflowed(wanted.rows, wanted.results)
         if oracle.mismatched(self.case, step):
             expected = "mismatch"
         what = f"step {step}: {verdict}, not {expected}"

@@ -10,26 +10,26 @@ from torch import Tensor
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.backends.virtual.profiles import PROFILES
-from equipoise.backends.virtual.world import Lane, World
+from equipoise.backends.virtual.world import Stepper, VirtualWorld
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Role
 from equipoise.pipeline.all_to_all import fixed_capacity, torch_kernels, transport
 from equipoise.pipeline.all_to_all.formats import ExchangeFormat
 from equipoise.pipeline.all_to_all.kernels import ExchangeKernels
-from equipoise.pipeline.all_to_all.torch_kernels import Allocate
-from equipoise.pipeline.all_to_all.transport import Wire
+from equipoise.pipeline.all_to_all.torch_kernels import AllocateBytes
+from equipoise.pipeline.all_to_all.transport import AllToAllTransport
 
 PACKAGE = "equipoise.pipeline.expert_exchange"
 MOST = 5_000
 """Micro-steps after which a world counts as one that hangs."""
-Make = Callable[[ExchangeFormat, Wire, Allocate], ExchangeKernels]
+Make = Callable[[ExchangeFormat, AllToAllTransport, AllocateBytes], ExchangeKernels]
 
 
 class Host:
     """A rank's host as a lane."""
 
-    def __init__(self, world: World, rank: int, job: Generator[Ready, None, None]) -> None:
+    def __init__(self, world: VirtualWorld, rank: int, job: Generator[Ready, None, None]) -> None:
         self.ranks: tuple[int, ...] = (rank,)
         self.ended = False
         self._world = world
@@ -47,18 +47,20 @@ class Host:
             self.ended = True
 
 
-def made_wire(case: Case, group: Communicator, accelerator: Accelerator, deadline: float) -> Wire:
+def made_wire(
+    case: Case, group: Communicator, accelerator: Accelerator, deadline: float
+) -> AllToAllTransport:
     if case.active:
-        return transport.ActiveRanks(group, accelerator, deadline, case.active)
-    return transport.WholeGroup(group, accelerator, deadline)
+        return transport.ActiveRanksTransport(group, accelerator, deadline, case.active)
+    return transport.AllRanksTransport(group, accelerator, deadline)
 
 
-def _open(world: World, rank: int) -> Communicator:
+def _open(world: VirtualWorld, rank: int) -> Communicator:
     world.step_in(rank, rank)
     return world.fabric(rank).open("experts")
 
 
-def script(world: World, case: Case, group: Communicator, make: Make) -> Script:
+def script(world: VirtualWorld, case: Case, group: Communicator, make: Make) -> Script:
     rank = group.rank
     accelerator, form = world.accelerator(rank), case.form()
     world.step_in(rank, rank)
@@ -67,11 +69,13 @@ def script(world: World, case: Case, group: Communicator, make: Make) -> Script:
         return world.empty(rank, nbytes)
 
     kernels = make(form, made_wire(case, group, accelerator, 1.0), lambda n: empty(n).zero_())
-    exchange = fixed_capacity.FixedExchange(form, kernels, accelerator)
+    exchange = fixed_capacity.FixedCapacityExchange(form, kernels, accelerator)
     return Script(case, rank, exchange, accelerator, empty)
 
 
-def reference(form: ExchangeFormat, wire: Wire, allocate: Allocate) -> ExchangeKernels:
+def reference(
+    form: ExchangeFormat, wire: AllToAllTransport, allocate: AllocateBytes
+) -> ExchangeKernels:
     """Looked up when it is made, since a mutant may stand there."""
     return torch_kernels.TorchKernels(form, transport, allocate)
 
@@ -94,11 +98,11 @@ def play(case: Case, patches: Patches | None = None, make: Make = reference) -> 
         return wrong
 
 
-def _drive(world: World, hosts: list[Host], case: Case) -> None:
+def _drive(world: VirtualWorld, hosts: list[Host], case: Case) -> None:
     """Without a schedule all that can move does so before the hosts go on, in turn."""
     late = _late(world, case)
     for moved in range(MOST):
-        lanes: list[Lane] = [*hosts, *world.lanes, *world.network.moving]
+        lanes: list[Stepper] = [*hosts, *world.lanes, *world.network.moving]
         able = [lane for lane in lanes if lane.ready()]
         able = [lane for lane in able if lane not in late] or able
         if not able:
@@ -111,6 +115,6 @@ def _drive(world: World, hosts: list[Host], case: Case) -> None:
     assert all(host.ended for host in hosts), "nobody can move, or there is no end"
 
 
-def _late(world: World, case: Case) -> list[Lane]:
+def _late(world: VirtualWorld, case: Case) -> list[Stepper]:
     roles = [Role(case.late)] if case.late else []
     return [world.device(rank).stream(role)._queue for rank in case.ranks for role in roles]

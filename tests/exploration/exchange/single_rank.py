@@ -7,11 +7,15 @@ from exploration.exchange.case import PLAIN, Case
 from exploration.exchange.rank_program import Script
 
 from equipoise.backends.virtual.backend import VirtualBackend
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.hal.stream import Role
-from equipoise.pipeline.all_to_all.fixed_capacity import Combined, Dispatched, FixedExchange
+from equipoise.pipeline.all_to_all.fixed_capacity import (
+    FixedCapacityExchange,
+    FixedCombineHandle,
+    FixedDispatchHandle,
+)
 from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
-from equipoise.pipeline.all_to_all.transport import WholeGroup
+from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 
 SOON = 2.0
 """Nominal seconds: in a virtual world time passes only when nothing can move."""
@@ -29,13 +33,13 @@ class Bench:
         back: handles of combines, by batch.
     """
 
-    world: World
+    world: VirtualWorld
     script: Script
-    sent: dict[int, Dispatched] = field(default_factory=dict)
-    back: dict[int, Combined] = field(default_factory=dict)
+    sent: dict[int, FixedDispatchHandle] = field(default_factory=dict)
+    back: dict[int, FixedCombineHandle] = field(default_factory=dict)
 
     @property
-    def exchange(self) -> FixedExchange:
+    def exchange(self) -> FixedCapacityExchange:
         return self.script.exchange
 
     def stream(self, number: int = 0) -> Any:
@@ -59,7 +63,7 @@ class Bench:
 def bench(case: Case = CASE) -> Bench:
     world = VirtualBackend().alone()
     accelerator, form = world.accelerator(0), case.form()
-    wire = WholeGroup(world.fabric(0).open("experts"), accelerator, SOON)
+    wire = AllRanksTransport(world.fabric(0).open("experts"), accelerator, SOON)
     kernels = TorchKernels(form, wire, lambda n: world.empty(0, n).zero_())
-    exchange = FixedExchange(form, kernels, accelerator)
+    exchange = FixedCapacityExchange(form, kernels, accelerator)
     return Bench(world, Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))

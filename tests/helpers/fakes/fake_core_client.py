@@ -12,10 +12,10 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
 
-from equipoise.integrations.vllm.dp.client_view import COUNTS
-from equipoise.integrations.vllm.dp.core_client import DESK, PATCHES
-from equipoise.integrations.vllm.dp.scheduler import Desk
-from equipoise.integrations.vllm.patching import apply
+from equipoise.integrations.vllm.dp.client_view import NUM_COUNT_FIELDS
+from equipoise.integrations.vllm.dp.core_client import CLIENT_PATCHES, SCHEDULER_ATTRIBUTE
+from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
+from equipoise.integrations.vllm.patching import apply_patches
 
 
 class Release(Enum):
@@ -150,8 +150,8 @@ class FakeCoreClient:
         """Ids that cannot be sent."""
 
     @property
-    def desk(self) -> Desk:
-        return cast(Desk, getattr(self, DESK))
+    def desk(self) -> DpRequestScheduler:
+        return cast(DpRequestScheduler, getattr(self, SCHEDULER_ATTRIBUTE))
 
     async def add_request_async(self, request: FakeRequest) -> None:
         request.client_index = self.client_index
@@ -206,7 +206,9 @@ class OldRouted(Routed):
 
 def patched(release: Release) -> type[Routed]:
     """`Routed`, as the plugin changes the engine's class."""
-    apply(replace(one, module=__name__, name=f"Routed.{one.attribute}") for one in PATCHES)
+    apply_patches(
+        replace(one, module=__name__, name=f"Routed.{one.attribute}") for one in CLIENT_PATCHES
+    )
     return Routed if release is Release.NEW else OldRouted
 
 
@@ -236,7 +238,7 @@ class Deployment:
         for client in self.clients:
             told = [[*one.counts, min(1.0, one.tokens / 1000)] for one in self.engines]
             client.lb_engines = [
-                one if client.release is Release.NEW else one[:COUNTS] for one in told
+                one if client.release is Release.NEW else one[:NUM_COUNT_FIELDS] for one in told
             ]
 
     async def run_out(self, most: int = 500) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from equipoise.backends.devices.issuing import Gate
+from equipoise.backends.devices.issuing import IssueLock
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.stream import Role
@@ -74,4 +74,4 @@ DEVICE = Device(SynchronousRuntime(), 0)
 
 def stream(adopted: bool = False) -> DeviceStream:
     """A stream of that device."""
-    return DeviceStream(Role.COMPUTE, "at once", DEVICE, Passed(), Gate(), adopted)
+    return DeviceStream(Role.COMPUTE, "at once", DEVICE, Passed(), IssueLock(), adopted)

@@ -11,7 +11,7 @@ import torch
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Backend, check_room
+from equipoise.hal.accelerator import Backend, check_device_count
 from equipoise.hal.errors import UsageError
 
 KINDS = ("cuda", "ascend", pytest.param("cudasim", marks=pytest.mark.deep))
@@ -48,7 +48,7 @@ class Network:
         """Skip the test where so many ranks find too few devices, saying why."""
         found = registry.accelerator(self.backend), registry.communicator(self.communicator)
         try:
-            check_room(*found, ranks)
+            check_device_count(*found, ranks)
         except UsageError as error:
             pytest.skip(str(error))
 

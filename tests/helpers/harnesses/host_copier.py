@@ -6,12 +6,12 @@ import time
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.transfer.copy_threads import UNLIMITED, CopyLimits
+from equipoise.balancer.experts.transfer.copy_threads import UNLIMITED_RATE, CopyLimits
 
 SOON = 20.0
 GUARD = 251
 """What stands where nothing is copied to."""
-SMALL = CopyLimits("small", 64, UNLIMITED)
+SMALL = CopyLimits("small", 64, UNLIMITED_RATE)
 STILL = CopyLimits("still", 64, 1e-3)
 """Begins one chunk, and the next a day later."""
 

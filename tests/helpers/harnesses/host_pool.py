@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool
-from equipoise.balancer.experts.host_pool.shared_memory import LABEL
+from equipoise.balancer.experts.host_pool.shared_memory import MEMORY_NAME
 from equipoise.hal.checksum import checksum
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EquipoiseError
@@ -45,11 +45,11 @@ def holdings(process: int | str = "self") -> tuple[int, int]:
     descriptors = 0
     for link in Path(f"/proc/{process}/fd").iterdir():
         try:
-            descriptors += LABEL in str(link.readlink())
+            descriptors += MEMORY_NAME in str(link.readlink())
         except FileNotFoundError:
             continue
     maps = Path(f"/proc/{process}/maps").read_text()
-    return descriptors, sum(LABEL in line for line in maps.splitlines())
+    return descriptors, sum(MEMORY_NAME in line for line in maps.splitlines())
 
 
 def opened(

@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.hal import routing, routing_rules
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
+from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 
 ATTEMPTS = 2
 """Launches of each kernel on one workspace: the second finds what the first left."""
@@ -57,10 +57,10 @@ def check_apportioned(launchers: Launchers, world: World, ids: Tensor, rank: int
     assert is_clean(workspace)
 
 
-def check_rule(launchers: Launchers, world: World, ids: Tensor, rule: Rule) -> None:
+def check_rule(launchers: Launchers, world: World, ids: Tensor, rule: ReplicaRule) -> None:
     match rule:
         case RowHash(top_k, rows):
-            given: Rule = RowHash(top_k, on_device(rows))
+            given: ReplicaRule = RowHash(top_k, on_device(rows))
         case BlockTurns():
             given = rule
     due = routing_rules.route_by_rule(ids, world.table, rule)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from equipoise import _native
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.request_router import UNLIMITED
 
 
 class NativeFront:
     """As `SlowFront`, by the native core."""
 
-    def __init__(self, settings: PolicySettings, workers: Sequence[Capacity]) -> None:
+    def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
         slots, room = workers[0].slots or UNLIMITED, workers[0].kv_tokens or UNLIMITED
         self.router = _native.Router(settings.native(), len(workers), slots, room)
         self.handles: dict[int, int] = {}

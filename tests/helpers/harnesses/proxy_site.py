@@ -13,7 +13,7 @@ from helpers.fakes.late_binding_policy import LateBinding
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.proxy import Proxy
-from equipoise.serve.settings import Access, HealthSettings, RouteSettings, WorkerSettings
+from equipoise.serve.settings import AccessSettings, HealthSettings, RouteSettings, WorkerSettings
 
 T = TypeVar("T")
 PATIENCE = 200.0
@@ -100,7 +100,7 @@ def settings_of(fakes: list[Fake], **given: Any) -> RouteSettings:
     )
     given.setdefault("health", QUICK)
     given.setdefault("workers", workers)
-    given["access"] = replace(given.get("access", Access()), port=0)
+    given["access"] = replace(given.get("access", AccessSettings()), port=0)
     return RouteSettings(**given)
 
 

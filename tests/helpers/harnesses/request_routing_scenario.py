@@ -8,9 +8,9 @@ from typing import Any
 from helpers.fakes.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.request_router import Router
-from equipoise.integrations.vllm.dp.request_table import TOLD, UNSENT
-from equipoise.integrations.vllm.dp.scheduler import Mode
+from equipoise.balancer.requests.request_router import RequestRouter
+from equipoise.integrations.vllm.dp.request_table import POLICY_TRACKED_STATES, UNSENT_STATES
+from equipoise.integrations.vllm.dp.scheduler import RoutingMode
 
 ENGINES, SLOTS, LATER = 2, 2, 1e9
 INDEX = st.integers(0, 99)
@@ -84,7 +84,9 @@ class Play:
         if what == "part":
             await self.go_on(name, len(self.sent) % 3 > 0)
             return
-        if any(one.id == name and one.stage in UNSENT for one in self.client[name].desk.tickets):
+        if any(
+            one.id == name and one.stage in UNSENT_STATES for one in self.client[name].desk.tickets
+        ):
             self.never.add(name)
         self.given_up.add(name)
         await self.client[name].abort_requests_async([name])
@@ -102,7 +104,7 @@ class Play:
         """Invariants."""
         for client in self.site.clients:
             for ticket in client.desk.tickets:
-                if ticket.stage in TOLD and ticket.worker is not None:
+                if ticket.stage in POLICY_TRACKED_STATES and ticket.worker is not None:
                     there = client.core_engines[ticket.worker]
                     assert client.reqs_in_flight[ticket.id] == there, "where the policy said"
             books = list(client.reqs_in_flight.values())
@@ -145,9 +147,9 @@ class Play:
     def look_at_policies(self) -> None:
         """They have been asked to the end, and know of nothing any more."""
         for client in self.site.clients:
-            assert client.desk.mode is Mode.POLICY
+            assert client.desk.mode is RoutingMode.POLICY
             policy = client.desk.policy
-            assert isinstance(policy, Router)
+            assert isinstance(policy, RequestRouter)
             assert policy.pooled == 0
             if len(self.site.clients) == 1:
                 assert set(policy.loads) == {0}

@@ -17,8 +17,8 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.balancer.requests.policy_settings import PolicySettings
-from equipoise.balancer.requests.request_router import Router
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
+from equipoise.balancer.requests.request_router import RequestRouter
 
 Draw: TypeAlias = tuple[str, int, int]
 """What is to happen, and two numbers to say to whom, and how much."""
@@ -36,7 +36,7 @@ ROOMS = (None, None, 5, 30, 60, 100)
 class Play:
     """Who is where, as the router's decisions say; events are drawn by what is possible."""
 
-    native: Router
+    native: RequestRouter
     slow: SlowFront
     names: int = 0
     homes: dict[int, int] = field(default_factory=dict)
@@ -213,14 +213,14 @@ _HAPPENINGS: dict[str, Callable[[Play, int, int], Happening | None]] = {
 }
 
 
-MakeFront: TypeAlias = Callable[[PolicySettings, Sequence[Capacity]], SlowFront]
+MakeFront: TypeAlias = Callable[[RoutingPolicySettings, Sequence[Capacity]], SlowFront]
 
 
 def difference(
-    settings: PolicySettings,
+    settings: RoutingPolicySettings,
     workers: Sequence[Capacity],
     draws: Sequence[Draw],
     make: MakeFront = slow_front,
 ) -> str | None:
     """Of the native router from the published rule, on these events."""
-    return Play(Router(settings, workers), make(settings, workers)).difference(draws)
+    return Play(RequestRouter(settings, workers), make(settings, workers)).difference(draws)

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.context import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.model_balancer import BalancerSet, LayerGroupContext
-from equipoise.balancer.experts.open import ModelStart, UpdatePath, open_balancers
+from equipoise.balancer.experts.open import ModelStart, UpdatePathFactory, open_balancers
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel, SlotTensors
@@ -145,7 +145,7 @@ def settings(**config: Any) -> BalancerConfig:
 def open_all(
     seat: Seat,
     models: Sequence[Given],
-    way: UpdatePath,
+    way: UpdatePathFactory,
     config: BalancerConfig,
     row: Sequence[int] = (),
 ) -> BalancerSet:

@@ -25,7 +25,7 @@ from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer
-from equipoise.balancer.experts.open import UpdatePath
+from equipoise.balancer.experts.open import UpdatePathFactory
 from equipoise.balancer.experts.runtime.jobs import immediate as one_call
 from equipoise.hal.stream import Role
 
@@ -80,7 +80,7 @@ PLAIN = Habit()
 
 
 def serve(
-    way: UpdatePath = by_boundary,
+    way: UpdatePathFactory = by_boundary,
     models: Sequence[Given] = (TARGET, DRAFT),
     habit: Habit = PLAIN,
     **config: Any,

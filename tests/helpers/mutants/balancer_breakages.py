@@ -10,7 +10,7 @@ import torch
 from helpers.harnesses.rebalancing_model import Break, Parts
 
 from equipoise.hal.communicator import Exchange
-from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlLost
+from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlPlaneLost
 from equipoise.hal.stream import Stream
 
 VICTIM = 1
@@ -256,7 +256,7 @@ class NoStore(Around):
         if question.endswith(OPENED):
             found: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
             return found
-        raise ControlLost("ballots unreadable: connection lost")
+        raise ControlPlaneLost("ballots unreadable: connection lost")
 
 
 class DropsOneCopy(Around):

@@ -32,10 +32,10 @@ from helpers.references.reference_push_rules import (
 )
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 
 
-def _given(settings: PolicySettings) -> PolicySettings:
+def _given(settings: RoutingPolicySettings) -> RoutingPolicySettings:
     return settings
 
 
@@ -49,9 +49,9 @@ class Mutant:
     policy: type
     changes: dict[str, object] = field(default_factory=dict)
     of_front: bool = False
-    misread: Callable[[PolicySettings], PolicySettings] = _given
+    misread: Callable[[RoutingPolicySettings], RoutingPolicySettings] = _given
 
-    def front(self, settings: PolicySettings, workers: Sequence[Capacity]) -> SlowFront:
+    def front(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> SlowFront:
         """As `slow_front`, broken."""
         rule: Any = type("Broken", (self.policy,), {} if self.of_front else self.changes)
         front: Any = type("Broken", (SlowFront,), self.changes if self.of_front else {})
@@ -62,7 +62,7 @@ class Mutant:
 
 
 def _misread(
-    broken: str, policy: type, misread: Callable[[PolicySettings], PolicySettings]
+    broken: str, policy: type, misread: Callable[[RoutingPolicySettings], RoutingPolicySettings]
 ) -> Mutant:
     return Mutant(broken, policy.__name__.lower(), policy, misread=misread)
 

@@ -6,7 +6,7 @@ from typing import Any
 from helpers.references.reference_simulation import SlowJob, SlowServer, SlowSimulation
 from helpers.strategies.simulation_comparison import front_of
 
-from equipoise.balancer.requests.simulation import Saturated, Scenario
+from equipoise.balancer.requests.simulation import SaturatedArrivals, Scenario
 from equipoise.balancer.requests.workload import Workload
 
 
@@ -104,7 +104,7 @@ def _one_more_accepted(self: SlowSimulation, job: SlowJob) -> int:
 
 
 def _arrivals_in_time(self: SlowSimulation) -> None:
-    if isinstance(self.scenario.arrivals, Saturated):
+    if isinstance(self.scenario.arrivals, SaturatedArrivals):
         SlowSimulation.reveal(self)
         return
     while self.ahead and self.ahead[0].arrival < self.clock + 1:

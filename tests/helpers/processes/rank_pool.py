@@ -12,7 +12,7 @@ from helpers.watchdog import WATCHDOG
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
-from equipoise.hal.conformance.executors.worker_pool import ANSWER, Crew, Member
+from equipoise.hal.conformance.executors.worker_pool import START_TIMEOUT, WorkerPool, WorkerProcess
 from equipoise.hal.errors import Violation
 
 DEADLINE = 20.0
@@ -60,12 +60,12 @@ class Ranks:
     """
 
     def __init__(
-        self, module: str = "helpers.processes.rank_process", patience: float = ANSWER
+        self, module: str = "helpers.processes.rank_process", patience: float = START_TIMEOUT
     ) -> None:
-        self._crew = Crew([module], patience)
+        self._crew = WorkerPool([module], patience)
 
     @property
-    def members(self) -> dict[int, Member]:
+    def members(self) -> dict[int, WorkerProcess]:
         """The processes that run, by rank."""
         return self._crew.members
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
-from equipoise.hal.conformance.executors.worker_process import serve
+from equipoise.hal.conformance.executors.worker_process import serve_requests
 
 
 class Desk:
@@ -45,7 +45,7 @@ class Desk:
 
 def main() -> None:
     """Serve as a rank."""
-    serve(Desk().answer)
+    serve_requests(Desk().answer)
 
 
 if __name__ == "__main__":

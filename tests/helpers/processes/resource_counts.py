@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from equipoise.balancer.experts.host_pool.shared_memory import LABEL
+from equipoise.balancer.experts.host_pool.shared_memory import MEMORY_NAME
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CONTAINERS = (dict, list, set, deque, Counter)
@@ -25,7 +25,9 @@ def process() -> dict[str, int]:
         "resident": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE,
         "threads": len(os.listdir("/proc/self/task")),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "mappings of shared memory": sum("/dev/shm" in line or LABEL in line for line in maps),
+        "mappings of shared memory": sum(
+            "/dev/shm" in line or MEMORY_NAME in line for line in maps
+        ),
         "objects": len(gc.get_objects()),
     }
 
@@ -48,7 +50,9 @@ def lengths(root: object) -> dict[str, int]:
 
 def _parts(thing: object) -> Iterator[tuple[str, object]]:
     """Attributes of objects of this package, and items; items of one container share a path."""
-    if isinstance(thing, dict):  # not `Mapping`, which would remember every class it is asked about
+    if isinstance(
+        thing, dict
+    ):  # not `SharedMapping`, which would remember every class it is asked about
         yield from (("[]", part) for part in thing.values())
     elif isinstance(thing, list | tuple | set | deque):
         yield from (("[]", part) for part in thing)

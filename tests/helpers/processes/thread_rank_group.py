@@ -10,12 +10,16 @@ from concurrent.futures import TimeoutError as Late
 
 from equipoise.hal.accelerator import Backend
 from equipoise.hal.communicator import CommunicatorBackend, RendezvousHost
-from equipoise.hal.conformance.executors.multi_rank import Call, ExpendableStore, RankedSubject
-from equipoise.hal.conformance.executors.rank_worker import Answer, Order, Seat
-from equipoise.hal.conformance.property import Pace, Traits
+from equipoise.hal.conformance.executors.multi_rank import (
+    DisposableStore,
+    GatherOptions,
+    MultiRankSubject,
+)
+from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest, RankWorker
+from equipoise.hal.conformance.property import DeadlineLength, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
-DEADLINES: Mapping[Pace, float] = {Pace.CALM: 6.0, Pace.BRISK: 1.0}
+DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.CALM: 6.0, DeadlineLength.BRISK: 1.0}
 """Seconds that an operation may last, by pace."""
 
 
@@ -30,23 +34,23 @@ class ThreadRankGroup:
     def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
         self._backend = backend
         self._communicator = communicator
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, RankWorker] = {}
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
     def host(self) -> RendezvousHost:
         """A store in this process."""
         return self._communicator.host()
 
-    def expendable_host(self) -> ExpendableStore:
+    def expendable_host(self) -> DisposableStore:
         """Not here: the store is a part of this process."""
         raise Unsupported("the store of ranks that are threads cannot be ended")
 
-    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer. Raises `Violation` of C8 when one does not."""
-        told: dict[int, Future[Answer]] = {}
+        told: dict[int, Future[RankReply]] = {}
         for rank, order in orders.items():
             if rank not in self._seats:
-                self._seats[rank] = Seat(self._backend, self._communicator)
+                self._seats[rank] = RankWorker(self._backend, self._communicator)
                 self._threads[rank] = ThreadPoolExecutor(1, f"rank {rank}")
             told[rank] = self._threads[rank].submit(self._seats[rank].answer, order)
         try:
@@ -70,7 +74,7 @@ class ThreadRankGroup:
         self._threads.clear()
 
 
-class ThreadSubject(RankedSubject):
+class ThreadSubject(MultiRankSubject):
     """An accelerator and a communicator on two threads.
 
     Args:

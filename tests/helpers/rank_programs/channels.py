@@ -13,28 +13,30 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal import registry
-from equipoise.hal.accelerator import open_for
+from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.stream import Role
-from equipoise.pipeline.channel.edge import Place, Slices
+from equipoise.pipeline.channel.edge import EdgeContext, SliceGroup
 from equipoise.pipeline.channel.endpoints import (
-    ChannelPlan,
+    ChannelSpec,
     Receiver,
     Sender,
     open_receiver,
     open_sender,
 )
-from equipoise.pipeline.channel.schema import RowField, Split, Template
+from equipoise.pipeline.channel.schema import RowField, SchemaTemplate, SliceMode
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 MOST = 32
-Sending = Callable[[Place, Sender, int, int], None]
+Sending = Callable[[EdgeContext, Sender, int, int], None]
 
 
-def template(split: Split = Split.WHOLE, dtype: torch.dtype = torch.bfloat16) -> Template:
+def template(
+    split: SliceMode = SliceMode.WHOLE, dtype: torch.dtype = torch.bfloat16
+) -> SchemaTemplate:
     """A hidden state and a residual."""
     hidden = RowField("hidden", (6,), dtype, split)
-    return Template((hidden, RowField("residual", (6,), torch.float32, split)), most=MOST)
+    return SchemaTemplate((hidden, RowField("residual", (6,), torch.float32, split)), most=MOST)
 
 
 def step(number: int, rows: int) -> dict[str, Tensor]:
@@ -46,16 +48,16 @@ def step(number: int, rows: int) -> dict[str, Tensor]:
 @contextmanager
 def place(
     fabric: Fabric, deadline: float = WATCHDOG, parts: int = 1, backend: str = "cpu"
-) -> Iterator[Place]:
+) -> Iterator[EdgeContext]:
     """Where this rank's ends are; ranks in fours have two on either side that share slices."""
-    accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
+    accelerator = open_for_rank(registry.accelerator(backend), fabric.control.rank)
     slices = None
     if parts > 1:
         side = fabric.control.rank // parts
         members = tuple(range(side * parts, (side + 1) * parts))
         opened = [fabric.open(f"{purpose} of {side}", members) for purpose in ("gather", "compare")]
-        slices = Slices(*opened)
-    yield Place(
+        slices = SliceGroup(*opened)
+    yield EdgeContext(
         fabric=fabric,
         accelerator=accelerator,
         stream=accelerator.stream(Role.COMPUTE),
@@ -65,17 +67,19 @@ def place(
     accelerator.close()
 
 
-def plan(rank: int, depth: int = 4, parts: int = 1, **changed: Any) -> ChannelPlan:
+def plan(rank: int, depth: int = 4, parts: int = 1, **changed: Any) -> ChannelSpec:
     """From each rank of one side to its like on the other."""
     source = rank % parts
-    made = template(Split.SLICED if parts > 1 else Split.WHOLE, **changed)
+    made = template(SliceMode.SLICED if parts > 1 else SliceMode.WHOLE, **changed)
     name = f"{source} to {source + parts}"
-    return ChannelPlan(
+    return ChannelSpec(
         name=name, source=source, destination=source + parts, template=made, depth=depth
     )
 
 
-def hand_over(at: Place, sender: Sender, rows: Sequence[int], send: Sending | None = None) -> None:
+def hand_over(
+    at: EdgeContext, sender: Sender, rows: Sequence[int], send: Sending | None = None
+) -> None:
     """Every step by a program; the tensors are written over right behind it."""
     for number, count in enumerate(rows):
         at.stream.launch(partial(send or _send_and_scribble, at, sender, number, count))
@@ -83,7 +87,7 @@ def hand_over(at: Place, sender: Sender, rows: Sequence[int], send: Sending | No
     sender.drain()
 
 
-def read_all(at: Place, receiver: Receiver, rows: Sequence[int], ahead: int) -> list[int]:
+def read_all(at: EdgeContext, receiver: Receiver, rows: Sequence[int], ahead: int) -> list[int]:
     """Read every step by a program; returns those that were not what was sent."""
     wrong: list[int] = []
     for count in rows[:ahead]:
@@ -138,7 +142,7 @@ def steady(fabric: Fabric, steps: int) -> Any:
 
 
 @contextmanager
-def counted(at: Place) -> Iterator[dict[str, int]]:
+def counted(at: EdgeContext) -> Iterator[dict[str, int]]:
     """Counts what the channels of a place ask of pickle, of torch's memory and of communicators."""
     counts: dict[str, int] = {}
 
@@ -209,7 +213,7 @@ def keeper(fabric: Fabric, backend: str = "cpu") -> Any:
         return {"told": told, "whole": whole, "seen": seen}
 
 
-def on_stream(at: Place, read: Callable[[], Any]) -> Any:
+def on_stream(at: EdgeContext, read: Callable[[], Any]) -> Any:
     """What a program of the stream that reads comes to."""
     seen: list[Any] = []
     at.stream.launch(lambda: seen.append(read()))
@@ -222,7 +226,7 @@ def is_of(residual: Tensor, number: int) -> bool:
     return torch.equal(residual.cpu(), step(number, residual.shape[0])["residual"])
 
 
-def hand_over_from(at: Place, sender: Sender, first: int, rows: Sequence[int]) -> None:
+def hand_over_from(at: EdgeContext, sender: Sender, first: int, rows: Sequence[int]) -> None:
     """Steps `first` and later."""
     for number in range(first, len(rows)):
         at.stream.launch(partial(_send_and_scribble, at, sender, number, rows[number]))
@@ -315,7 +319,7 @@ def in_a_graph(fabric: Fabric) -> Any:
         return outcome(sender.drain)["error"]
 
 
-def _send_and_scribble(at: Place, sender: Sender, number: int, rows: int) -> None:
+def _send_and_scribble(at: EdgeContext, sender: Sender, number: int, rows: int) -> None:
     device = at.accelerator.device
     tensors = {name: tensor.to(device) for name, tensor in step(number, rows).items()}
     sender.send(tensors)
@@ -323,7 +327,7 @@ def _send_and_scribble(at: Place, sender: Sender, number: int, rows: int) -> Non
         tensor.fill_(-1)
 
 
-def _send_lent(at: Place, sender: Sender, number: int, rows: int) -> None:
+def _send_lent(at: EdgeContext, sender: Sender, number: int, rows: int) -> None:
     lent = sender.outgoing(rows)
     for name, tensor in step(number, rows).items():
         lent[name].copy_(tensor)

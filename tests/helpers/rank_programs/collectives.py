@@ -8,7 +8,7 @@ from helpers.rank_programs.tensor_patterns import empty, pattern, same
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, Fabric, PeerBuffer
 from equipoise.hal.work import Work
 
 Step = dict[str, Any]
@@ -57,9 +57,9 @@ def issue_exchange(group: Communicator, seed: int, step: Step) -> Issued:
     """A round of blobs; bands of guard bytes around what is received."""
     rows, me = step["rows"], group.rank
     peers = [peer for peer in range(group.size) if peer != me]
-    sends = tuple(Parcel(p, blob(seed, me, p, rows[me][p])) for p in peers)
+    sends = tuple(PeerBuffer(p, blob(seed, me, p, rows[me][p])) for p in peers)
     storages = {p: torch.full((rows[p][me] + 8,), 255, dtype=torch.uint8) for p in peers}
-    receives = tuple(Parcel(p, storages[p][4:-4]) for p in peers)
+    receives = tuple(PeerBuffer(p, storages[p][4:-4]) for p in peers)
     work = group.exchange(Exchange(sends=sends, receives=receives))
 
     def check() -> None:

@@ -16,10 +16,10 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.devices.collectives import comm_set
-from equipoise.backends.devices.collectives.ccl import Greeting, Group, Handle
-from equipoise.backends.devices.collectives.comm_init import greet_all
-from equipoise.backends.devices.collectives.comm_memory import LEDGER
-from equipoise.backends.devices.collectives.teardown import STRANDED
+from equipoise.backends.devices.collectives.ccl import CclComm, CclHandle, WarmupOps
+from equipoise.backends.devices.collectives.comm_init import warm_up_group
+from equipoise.backends.devices.collectives.comm_memory import COMM_MEMORY
+from equipoise.backends.devices.collectives.teardown import UNRELEASED_COMMS
 from equipoise.hal import registry
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.stream import Role, Stream
@@ -122,17 +122,17 @@ def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
     device(fabric, backend)
     resumed, order = threading.Event(), list[str]()
 
-    def greet(group: Group, *rest: Any) -> Greeting:
+    def greet(group: CclComm, *rest: Any) -> WarmupOps:
         order.append("begins")
         paused: Any = _PausedGroup(group, resumed)
-        greeting = greet_all(paused, *rest)
+        greeting = warm_up_group(paused, *rest)
         order.append("ends")
         return greeting
 
     if fabric.control.rank == 0:
         resumed.set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comm_set, "greet_all", greet)
+        patch.setattr(comm_set, "warm_up_group", greet)
         ended = outcome(lambda: fabric.open("slow"))
         threading.Timer(10 * SHORT, resumed.set).start()  # after the next one could have begun
         group = fabric.open("next")
@@ -144,14 +144,14 @@ def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
 class _PausedGroup:
     """A group whose second operation waits until it is resumed."""
 
-    def __init__(self, group: Group, resumed: threading.Event) -> None:
+    def __init__(self, group: CclComm, resumed: threading.Event) -> None:
         self._group = group
         self._resumed = resumed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Handle:
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> CclHandle:
         assert self._resumed.wait(WATCHDOG)
         return self._group.reduce_scatter(out, tensor)
 
@@ -178,7 +178,7 @@ def ordered(fabric: Fabric, backend: str) -> list[Any]:
     stream.launch(lambda: data.copy_(final))
     with stream.current():
         work = group.isend(data, 1)
-    until(lambda: len(LEDGER.held()) > 1)  # the link is there
+    until(lambda: len(COMM_MEMORY.held()) > 1)  # the link is there
     early = outcome(lambda: work.result(SHORT))["error"] == ""
     lock.signal(lock.epoch)
     work.result(WATCHDOG)
@@ -195,7 +195,7 @@ def warmed(fabric: Fabric, backend: str) -> list[Any]:
     work = group.isend(data, 1) if group.rank == 0 else group.irecv(data, 0)
     made = [thread.name for thread in set(threading.enumerate()) - before]
     work.result(WATCHDOG)
-    names = [holding.name for holding in LEDGER.held()]
+    names = [holding.name for holding in COMM_MEMORY.held()]
     return [made, data.tolist(), names]
 
 
@@ -210,7 +210,7 @@ def many(fabric: Fabric, backend: str, count: int) -> list[Any]:
         found.append(value.item())
         meet(fabric, f"through with {number}")
         group.close()
-    left = until(lambda: not LEDGER.held())
+    left = until(lambda: not COMM_MEMORY.held())
     return [found, left]
 
 
@@ -301,7 +301,7 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     group.rebuild([0, 1])
     value = put([group.rank], torch.int32)
     group.all_reduce(value).result(WATCHDOG)
-    left = until(lambda: len(LEDGER.held()) == 1)
+    left = until(lambda: len(COMM_MEMORY.held()) == 1)
     return [ended, failed, idle, refusal, value.item(), left]
 
 
@@ -314,7 +314,7 @@ def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:
     meet(fabric, "issued")
     fabric.close()
     ended = outcome(lambda: work.result(WATCHDOG))
-    names = [*STRANDED.names(), *(holding.name for holding in LEDGER.held())]
+    names = [*UNRELEASED_COMMS.names(), *(holding.name for holding in COMM_MEMORY.held())]
     return [ended, [name for name in names if name.startswith("closing")]]
 
 

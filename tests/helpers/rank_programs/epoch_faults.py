@@ -36,13 +36,13 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import BalancerConfig, CommitMode, ShareMode
-from equipoise.balancer.experts.engine.serving_state import Copies
+from equipoise.balancer.experts.engine.serving_state import SlotCopies
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate
 from equipoise.balancer.experts.runtime.events import COMMITTED
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Accelerator, open_for
+from equipoise.hal.accelerator import Accelerator, open_for_rank
 from equipoise.hal.checksum import checksum
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EngineError, EquipoiseError
@@ -127,7 +127,7 @@ class Trap:
         """Lie in wait for the decision."""
         installed, commit = balancer.installed, balancer.installed.commit
 
-        def deadly(change: LayerUpdate, copies: Copies) -> None:
+        def deadly(change: LayerUpdate, copies: SlotCopies) -> None:
             if self.where == "Decided":
                 self.act()
             commit(change, copies)
@@ -167,7 +167,7 @@ class Bench:
         self.rank = fabric.control.rank
         self.fabric = fabric
         self.backend = registry.accelerator(backend)
-        self.accelerator = open_for(self.backend, self.rank)
+        self.accelerator = open_for_rank(self.backend, self.rank)
         self.weights = _weights(self.rank, self.accelerator.device)
 
     def balancer(

@@ -23,8 +23,8 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout, even_share
 from equipoise.balancer.experts.runtime.events import COMMITTED
 from equipoise.balancer.experts.transfer.copy_threads import PLAIN, CopyThreadPool
 from equipoise.balancer.experts.transfer.host_writes import CpuWriter, HostWeights
-from equipoise.balancer.observe.async_sink import Courier
-from equipoise.balancer.observe.log_lines import BalancednessLines, EpochLines
+from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.log_lines import BalancednessLogSink, RebalanceLogSink
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
@@ -100,7 +100,7 @@ def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loo
     store = accelerator.slot_store(weights)
     placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    journal = Courier([EpochLines("soak"), BalancednessLines("soak", 1)])
+    journal = AsyncEventSink([RebalanceLogSink("soak"), BalancednessLogSink("soak", 1)])
     with _path(fabric, store, commit) as path:
         balancer = open_balancer(
             accelerator, fabric, store, SHAPE, layout, CONFIG, path, journal=journal

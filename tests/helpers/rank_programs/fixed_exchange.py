@@ -23,14 +23,14 @@ from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import GenerationMismatch, StreamFailed
 from equipoise.hal.stream import Role
 from equipoise.pipeline.all_to_all.fallback import (
-    Combining,
-    Dispatching,
-    PortableExchange,
-    SureExchange,
+    CombineHandle,
+    DispatchHandle,
+    ExchangeWithFallback,
+    FallbackExchange,
     TokenExchange,
 )
-from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
-from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedCapacityExchange
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_allocator
 
 
 def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
@@ -80,13 +80,13 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
 
 
 def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
-    """What `SureExchange.run` says of steps, in one of which ranks have other generations."""
+    """What `ExchangeWithFallback.run` says of steps, in one of which ranks have other generations."""
     case = cases.case(given)
     script = _script(case, fabric.open("experts"))
     stream = script.accelerator.stream(Role.COMPUTE)
     among = fabric.open("fallback")
-    portable = PortableExchange(case.form(), among, script.accelerator, WATCHDOG, case.ranks)
-    sure = SureExchange(script.exchange, portable, stream)
+    portable = FallbackExchange(case.form(), among, script.accelerator, WATCHDOG, case.ranks)
+    sure = ExchangeWithFallback(script.exchange, portable, stream)
     said: list[str] = []
     for step in range(len(case.steps)):
         try:
@@ -108,8 +108,8 @@ def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, A
     accelerator = script.accelerator
     stream = accelerator.stream(Role.COMPUTE)
     among = fabric.open("fallback", case.ranks)
-    portable = PortableExchange(case.form(), among, accelerator, WATCHDOG, case.ranks)
-    sure = SureExchange(script.exchange, portable, stream)
+    portable = FallbackExchange(case.form(), among, accelerator, WATCHDOG, case.ranks)
+    sure = ExchangeWithFallback(script.exchange, portable, stream)
     wrong: list[str] = []
 
     def play() -> None:
@@ -142,7 +142,7 @@ def _keep(found: list[Tensor], results: Tensor) -> None:
     found.append(results.clone())
 
 
-def _expert(script: Script, step: int, number: int, dispatched: Dispatching) -> Combining:
+def _expert(script: Script, step: int, number: int, dispatched: DispatchHandle) -> CombineHandle:
     stream = script.stream(number)
     arrivals = dispatched.wait(stream)
     shape, dtype = script.case.result
@@ -161,9 +161,9 @@ def _compare(script: Script, step: int, found: list[Tensor], wrong: list[str]) -
 
 def _script(case: cases.Case, group: Communicator, make: Make = TorchKernels) -> Script:
     accelerator, form = BACKEND.open(0), case.form()
-    memory = device_memory(accelerator.device)
+    memory = device_allocator(accelerator.device)
     kernels = make(form, made_wire(case, group, accelerator, WATCHDOG), memory)
-    exchange = FixedExchange(form, kernels, accelerator)
+    exchange = FixedCapacityExchange(form, kernels, accelerator)
     return Script(
         case, group.rank, exchange, accelerator, lambda n: torch.empty(n, dtype=torch.uint8)
     )

@@ -8,14 +8,14 @@ from helpers.rank_programs.operations import total
 from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.subgroup import GroupFabric
+from equipoise.hal.subgroup import SubgroupFabric
 
 
 def two_groups(fabric: Fabric) -> Any:
     """Even and odd ranks ask the same questions, under the same purposes, in their own groups."""
     rank, size = fabric.control.rank, fabric.control.size
     members = list(range(rank % 2, size, 2))[::-1]
-    group = GroupFabric(fabric, f"group {rank % 2}", members)
+    group = SubgroupFabric(fabric, f"group {rank % 2}", members)
     control = group.control
     control.cast("who", str(rank).encode())
     ballots = [ballot.decode() for ballot in control.collect("who", WATCHDOG)]
@@ -47,7 +47,7 @@ def two_groups(fabric: Fabric) -> Any:
 def forgotten(fabric: Fabric) -> Any:
     """What one group forgets the other remembers."""
     rank = fabric.control.rank
-    control = GroupFabric(fabric, f"group {rank}", [rank]).control
+    control = SubgroupFabric(fabric, f"group {rank}", [rank]).control
     control.cast("q", b"mine")
     fabric.control.cast("q", b"the run's")
     fabric.control.collect("q", WATCHDOG)
@@ -63,4 +63,4 @@ def misnamed(fabric: Fabric) -> Any:
     """Groups that cannot be."""
     rank, size = fabric.control.rank, fabric.control.size
     groups = [[1 - rank], [rank, rank], [rank, size], []]
-    return [outcome(lambda g=g: GroupFabric(fabric, "g", g))["error"] for g in groups]  # type: ignore[misc]
+    return [outcome(lambda g=g: SubgroupFabric(fabric, "g", g))["error"] for g in groups]  # type: ignore[misc]

@@ -12,7 +12,7 @@ from helpers.rank_programs.device_collectives import device, meet, put
 from helpers.watchdog import WATCHDOG
 from torch import distributed
 
-from equipoise.hal.communicator import Exchange, Fabric, Parcel
+from equipoise.hal.communicator import Exchange, Fabric, PeerBuffer
 
 
 def too_many(fabric: Fabric, backend: str, count: int) -> list[Outcome]:
@@ -62,7 +62,7 @@ def refused(fabric: Fabric, backend: str) -> list[Outcome]:
         lambda: group.broadcast(private, 0),
         lambda: group.broadcast(torch.zeros(2).to(f"npu:{2 + group.rank}"), 0),
         lambda: group.all_reduce(put([1])),
-        lambda: group.exchange(Exchange((Parcel(1 - group.rank, torch.zeros(2)),), ())),
+        lambda: group.exchange(Exchange((PeerBuffer(1 - group.rank, torch.zeros(2)),), ())),
     ]
     found = [outcome(call) for call in calls]
     group.barrier().result(WATCHDOG)

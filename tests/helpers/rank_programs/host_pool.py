@@ -14,10 +14,10 @@ from helpers.watchdog import WATCHDOG
 from equipoise.balancer.experts.host_pool import shared_memory
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool
 from equipoise.balancer.experts.host_pool.rendezvous import MemoryHandle, NodeCoordinator
-from equipoise.balancer.experts.host_pool.shared_memory import Mapping
+from equipoise.balancer.experts.host_pool.shared_memory import SharedMapping
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import ForeignMemory
+from equipoise.hal.errors import PoolMismatch
 
 KEPT: list[HostExpertPool] = []
 """Pools that a case leaves open."""
@@ -25,7 +25,7 @@ KEPT: list[HostExpertPool] = []
 
 def share(fabric: Fabric, door: bool = False) -> dict[str, Any]:
     """Fill and read one pool; by the door, if nobody may look into another's /proc."""
-    barred = mock.patch.object(MemoryHandle, "open", side_effect=ForeignMemory("not permitted"))
+    barred = mock.patch.object(MemoryHandle, "open", side_effect=PoolMismatch("not permitted"))
     if door:
         barred.start()
     try:
@@ -42,7 +42,7 @@ def keep(fabric: Fabric) -> int:
     """The inode of a pool that stays open."""
     KEPT.append(sealed(fabric.control))
     with open("/proc/self/maps") as maps:
-        return next(int(line.split()[4]) for line in maps if shared_memory.LABEL in line)
+        return next(int(line.split()[4]) for line in maps if shared_memory.MEMORY_NAME in line)
 
 
 def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
@@ -116,7 +116,9 @@ def hoard(fabric: Fabric) -> Outcome:
     pool = opened(fabric.control)
     fill(pool)
     state = pool._state
-    hoarded = Mapping.to_write(state.descriptor, LAYOUT.total) if fabric.control.rank == 1 else None  # type: ignore[union-attr]
+    hoarded = (
+        SharedMapping.to_write(state.descriptor, LAYOUT.total) if fabric.control.rank == 1 else None
+    )  # type: ignore[union-attr]
     found = outcome(lambda: pool.seal(WATCHDOG))
     if hoarded is not None:
         hoarded.close()

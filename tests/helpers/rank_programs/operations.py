@@ -11,7 +11,7 @@ from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu.gloo_work import GlooWork
-from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, Fabric, PeerBuffer
 
 
 def meet(fabric: Fabric, place: str) -> None:
@@ -68,9 +68,11 @@ def bad_calls(fabric: Fabric) -> list[Outcome]:
         "send to nobody": lambda: group.isend(flat, group.size),
         "send to oneself": lambda: group.isend(flat, group.rank),
         "receive from nobody": lambda: group.irecv(flat, -1),
-        "exchange with oneself": lambda: group.exchange(Exchange((Parcel(group.rank, blob),), ())),
-        "exchange with nobody": lambda: group.exchange(Exchange((), (Parcel(9, blob),))),
-        "exchange of floats": lambda: group.exchange(Exchange((Parcel(1, flat),), ())),
+        "exchange with oneself": lambda: group.exchange(
+            Exchange((PeerBuffer(group.rank, blob),), ())
+        ),
+        "exchange with nobody": lambda: group.exchange(Exchange((), (PeerBuffer(9, blob),))),
+        "exchange of floats": lambda: group.exchange(Exchange((PeerBuffer(1, flat),), ())),
         "abort": group.abort,
         "rebuild without oneself": lambda: group.rebuild([1]),
     }

@@ -13,9 +13,16 @@ from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
 from equipoise.pipeline.channel.endpoints import Receiver
-from equipoise.pipeline.channel.schema import RowField, Split, Template
+from equipoise.pipeline.channel.schema import RowField, SchemaTemplate, SliceMode
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
-from equipoise.pipeline.stage import TOKENS, Ends, Pipeline, StageLoop, Turn, open_ends
+from equipoise.pipeline.stage import (
+    SAMPLED_TOKENS,
+    MicroBatch,
+    PipelineSpec,
+    StageChannels,
+    StageLoop,
+    open_stage_channels,
+)
 
 HOST = torch.device("cpu")
 PRIME = 65_521
@@ -55,14 +62,16 @@ class Toy:
         self.tokens: dict[int, list[int]] = {}
         self.calls: list[str] = []
 
-    def begin(self, number: int) -> Turn:
+    def begin(self, number: int) -> MicroBatch:
         self.calls.append(f"begin {number}")
-        return Turn(number, 2 * self._sizes[number], self._sizes[number])
+        return MicroBatch(number, 2 * self._sizes[number], self._sizes[number])
 
     def around(self, number: int) -> AbstractContextManager[object]:
         return self._noted(number)
 
-    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+    def forward(
+        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+    ) -> Mapping[str, Tensor]:
         if turn.number == self._raises_at:
             raise RuntimeError(f"stage {self._stage} cannot")
         if self._passes_on and handed is not None:
@@ -71,14 +80,14 @@ class Toy:
         made = (x * 31 + self._stage + 1) % PRIME
         if not self._last:
             return {"hidden": made, "residual": made // 3}
-        return {TOKENS: (made.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
+        return {SAMPLED_TOKENS: (made.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
 
-    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         self.calls.append(f"end {turn.number}")
         if tokens is not None:
             self.tokens[turn.number] = tokens.tolist()
 
-    def _first(self, turn: Turn) -> Tensor:
+    def _first(self, turn: MicroBatch) -> Tensor:
         """Rows made of the tokens of the micro-batch's last turn, as far as it had sequences."""
         before = self.tokens.get(turn.number - self._in_flight, [])
         known = (before + [7] * turn.sequences)[: turn.sequences]
@@ -100,21 +109,21 @@ def alone(
     toys = [Toy(n, stages, sizes, in_flight, passing=passing) for n in range(stages)]
     for number in range(len(sizes)):
         handed: AsyncIntermediateTensors | None = None
-        turn = Turn(number, 2 * sizes[number], sizes[number])
+        turn = MicroBatch(number, 2 * sizes[number], sizes[number])
         for toy in toys:
             handed = AsyncIntermediateTensors(dict(toy.forward(turn, handed)))
         assert handed is not None
         for toy in (toys[0], toys[-1]):
-            toy.end(turn, handed[TOKENS])
+            toy.end(turn, handed[SAMPLED_TOKENS])
     return [toys[0].tokens[number] for number in range(len(sizes))]
 
 
 class Watching(Toy):
     """A toy that looks at how many receives of tokens are posted whenever a turn begins."""
 
-    ends = Ends()
+    ends = StageChannels()
 
-    def begin(self, number: int) -> Turn:
+    def begin(self, number: int) -> MicroBatch:
         sampled = self.ends.sampled
         if isinstance(sampled, Receiver):
             self.calls.append(str(sampled.expected))
@@ -126,16 +135,16 @@ def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
     rank, stages, in_flight = fabric.control.rank, fabric.control.size, 3
     with place(fabric, deadline=WATCHDOG) as at:
         fields = [RowField(name, (WIDTH,), torch.int64) for name in ("hidden", "residual")]
-        pipeline = Pipeline(
+        pipeline = PipelineSpec(
             name="watched",
             ranks=tuple(range(stages)),
-            handed=Template(tuple(fields), most=2 * max(sizes)),
+            handed=SchemaTemplate(tuple(fields), most=2 * max(sizes)),
             sequences=max(sizes),
             in_flight=in_flight,
             depth=in_flight,
         )
         toy = Watching(rank, stages, sizes, in_flight)
-        toy.ends = open_ends(pipeline, at)
+        toy.ends = open_stage_channels(pipeline, at)
         if serial and isinstance(toy.ends.sampled, Receiver):
             communicator: Any = toy.ends.sampled._edge.communicator
             declared = communicator.capabilities
@@ -157,13 +166,13 @@ def turns(
     """Every rank is a stage, or, of two parts, every two ranks; stage `raises[0]` may fail."""
     rank, stages = fabric.control.rank, fabric.control.size // parts
     with place(fabric, parts=parts, deadline=WATCHDOG, backend=backend) as at:
-        split = Split.SLICED if parts > 1 else Split.WHOLE
+        split = SliceMode.SLICED if parts > 1 else SliceMode.WHOLE
         fields = [RowField(name, (WIDTH,), torch.int64, split) for name in ("hidden", "residual")]
         members = tuple(range(rank % parts, fabric.control.size, parts))
-        pipeline = Pipeline(
+        pipeline = PipelineSpec(
             name=f"part {rank % parts}",
             ranks=members,
-            handed=Template(tuple(fields), most=2 * max(sizes, default=0)),
+            handed=SchemaTemplate(tuple(fields), most=2 * max(sizes, default=0)),
             sequences=max(sizes, default=0),
             in_flight=in_flight,
             depth=depth,
@@ -172,7 +181,7 @@ def turns(
         toy = Toy(
             rank // parts, stages, sizes, in_flight, raises_at, at.accelerator.device, passing
         )
-        ends = open_ends(pipeline, at)
+        ends = open_stage_channels(pipeline, at)
         loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, WATCHDOG)
         told = outcome(lambda: loop.run(len(sizes)))
         messages = [end.statistics.messages for end in (ends.before, ends.after) if end]

@@ -8,7 +8,7 @@ from helpers.rank_programs.call_outcome import outcome
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.placement import Layout, even_shares
-from equipoise.demo.placement_file import agree
+from equipoise.demo.placement_file import check_same_placement
 from equipoise.hal.communicator import Fabric
 
 
@@ -19,4 +19,6 @@ def compare(fabric: Fabric, odd: int) -> Any:
         placement[0, :2] = placement[0, 1::-1]
     layout = Layout(placement, even_shares(placement, 8))
     communicator = fabric.open("placement")
-    return outcome(lambda: agree(layout, communicator, torch.device("cpu"), WATCHDOG))
+    return outcome(
+        lambda: check_same_placement(layout, communicator, torch.device("cpu"), WATCHDOG)
+    )

@@ -11,7 +11,7 @@ from equipoise.backends.cpu import BACKEND
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import GenerationMismatch
 from equipoise.hal.stream import Role
-from equipoise.pipeline.all_to_all.variable_size import ExpertExchange, Route
+from equipoise.pipeline.all_to_all.variable_size import DispatchRoute, VariableSizeExchange
 
 Grids = list[list[list[int]]]
 """Slot ids by rank, token and choice."""
@@ -23,7 +23,7 @@ def round_trip(
     """Send every payload to its slots and back; returns how many rows arrived here."""
     group, accelerator = fabric.open("dispatch"), BACKEND.open(0)
     stream = accelerator.stream(Role.COMPUTE)
-    exchange = ExpertExchange(group, per_rank, stream, WATCHDOG)
+    exchange = VariableSizeExchange(group, per_rank, stream, WATCHDOG)
     rows: list[int] = []
     stream.launch(lambda: rows.append(_round(exchange, group, grids, top_k, per_rank, payloads)))
     stream.synchronize(WATCHDOG)
@@ -32,7 +32,7 @@ def round_trip(
 
 
 def _round(
-    exchange: ExpertExchange,
+    exchange: VariableSizeExchange,
     group: Communicator,
     grids: Grids,
     top_k: int,
@@ -66,7 +66,7 @@ def _round(
     return len(sources)
 
 
-def _check_route(route: Route, slots: list[Tensor], rank: int, per_rank: int) -> None:
+def _check_route(route: DispatchRoute, slots: list[Tensor], rank: int, per_rank: int) -> None:
     sources = _sources(slots, rank, per_rank)
     assert route.local_slots.tolist() == [local for _, _, local in sources]
     assert list(route.receives) == [
@@ -103,7 +103,7 @@ def _equal(found: Tensor, expected: Tensor) -> None:
 def mismatch(fabric: Fabric, generations: list[int]) -> Any:
     """Prepare with another generation on some ranks; then again with the same on all."""
     group, accelerator = fabric.open("dispatch"), BACKEND.open(0)
-    exchange = ExpertExchange(group, 2, accelerator.stream(Role.COMPUTE), WATCHDOG)
+    exchange = VariableSizeExchange(group, 2, accelerator.stream(Role.COMPUTE), WATCHDOG)
     slots = torch.zeros(3, 1, dtype=torch.int32)
     told = ""
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
-from equipoise.pipeline.tensor_dict import TensorDictGroup, open_tensor_dicts
+from equipoise.pipeline.tensor_dict import TensorDictGroup, open_tensor_dict_group
 
 WIDTH = 1 << 14
 """Elements of a tensor whose reading takes a while."""
@@ -36,7 +36,7 @@ def hand_around(
 ) -> Any:
     """Every rank hands each step to the next, the last to the first; reads are `lag` steps late."""
     with place(fabric) as at, torch.inference_mode(inference):
-        group = open_tensor_dicts("stages", list(range(fabric.control.size)), at)
+        group = open_tensor_dict_group("stages", list(range(fabric.control.size)), at)
         wrong: list[int] = []
         late: list[tuple[int, AsyncIntermediateTensors]] = []
         for number, (fields, constants) in enumerate(steps):
@@ -91,7 +91,7 @@ def _same(found: Any, expected: Any) -> bool:
 def steady(fabric: Fabric, steps: int) -> Any:
     """What a step costs when the steps are alike: on rank 0, which sends, and on rank 1."""
     with place(fabric) as at, counted(at) as counts:
-        group = open_tensor_dicts("stages", [0, 1], at)
+        group = open_tensor_dict_group("stages", [0, 1], at)
         for number in range(4 + steps):
             if number == 4:
                 group.drain()
@@ -109,7 +109,7 @@ def steady(fabric: Fabric, steps: int) -> Any:
 def let_go(fabric: Fabric, backend: str, steps: int) -> Any:
     """A reader launches what reads, and lets go of the tensors at once: nobody waits for it."""
     with place(fabric, backend=backend) as at:
-        group, device = open_tensor_dicts("stages", [0, 1], at), at.accelerator.device
+        group, device = open_tensor_dict_group("stages", [0, 1], at), at.accelerator.device
         kept = torch.zeros(steps, WIDTH, dtype=torch.int64).to(device)
         at.accelerator.synchronize(WATCHDOG)
         for number in range(steps):
@@ -134,7 +134,7 @@ def sliced(fabric: Fabric, chosen: dict[str, bool] | None) -> Any:
     rank = fabric.control.rank
     with place(fabric, parts=2) as at:
         stages = [rank % 2, rank % 2 + 2]
-        group = open_tensor_dicts(f"stages {rank % 2}", stages, at)
+        group = open_tensor_dict_group(f"stages {rank % 2}", stages, at)
         if rank < 2:
             return _send_sliced(group, rank, chosen)
         seen = []
@@ -166,7 +166,7 @@ def refused(fabric: Fabric) -> list[str]:
     """What is not the same is declared to be, twice."""
     rank = fabric.control.rank
     with place(fabric, parts=2) as at:
-        group = open_tensor_dicts(f"stages {rank % 2}", [rank % 2, rank % 2 + 2], at)
+        group = open_tensor_dict_group(f"stages {rank % 2}", [rank % 2, rank % 2 + 2], at)
         if rank > 1:
             return []
         own = {"own": torch.tensor([rank, 0])}
@@ -177,7 +177,7 @@ def refused(fabric: Fabric) -> list[str]:
 def nobody_there(fabric: Fabric) -> Any:
     """Edges that there are not."""
     with place(fabric) as at:
-        group = open_tensor_dicts("stages", [0, 1, 2], at)
+        group = open_tensor_dict_group("stages", [0, 1, 2], at)
         other = (group.rank_in_group + 2) % 3
         return [
             outcome(lambda: group.isend_tensor_dict({}, dst=other))["text"],
@@ -190,7 +190,7 @@ def nobody_there(fabric: Fabric) -> Any:
 def idle(fabric: Fabric, seconds: float) -> Any:
     """Nobody asks for anything, for longer than any operation may take."""
     with place(fabric) as at:
-        group = open_tensor_dicts("stages", [0, 1], at)
+        group = open_tensor_dict_group("stages", [0, 1], at)
         seen = []
         for number in range(3):
             if fabric.control.rank == 0:
@@ -205,7 +205,7 @@ def idle(fabric: Fabric, seconds: float) -> Any:
 def unread(fabric: Fabric, steps: int) -> Any:
     """Rank 1 lets go of every other step without a look at it."""
     with place(fabric) as at:
-        group = open_tensor_dicts("stages", [0, 1], at)
+        group = open_tensor_dict_group("stages", [0, 1], at)
         seen = []
         for number in range(steps):
             if fabric.control.rank == 0:

@@ -9,7 +9,7 @@ from operator import add
 from helpers.references.reference_front_end import SlowFront, SlowRequest
 from helpers.references.reference_random import SlowLengths
 
-from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor
+from equipoise.balancer.requests.policy_settings import Predictor, RoutingPolicySettings
 
 
 def total(values: Iterable[float]) -> float:
@@ -22,7 +22,7 @@ class Br0:
 
     queues = False
 
-    def __init__(self, settings: PolicySettings, workers: int) -> None:
+    def __init__(self, settings: RoutingPolicySettings, workers: int) -> None:
         self.settings = settings
         self.lengths = SlowLengths()
 
@@ -129,7 +129,7 @@ class Fit:
 
     queues = False
 
-    def __init__(self, settings: PolicySettings, workers: int) -> None:
+    def __init__(self, settings: RoutingPolicySettings, workers: int) -> None:
         self.settings = settings
         self.ended: list[int] = []
         self.decision = 0

@@ -6,13 +6,13 @@ from fractions import Fraction
 from helpers.references.reference_front_end import SlowFront, SlowRequest
 from helpers.references.reference_random import Dice, SlowLengths
 
-from equipoise.balancer.requests.policy_settings import PolicySettings, WhenFull
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings, WhenFull
 
 
 class Push:
     """Binds every request in turn, to the worker with the least score."""
 
-    def __init__(self, settings: PolicySettings, workers: int) -> None:
+    def __init__(self, settings: RoutingPolicySettings, workers: int) -> None:
         self.settings = settings
         self.start = 0
         self.prepare(workers)

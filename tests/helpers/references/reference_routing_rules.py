@@ -29,9 +29,9 @@ from helpers.references.reference_push_rules import (
 )
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 
-SLOW: dict[str, Callable[[PolicySettings, int], SlowPolicy]] = {
+SLOW: dict[str, Callable[[RoutingPolicySettings, int], SlowPolicy]] = {
     "random": Random,
     "round_robin": RoundRobin,
     "power_of_two": PowerOfTwo,
@@ -52,7 +52,7 @@ SLOW: dict[str, Callable[[PolicySettings, int], SlowPolicy]] = {
 """By name."""
 
 
-def slow_front(settings: PolicySettings, workers: Sequence[Capacity]) -> SlowFront:
+def slow_front(settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> SlowFront:
     """A front end with the policy of these settings."""
     policy = SLOW[settings.name](settings, len(workers))
     return SlowFront(policy, workers, settings.front_ends)

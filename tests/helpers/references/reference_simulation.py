@@ -17,8 +17,8 @@ from helpers.references.reference_random import Dice
 from helpers.references.reference_routing_rules import slow_front
 
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
-from equipoise.balancer.requests.policy_settings import PolicySettings
-from equipoise.balancer.requests.simulation import BACKLOG, Saturated, Scenario
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
+from equipoise.balancer.requests.simulation import BACKLOG_PER_WORKER, SaturatedArrivals, Scenario
 from equipoise.balancer.requests.workload import Workload
 
 
@@ -35,7 +35,7 @@ class Front(Protocol):
     def dispatch(self) -> list[tuple[int, int]]: ...
 
 
-MakeFront: TypeAlias = Callable[[PolicySettings, Sequence[Capacity]], Front]
+MakeFront: TypeAlias = Callable[[RoutingPolicySettings, Sequence[Capacity]], Front]
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class SlowServer:
 
 @dataclass
 class Record:
-    """What `Steps` has, by step."""
+    """What `StepSeries` has, by step."""
 
     clock: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -117,7 +117,7 @@ class SlowSimulation:
         self.room = inf if self.cluster.kv_tokens is None else self.cluster.kv_tokens
         self.chunk = self.cluster.prefill.chunk if self.cluster.prefill else 0
         self.blocks = self.cluster.prefill.cached_blocks if self.cluster.prefill else 0
-        self.saturated = isinstance(scenario.arrivals, Saturated)
+        self.saturated = isinstance(scenario.arrivals, SaturatedArrivals)
         self.clock, self.next_tell, self.next_report = 0.0, 0.0, 0.0
         self.dice, self.record = Dice(scenario.seed), Record()
         self.servers = [SlowServer() for _ in range(self.cluster.workers)]
@@ -163,8 +163,8 @@ class SlowSimulation:
 
     def reveal(self) -> None:
         arrivals = self.scenario.arrivals
-        backlog = BACKLOG * self.cluster.workers
-        if isinstance(arrivals, Saturated):
+        backlog = BACKLOG_PER_WORKER * self.cluster.workers
+        if isinstance(arrivals, SaturatedArrivals):
             backlog = arrivals.backlog or backlog
         while self.ahead:
             if self.saturated and len(self.waiting) >= backlog:

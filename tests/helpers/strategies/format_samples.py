@@ -9,13 +9,13 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.registry import PLACEMENTS, STATISTICS
+from equipoise.balancer.formats.registry import PLACEMENT_FORMATS, STATISTICS_FORMATS
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError
 
 LARGEST = 2**46 - 1
-STATISTICS_FILES = [(form.name, suffix) for form in STATISTICS for suffix in form.writes]
-PLACEMENT_FILES = [(form.name, suffix) for form in PLACEMENTS for suffix in form.writes]
+STATISTICS_FILES = [(form.name, suffix) for form in STATISTICS_FORMATS for suffix in form.writes]
+PLACEMENT_FILES = [(form.name, suffix) for form in PLACEMENT_FORMATS for suffix in form.writes]
 SHARES_ONE = 1 << 16
 
 

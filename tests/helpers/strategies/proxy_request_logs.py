@@ -4,13 +4,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from equipoise.report.proxy_log.requests import COMPLETED, Routed, Trip
+from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
 
 START = 1.8e9
 """Seconds since 1970, as logs have them."""
 
 
-def trip(**given: Any) -> Trip:
+def trip(**given: Any) -> LoggedRequest:
     """Of ten prompt tokens, bound at 1, begun at 2, ended at 6 with five tokens, on `w`."""
     values: dict[str, Any] = {
         "worker": "w", "arrival": 0.0, "bound": 1.0, "first": 2.0, "end": 6.0, "prompt": 10,
@@ -19,11 +19,11 @@ def trip(**given: Any) -> Trip:
     for key in ("arrival", "bound", "first", "end"):
         if values[key] is not None:
             values[key] += START
-    return Trip(**values)
+    return LoggedRequest(**values)
 
 
 @st.composite
-def trips(draw: st.DrawFn) -> Trip:
+def trips(draw: st.DrawFn) -> LoggedRequest:
     """Any that a log may hold, in the order in which times come."""
     times = sorted(draw(st.lists(st.integers(0, 64), min_size=4, max_size=4)))
     arrival, bound, first, end = (time / 4 for time in times)
@@ -43,4 +43,4 @@ def trips(draw: st.DrawFn) -> Trip:
     )
 
 
-LOGS = st.lists(trips(), min_size=1, max_size=40).map(lambda many: Routed("log", tuple(many)))
+LOGS = st.lists(trips(), min_size=1, max_size=40).map(lambda many: ProxyLog("log", tuple(many)))

@@ -7,9 +7,9 @@ from helpers.harnesses.router_comparison import KINDS, ROOMS, SLOTS, Draw
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor, WhenFull
+from equipoise.balancer.requests.policy_settings import Predictor, RoutingPolicySettings, WhenFull
 
-Case: TypeAlias = tuple[PolicySettings, list[Capacity], list[Draw]]
+Case: TypeAlias = tuple[RoutingPolicySettings, list[Capacity], list[Draw]]
 NUMBERS = st.integers(0, 4095)
 EVENTS = st.lists(st.tuples(st.sampled_from(KINDS), NUMBERS, NUMBERS), min_size=1, max_size=50)
 CAPACITIES = st.builds(Capacity, slots=st.sampled_from(SLOTS), kv_tokens=st.sampled_from(ROOMS))
@@ -23,10 +23,10 @@ BUSY = (
 
 
 @st.composite
-def choices(draw: st.DrawFn) -> PolicySettings:
+def choices(draw: st.DrawFn) -> RoutingPolicySettings:
     """Powers of two where sums of doubles have to be exact in any order."""
     ends = draw(st.sampled_from((1, 1, 2, 3)))
-    return PolicySettings(
+    return RoutingPolicySettings(
         when_full=draw(st.sampled_from(WhenFull)),
         predictor=draw(st.sampled_from(Predictor)),
         front_ends=ends,
@@ -51,7 +51,7 @@ def choices(draw: st.DrawFn) -> PolicySettings:
 def busy(seed: int) -> Case:
     """Workers that are alike, often with more requests than slots, and several ends at once."""
     dice = Random(seed)
-    chosen = PolicySettings(
+    chosen = RoutingPolicySettings(
         when_full=dice.choice(list(WhenFull)),
         predictor=dice.choice(list(Predictor)),
         front_ends=dice.choice((1, 1, 1, 2)),

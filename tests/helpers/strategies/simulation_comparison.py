@@ -11,9 +11,14 @@ from helpers.references.reference_simulation import MakeFront, Record, SlowSimul
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
-from equipoise.balancer.requests.policy_settings import PolicySettings, Predictor, WhenFull
-from equipoise.balancer.requests.simulation import Saturated, Scenario, Timed, simulate
-from equipoise.balancer.requests.simulation_run import Outcome
+from equipoise.balancer.requests.policy_settings import Predictor, RoutingPolicySettings, WhenFull
+from equipoise.balancer.requests.simulation import (
+    SaturatedArrivals,
+    Scenario,
+    TimedArrivals,
+    simulate,
+)
+from equipoise.balancer.requests.simulation_run import SimulationRun
 from equipoise.balancer.requests.workload import Workload
 
 BLOCK = 4
@@ -83,9 +88,9 @@ def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> PolicySettings:
+def policies(draw: st.DrawFn) -> RoutingPolicySettings:
     """Powers of two where sums of doubles have to be exact in any order."""
-    return PolicySettings(
+    return RoutingPolicySettings(
         when_full=draw(st.sampled_from(WhenFull)),
         predictor=draw(st.sampled_from(Predictor)),
         greedy_slots=draw(st.sampled_from((0, 2, 7))),
@@ -100,11 +105,11 @@ def policies(draw: st.DrawFn) -> PolicySettings:
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
     """Everything that a scenario may say."""
-    saturated = st.builds(Saturated, st.sampled_from((None, 1, 3)))
+    saturated = st.builds(SaturatedArrivals, st.sampled_from((None, 1, 3)))
     return Scenario(
         cluster=draw(clusters()),
         policy=draw(policies()),
-        arrivals=draw(saturated | st.just(Timed())),
+        arrivals=draw(saturated | st.just(TimedArrivals())),
         front_ends=draw(st.sampled_from((1, 1, 2, 3))),
         report_every=draw(st.sampled_from((None, 0.0, 3.0, 20.0))),
         tell_every=draw(st.sampled_from((0.0, 0.0, 4.0, 30.0))),
@@ -125,7 +130,7 @@ def front_of(scenario: Scenario) -> MakeFront:
     return NativeFront if scenario.policy.name == "fast_phi" else slow_front
 
 
-def differs(native: Outcome, slow: SlowSimulation) -> str | None:
+def differs(native: SimulationRun, slow: SlowSimulation) -> str | None:
     """What does, by step first."""
     pairs = [
         (f.name, getattr(native.steps, f.name), getattr(slow.record, f.name))
@@ -141,7 +146,7 @@ def differs(native: Outcome, slow: SlowSimulation) -> str | None:
     return None
 
 
-def same(one: Outcome, other: Outcome) -> bool:
+def same(one: SimulationRun, other: SimulationRun) -> bool:
     """Bit for bit."""
     columns = [(one.jobs, other.jobs, f.name) for f in fields(one.jobs)]
     steps = [(one.steps, other.steps, f.name) for f in fields(one.steps)]
@@ -178,8 +183,8 @@ def _scenario_of(dice: np.random.Generator) -> Scenario:
     )
     return Scenario(
         cluster=cluster,
-        policy=PolicySettings(name=pick("jsq", "vllm_legacy", "br0", "fit", "jsq_load")),
-        arrivals=pick(Saturated(), Saturated(1), Timed()),
+        policy=RoutingPolicySettings(name=pick("jsq", "vllm_legacy", "br0", "fit", "jsq_load")),
+        arrivals=pick(SaturatedArrivals(), SaturatedArrivals(1), TimedArrivals()),
         front_ends=pick(1, 2),
         report_every=pick(None, 0.0, 9.0),
         tell_every=pick(0.0, 5.0),

@@ -8,7 +8,7 @@ from helpers.harnesses.host_pool import holdings
 from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import host_pool as pools
 
-from equipoise.balancer.experts.host_pool.shared_memory import LABEL
+from equipoise.balancer.experts.host_pool.shared_memory import MEMORY_NAME
 
 WORDS = {
     0: ("layout", "offer", "reserved", "filled", "sealed", "verified"),
@@ -23,7 +23,7 @@ def nothing_named_is_left() -> Iterator[None]:
     before = set(Path("/dev/shm").iterdir())
     yield
     assert {
-        path for path in set(Path("/dev/shm").iterdir()) - before if LABEL in path.name
+        path for path in set(Path("/dev/shm").iterdir()) - before if MEMORY_NAME in path.name
     } == set()
 
 
@@ -93,6 +93,6 @@ def users(inodes: set[int]) -> set[int]:
             lines = (process / "maps").read_text().splitlines()
         except OSError:
             continue
-        if any(LABEL in line and int(line.split()[4]) in inodes for line in lines):
+        if any(MEMORY_NAME in line and int(line.split()[4]) in inodes for line in lines):
             found.add(int(process.name))
     return found

@@ -14,9 +14,9 @@ from processes.conformance import planted_properties as planted
 from equipoise.backends.cpu.gloo import GlooBackend
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance.executors import multi_rank
-from equipoise.hal.conformance.executors.launched import LaunchedSubject, serve
+from equipoise.hal.conformance.executors.launched import LaunchedSubject, serve_rank
 from equipoise.hal.conformance.properties.faults import FAULTS
-from equipoise.hal.conformance.search import Effort, search
+from equipoise.hal.conformance.search import SearchSettings, search
 
 NAME = "processes.conformance.launched_rank:JOINED"
 PLACE = "EQUIPOISE_TEST_PLACE"
@@ -38,12 +38,12 @@ JOINED = JoinedBackend()
 def play(subject: LaunchedSubject) -> dict[str, object]:
     """What each of some properties ends with, in this order."""
     efforts = {
-        planted.SOUND: Effort(cases=6),
-        planted.WRONG: Effort(cases=30),
-        planted.RAISING: Effort(cases=2, shrinking=0),
-        planted.HANGING: Effort(cases=1, shrinking=0),
-        planted.PIDS: Effort(cases=1),
-        FAULTS: Effort(cases=5),
+        planted.SOUND: SearchSettings(cases=6),
+        planted.WRONG: SearchSettings(cases=30),
+        planted.RAISING: SearchSettings(cases=2, shrinking=0),
+        planted.HANGING: SearchSettings(cases=1, shrinking=0),
+        planted.PIDS: SearchSettings(cases=1),
+        FAULTS: SearchSettings(cases=5),
     }
     told: dict[str, object] = {"sizes": subject.traits.sizes}
     patient = multi_rank.WATCHDOG
@@ -61,7 +61,7 @@ def main() -> None:
     where = JOINED.joined()
     assert where is not None
     if where.rank != 0:
-        serve("cpu", NAME, where)
+        serve_rank("cpu", NAME, where)
         return
     subject = LaunchedSubject("cpu", NAME, where)
     print(json.dumps(play(subject)))

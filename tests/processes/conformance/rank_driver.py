@@ -6,8 +6,8 @@ import sys
 import threading
 from typing import Any
 
-from equipoise.hal.conformance.executors.worker_pool import Crew
-from equipoise.hal.conformance.executors.worker_process import serve
+from equipoise.hal.conformance.executors.worker_pool import WorkerPool
+from equipoise.hal.conformance.executors.worker_process import serve_requests
 
 RANK = DRIVER = "processes.conformance.rank_driver"
 THREADED = "processes.conformance.threaded_rank"
@@ -33,12 +33,12 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Be a rank."""
-    serve(answer)
+    serve_requests(answer)
 
 
 def drive() -> None:
     """Start three ranks of the named module, stop one, say who there is, and wait."""
-    crew = Crew(sys.argv[1:])
+    crew = WorkerPool(sys.argv[1:])
     crew.start(range(3))
     crew.order({rank: {} for rank in range(3)})
     # Three imports of torch at once take more than half a minute on a busy machine.

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import ControlLost
+from equipoise.hal.errors import ControlPlaneLost
 
 HOLDER = """
 import sys
@@ -53,7 +53,7 @@ CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
 def test_control_plane_vote_raises_control_lost_when_store_stops(
     name: str, silenced: StoreControlPlane
 ) -> None:
-    with pytest.raises(ControlLost, match="did not answer within"):
+    with pytest.raises(ControlPlaneLost, match="did not answer within"):
         CALLS[name](silenced)
 
 
@@ -62,5 +62,5 @@ def test_control_plane_lost_and_leave_return_when_store_stops(
 ) -> None:
     assert silenced.lost(0.5) is None
     silenced.leave("this test is over")
-    with pytest.raises(ControlLost, match="fell silent"):  # neither of them got an answer
+    with pytest.raises(ControlPlaneLost, match="fell silent"):  # neither of them got an answer
         silenced.cast("q", b"x")

@@ -6,7 +6,7 @@ from helpers.rank_programs import grouping
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.subgroup import GroupFabric
+from equipoise.hal.subgroup import SubgroupFabric
 
 
 def test_group_fabrics_answer_same_question_separately(ranks: Ranks) -> None:
@@ -36,7 +36,7 @@ def test_group_fabric_refuses_invalid_ranks(ranks: Ranks) -> None:
 
 def test_group_fabric_implements_fabric_protocols() -> None:
     world = VirtualBackend().world(2, b"")
-    group = GroupFabric(world.fabric(1), "alone", [1])
+    group = SubgroupFabric(world.fabric(1), "alone", [1])
     assert isinstance(group, Fabric)
     assert isinstance(group.control, ControlPlane)
     assert isinstance(group.open("sum"), Communicator)

@@ -12,9 +12,9 @@ from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import fixed_exchange
 from hypothesis import HealthCheck, given, note, settings
 
-from equipoise.hal.conformance.properties.resources_signatures import differences
+from equipoise.hal.conformance.properties.resources_signatures import signature_differences
 from equipoise.pipeline.all_to_all.kernels import CapturedKernels, ExchangeKernels
-from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_allocator
 
 SOME = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
@@ -35,9 +35,9 @@ def test_alternative_exchange_kernels_match_reference_between_processes(ranks: R
 
 def test_exchange_kernels_implement_the_protocol() -> None:
     form, wire = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
-    assert differences(ExchangeKernels, CapturedKernels) == []
+    assert signature_differences(ExchangeKernels, CapturedKernels) == []
     for make in (TorchKernels, NaiveKernels):
-        made = make(form, wire, device_memory(torch.device("cpu")))
+        made = make(form, wire, device_allocator(torch.device("cpu")))
         assert isinstance(made, ExchangeKernels)
-        assert differences(ExchangeKernels, make) == []
+        assert signature_differences(ExchangeKernels, make) == []
         assert [room.number for room in made.rooms] == list(range(len(made.rooms)))

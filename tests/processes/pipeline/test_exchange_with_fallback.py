@@ -13,8 +13,8 @@ from helpers.strategies.hypothesis_examples import few
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from equipoise.pipeline.all_to_all.fallback import Tally
-from equipoise.pipeline.all_to_all.status import Fitted, Overflowed
+from equipoise.pipeline.all_to_all.fallback import ExchangeStatistics
+from equipoise.pipeline.all_to_all.status import StepFitted, StepOverflowed
 
 FEW = few(30)
 TIGHT: list[Grid] = [[[0, 1], [0, 4], [1, 3]], [[5, 5], [2, 0]], []]
@@ -49,7 +49,7 @@ def test_row_overflow_on_one_rank_reruns_step_on_all_ranks(
         result_capacity=6,
         steps=[[TIGHT, LOOSE], [LOOSE], [LOOSE, TIGHT, LOOSE]],
     )
-    expected = Tally(3 - rerun, rerun, rows=3 - capacity, results=0)
+    expected = ExchangeStatistics(3 - rerun, rerun, rows=3 - capacity, results=0)
     assert tallies(ranks, case) == [asdict(expected)] * 3
 
 
@@ -72,7 +72,7 @@ def test_generation_mismatch_raises_on_every_rank_without_rerun(
 
 
 def test_overflow_counter_adds_verdicts_and_keeps_maxima() -> None:
-    tally = Tally()
-    for verdict in (Fitted(2), Overflowed(3, 1), Overflowed(1, 4), Fitted(1)):
+    tally = ExchangeStatistics()
+    for verdict in (StepFitted(2), StepOverflowed(3, 1), StepOverflowed(1, 4), StepFitted(1)):
         tally = tally.with_step(verdict)
-    assert tally == Tally(fitted=2, rerun=2, rows=3, results=4, stray=3)
+    assert tally == ExchangeStatistics(fitted=2, rerun=2, rows=3, results=4, stray=3)

@@ -8,7 +8,7 @@ from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.pipeline.channel.framing import LEAST, FirstParts
+from equipoise.pipeline.channel.framing import MIN_FIRST_PART_BYTES, FirstPartSizes
 
 FEW = few(25)
 DTYPES = st.sampled_from(["float32", "bfloat16", "int64", "uint8", "bool", "float16"])
@@ -86,14 +86,14 @@ def test_tensor_dict_unread_step_does_not_block_later_ones(ranks: Ranks) -> None
 
 @given(st.lists(st.integers(0, 10**9), max_size=20), st.integers(1, 4))
 def test_first_part_size_is_equal_on_both_ends(sizes: list[int], ahead: int) -> None:
-    parts, told = FirstParts(ahead), []
+    parts, told = FirstPartSizes(ahead), []
     for size in sizes:
         told.append(parts.use())
         parts.seen(size)
-    assert told[:ahead] == [LEAST] * min(ahead, len(sizes))
-    assert all(t >= LEAST for t in told)
-    steady, firsts = FirstParts(ahead), []
+    assert told[:ahead] == [MIN_FIRST_PART_BYTES] * min(ahead, len(sizes))
+    assert all(t >= MIN_FIRST_PART_BYTES for t in told)
+    steady, firsts = FirstPartSizes(ahead), []
     for _ in range(ahead + 1):
         firsts.append(steady.use())
-        steady.seen(LEAST + 5)
-    assert firsts[-1] == LEAST + 5
+        steady.seen(MIN_FIRST_PART_BYTES + 5)
+    assert firsts[-1] == MIN_FIRST_PART_BYTES + 5

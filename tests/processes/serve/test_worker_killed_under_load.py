@@ -26,8 +26,8 @@ from helpers.processes.proxy_load import (
 )
 from helpers.tiers import DEEP
 
-from equipoise.serve.outcomes import Outcome
-from equipoise.serve.request_log import Record, read_log
+from equipoise.serve.outcomes import RequestOutcome
+from equipoise.serve.request_log import RequestRecord, read_log
 
 pytestmark = pytest.mark.timeout(1000 if DEEP else 300)
 
@@ -140,11 +140,11 @@ def _judge(result: Result, attempts: list[Attempt]) -> None:
     assert "worker" in error["message"]
 
 
-def _judge_log(results: list[Result], log: Mapping[str, Record]) -> None:
+def _judge_log(results: list[Result], log: Mapping[str, RequestRecord]) -> None:
     assert len(log) == REQUESTS
     for result in results:
         record = log[result.id]
-        expected = Outcome.COMPLETED if result.whole else Outcome.WORKER_LOST
+        expected = RequestOutcome.COMPLETED if result.whole else RequestOutcome.WORKER_LOST
         assert (record.outcome, record.output) == (expected, len(result.tokens))
         assert record.bound is not None
         assert record.first is not None

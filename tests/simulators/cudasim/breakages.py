@@ -7,47 +7,54 @@ from devices.conformance.breakage import Breakage, Patch
 from torch import Tensor
 
 from equipoise.backends.cuda import byte_ops, host_flags
-from equipoise.backends.cuda.byte_ops import CudaBytes
-from equipoise.backends.cuda.host_flags import NO, YES, CudaEmptyWord, CudaFullWord, Shelf, Word
+from equipoise.backends.cuda.byte_ops import CudaByteOps
+from equipoise.backends.cuda.host_flags import (
+    CLEAR,
+    SET,
+    CudaAcquireFlag,
+    CudaReleaseFlag,
+    HostFlag,
+    HostFlagPool,
+)
 from equipoise.hal.stream import Stream
 
 
 def _word_not_taken(patch: Patch) -> None:
-    patch(CudaFullWord, "wait", lambda self, stream: self._word.enqueue_wait(stream, YES))
+    patch(CudaAcquireFlag, "wait", lambda self, stream: self._word.enqueue_wait(stream, SET))
 
 
 def _word_taken_first(patch: Patch) -> None:
-    def wait(self: CudaFullWord, stream: Any) -> None:
-        self._word.enqueue_write(stream, NO)
-        self._word.enqueue_wait(stream, YES)
+    def wait(self: CudaAcquireFlag, stream: Any) -> None:
+        self._word.enqueue_write(stream, CLEAR)
+        self._word.enqueue_wait(stream, SET)
 
-    patch(CudaFullWord, "wait", wait)
+    patch(CudaAcquireFlag, "wait", wait)
 
 
 def _acquire_that_waits_for_nothing(patch: Patch) -> None:
-    patch(CudaFullWord, "wait", lambda self, stream: None)
+    patch(CudaAcquireFlag, "wait", lambda self, stream: None)
 
 
 def _release_by_the_host(patch: Patch) -> None:
-    patch(CudaEmptyWord, "set", lambda self, stream: self._word.store(YES))
+    patch(CudaReleaseFlag, "set", lambda self, stream: self._word.store(SET))
 
 
 def _one_word_for_all(patch: Patch) -> None:
-    healthy = Shelf.take
-    kept: list[Word] = []
+    healthy = HostFlagPool.take
+    kept: list[HostFlag] = []
 
-    def take(self: Shelf) -> Word:
+    def take(self: HostFlagPool) -> HostFlag:
         kept[:] = kept or [healthy(self)]
         return kept[0]
 
-    patch(Shelf, "take", take)
-    full: list[CudaFullWord] = []
+    patch(HostFlagPool, "take", take)
+    full: list[CudaAcquireFlag] = []
 
-    def shared(self: Any) -> CudaFullWord:
-        full[:] = full or [CudaFullWord(self._device)]
+    def shared(self: Any) -> CudaAcquireFlag:
+        full[:] = full or [CudaAcquireFlag(self._device)]
         return full[0]
 
-    patch(host_flags.CudaWords, "full", shared)
+    patch(host_flags.CudaLockFlags, "full", shared)
 
 
 def _wide_words_only(patch: Patch) -> None:
@@ -56,12 +63,14 @@ def _wide_words_only(patch: Patch) -> None:
 
 
 def _fingerprint_of_the_first_part(patch: Patch) -> None:
-    healthy = CudaBytes.fingerprint
+    healthy = CudaByteOps.fingerprint
 
-    def fingerprint(self: CudaBytes, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def fingerprint(
+        self: CudaByteOps, parts: Sequence[Tensor], out: Tensor, stream: Stream
+    ) -> None:
         healthy(self, parts[:1], out, stream)
 
-    patch(CudaBytes, "fingerprint", fingerprint)
+    patch(CudaByteOps, "fingerprint", fingerprint)
 
 
 BREAKAGES = (

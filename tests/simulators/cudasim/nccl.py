@@ -11,12 +11,12 @@ from typing import Any
 from cudasim import stand_in
 from cudasim.nccl_library import SimulatedNccl
 from equipoise.backends.ascend import npu_runtime as npu_native
-from equipoise.backends.ascend.hccl_streams import lanes
+from equipoise.backends.ascend.hccl_streams import hccl_stream_pool
 from equipoise.backends.cuda import driver_streams
 from equipoise.backends.cuda import nccl as backend
-from equipoise.backends.cuda.driver_streams import OwnStream
+from equipoise.backends.cuda.driver_streams import DriverStream
 from equipoise.backends.cuda.nccl import NcclBackend
-from equipoise.backends.cuda.nccl_api import Api
+from equipoise.backends.cuda.nccl_api import NcclApi
 from equipoise.backends.devices.runtime import Device
 
 SIZES: tuple[int, ...] = (4, 1 << 12)
@@ -26,22 +26,22 @@ _drawing = threading.Lock()
 
 
 @cache
-def load() -> Api:
+def load() -> NcclApi:
     """The stand-in for libnccl."""
-    return Api(SimulatedNccl(flushed))
+    return NcclApi(SimulatedNccl(flushed))
 
 
-def new_stream(device: Device) -> OwnStream:
+def new_stream(device: Device) -> DriverStream:
     """Out of HCCL's pool, by the account of who has which; never given back."""
     device.settle()
     npu = npu_native.npu()
     with _drawing:
-        account = lanes(npu, device.index)
+        account = hccl_stream_pool(npu, device.index)
         account.aim()
         stream = npu.Stream(device=device.index, priority=-1)
         account.take(stream.stream_id, f"stream {stream.npu_stream:#x} of NCCL's stand-in")
         _streams[stream.npu_stream] = stream
-    return OwnStream(stream, stream.npu_stream)
+    return DriverStream(stream, stream.npu_stream)
 
 
 def flushed(handle: int) -> int:
@@ -55,5 +55,5 @@ def __getattr__(name: str) -> NcclBackend:
         raise AttributeError(name)
     stand_in.install()
     driver_streams.new_stream = new_stream
-    backend.CONNECTED = SIZES
+    backend.WARMUP_SIZES = SIZES
     return NcclBackend(load)

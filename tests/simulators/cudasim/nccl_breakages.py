@@ -9,13 +9,13 @@ from typing import Any
 from devices.conformance.breakage import Breakage, Patch
 
 from equipoise.backends.cuda import driver_streams, nccl, nccl_comm
-from equipoise.backends.cuda.driver_streams import OwnStream, OwnStreams
-from equipoise.backends.devices.collectives.comm_set import Incarnation
+from equipoise.backends.cuda.driver_streams import DriverStream, DriverStreamPool
+from equipoise.backends.devices.collectives.comm_set import CommSet
 
 
 def _unanswered_message(patch: Patch) -> None:
     alone: Any = lambda self, way, blob, peer: self.batch([way], [blob], [peer])  # noqa: E731
-    patch(nccl_comm.NcclGroup, "message", alone)
+    patch(nccl_comm.NcclComm, "message", alone)
 
 
 def _answered_round(patch: Patch) -> None:
@@ -30,16 +30,16 @@ def _answered_round(patch: Patch) -> None:
 
         return self._fly(launch)
 
-    patch(nccl_comm.NcclGroup, "batch", batch)
+    patch(nccl_comm.NcclComm, "batch", batch)
 
 
 def _launch_ahead_of_its_inputs(patch: Patch) -> None:
-    patch(nccl_comm.NcclGroup, "_come", lambda self: None)
+    patch(nccl_comm.NcclComm, "_come", lambda self: None)
 
 
 def _launch_not_awaited(patch: Patch) -> None:
     # A non-blocking communicator launches on a thread of NCCL's: the event may stand before it.
-    patch(nccl_comm.NcclGroup, "_launched", lambda self: True)
+    patch(nccl_comm.NcclComm, "_launched", lambda self: True)
 
 
 def _early_end(patch: Patch) -> None:
@@ -48,27 +48,27 @@ def _early_end(patch: Patch) -> None:
 
 
 def _one_stream_for_all(patch: Patch) -> None:
-    healthy = OwnStreams.take
-    kept: dict[int, OwnStream] = {}
+    healthy = DriverStreamPool.take
+    kept: dict[int, DriverStream] = {}
 
-    def take(self: OwnStreams) -> OwnStream:
+    def take(self: DriverStreamPool) -> DriverStream:
         if id(self) not in kept:
             kept[id(self)] = healthy(self)
         return kept[id(self)]
 
-    patch(OwnStreams, "take", take)
+    patch(DriverStreamPool, "take", take)
     patch(nccl, "bell", driver_streams.new_stream)
 
 
 def _unkept_promise(patch: Patch) -> None:
-    patch(nccl.WordPromise, "wait", lambda self: None)
+    patch(nccl.FlagEvent, "wait", lambda self: None)
 
 
 def _abort_in_name_only(patch: Patch) -> None:
     def abort(self: Any) -> None:
         self._retired = True
 
-    patch(Incarnation, "abort", abort)
+    patch(CommSet, "abort", abort)
 
 
 BREAKAGES = (

@@ -19,8 +19,8 @@ from typing import Any
 
 from cudasim.sim_calls import Acl, Item, hccl
 from equipoise.backends.cuda import nccl_api
-from equipoise.backends.cuda.nccl_api import MAGIC, Config, UniqueId
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.backends.cuda.nccl_api import MAGIC, NcclConfig, NcclUniqueId
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 VERSION = 22703
 """The one that this one behaves like."""
@@ -156,7 +156,7 @@ class Member:
             self._acl.use(self._device)
             self.code = call()
 
-        threading.Thread(target=ABROAD(run), name="cudasim.nccl", daemon=True).start()
+        threading.Thread(target=NATIVE_CALL_GUARD(run), name="cudasim.nccl", daemon=True).start()
         return IN_PROGRESS
 
     def join(self, size: int, place: bytes, rank: int) -> int:
@@ -194,9 +194,9 @@ class SimulatedNccl:
     def _unique_id(self, out: Any) -> int:
         return int(hccl().HcclGetRootInfo(out))
 
-    def _join(self, out: Any, size: int, place: UniqueId, rank: int, config: Any) -> int:
+    def _join(self, out: Any, size: int, place: NcclUniqueId, rank: int, config: Any) -> int:
         told = config[0]
-        if (told.size, told.magic) != (ctypes.sizeof(Config), MAGIC) or told.version > VERSION:
+        if (told.size, told.magic) != (ctypes.sizeof(NcclConfig), MAGIC) or told.version > VERSION:
             return INVALID_ARGUMENT
         member = Member(self._acl, blocking=told.blocking != 0)
         number = next(self._numbers)

@@ -17,7 +17,7 @@ from cudasim import BACKEND
 from cudasim.breakages import BREAKAGES
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.executors.device import DeviceSubject
-from equipoise.hal.conformance.search import Effort, Violated, search
+from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 
 CASES = 200
 """Most cases; the first violation ends the search."""
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     (name,) = arguments
     breakage = next(breakage for breakage in BREAKAGES if breakage.name == name)
     with own_faults(), planted(breakage):
-        effort = Effort(cases=CASES, seed=0, shrinking=0)
+        effort = SearchSettings(cases=CASES, seed=0, shrinking=0)
         verdict = search(suite.find(breakage.property), DeviceSubject(BACKEND), effort)
         print(verdict, flush=True)
-        return 0 if isinstance(verdict, Violated) else 1
+        return 0 if isinstance(verdict, PropertyViolated) else 1
 
 
 if __name__ == "__main__":

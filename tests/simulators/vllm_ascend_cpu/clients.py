@@ -3,7 +3,7 @@
 from vllm_cpu.client_scenarios import perform
 
 from equipoise.hal.communicator import Fabric
-from equipoise.integrations.vllm.compatibility import problems
+from equipoise.integrations.vllm.compatibility import symbol_problems
 from equipoise.integrations.vllm_ascend import compatibility
 from vllm_ascend_cpu import stand_ins
 
@@ -15,4 +15,4 @@ import vllm_ascend.patch.platform  # noqa: E402, F401 - what it changes in a pro
 def played(fabric: Fabric, address: str, play: str) -> list[str]:
     """What is not as it must be behind the play, which raises where something else came of it."""
     perform(play)
-    return list(problems(compatibility.FRONT["routing"]))
+    return list(symbol_problems(compatibility.FRONT_END_SYMBOLS["routing"]))

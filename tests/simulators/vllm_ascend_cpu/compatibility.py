@@ -12,7 +12,7 @@ from vllm_ascend.eplb.core.policy.policy_factory import PolicyFactory
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EquipoiseError
-from equipoise.integrations.vllm.patching import MARK
+from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE
 from equipoise.integrations.vllm_ascend import doctor
 from vllm_ascend_cpu.groups import Place, groups
 from vllm_ascend_cpu.workers import worker
@@ -51,8 +51,8 @@ def refused(fabric: Fabric, address: str, broken: str, parts: dict[str, Any]) ->
         return {
             "said": said,
             "left": [
-                hasattr(PolicyFactory.generate_policy, MARK),
-                hasattr(EPLB_POLICIES["default"], MARK),
+                hasattr(PolicyFactory.generate_policy, ORIGINAL_ATTRIBUTE),
+                hasattr(EPLB_POLICIES["default"], ORIGINAL_ATTRIBUTE),
                 "isend_tensor_dict" in vars(stages),
             ],
         }

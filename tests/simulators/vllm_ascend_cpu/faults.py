@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 from unittest.mock import patch
 
-POLICY = "equipoise.integrations.vllm_ascend.eplb_policy.TablePolicy"
+POLICY = "equipoise.integrations.vllm_ascend.eplb_policy.AscendEplbPolicy"
 
 
 class Fault(StrEnum):

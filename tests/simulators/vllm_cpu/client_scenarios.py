@@ -13,8 +13,8 @@ from unittest.mock import patch
 from helpers.harnesses.request_routing_scenario import run
 
 from equipoise.integrations.vllm.dp import core_client
-from equipoise.integrations.vllm.dp.core_client import attach
-from equipoise.integrations.vllm.patching import MARK, apply, undo
+from equipoise.integrations.vllm.dp.core_client import attach_scheduler
+from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE, apply_patches, undo_patches
 
 Sent = tuple[bytes, str, Any]
 
@@ -64,7 +64,7 @@ def made(slots: int, routing: Any) -> tuple[Any, Wire]:
     client.eng_start_index, client.engines_running = 0, False
     client.resources = SimpleNamespace(engine_dead=False)
     client.outputs_queue = asyncio.Queue()
-    attach(client)
+    attach_scheduler(client)
     return client, Wire(client)
 
 
@@ -195,10 +195,12 @@ async def taken_out() -> None:
     """What is put in is put in once, and taken out without a trace."""
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-    assert apply(core_client.PATCHES) == ()
-    undo(core_client.PATCHES)
-    names = [patch.attribute for patch in core_client.PATCHES]
-    assert not [name for name in names if hasattr(getattr(DPLBAsyncMPClient, name), MARK)]
+    assert apply_patches(core_client.CLIENT_PATCHES) == ()
+    undo_patches(core_client.CLIENT_PATCHES)
+    names = [patch.attribute for patch in core_client.CLIENT_PATCHES]
+    assert not [
+        name for name in names if hasattr(getattr(DPLBAsyncMPClient, name), ORIGINAL_ATTRIBUTE)
+    ]
 
 
 PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -208,8 +210,8 @@ PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
 
 def perform(name: str) -> None:
     """Put our part into the client's class, and play; raises what does."""
-    apply(core_client.PATCHES)
+    apply_patches(core_client.CLIENT_PATCHES)
     try:
         run(PLAYS[name]())
     finally:
-        undo(core_client.PATCHES)
+        undo_patches(core_client.CLIENT_PATCHES)

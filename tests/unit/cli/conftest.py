@@ -10,7 +10,7 @@ import pytest
 from equipoise.balancer.formats import read_placement
 from equipoise.cli.main import main
 from equipoise.demo import launcher
-from equipoise.demo.progress import Progress
+from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
 from equipoise.demo.settings import Balance, RunSettings, available_variants
 
@@ -94,7 +94,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
     """Settings that reached the launcher, which answers at once."""
     seen: list[RunSettings] = []
 
-    def run_demo(settings: RunSettings, progress: Progress) -> RunRecord:
+    def run_demo(settings: RunSettings, progress: RunProgress) -> RunRecord:
         seen.append(settings)
         progress.variant("unbalanced", STEPS)
         progress.step(STEPS, 0.25, "")

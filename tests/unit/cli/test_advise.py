@@ -16,8 +16,8 @@ from equipoise.balancer.experts import plan
 from equipoise.cli import advise, kinds, progress
 from equipoise.cli.advise import AdviseRequest
 from equipoise.report.advice import advice as answers
-from equipoise.report.advice.hardware import LINKS, PRECISIONS, known
-from equipoise.report.advice.inputs import Question, Told
+from equipoise.report.advice.hardware import LINKS, PRECISIONS, shipped_hardware
+from equipoise.report.advice.inputs import AdviceInputs, OnProgress
 
 RANKS = ("--ranks", "4")
 MACHINE = ("--hardware", "mine.yaml", "--expert-bytes", "1k", "--itl", "10")
@@ -191,10 +191,10 @@ def test_advise_table_fits_80_columns(equipoise: Callable[..., Any], more: tuple
 def test_advise_options_reach_question(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Question] = []
+    asked: list[AdviceInputs] = []
     answer = answers.advise
 
-    def seen(question: Question, told: Told) -> answers.Advice:
+    def seen(question: AdviceInputs, told: OnProgress) -> answers.Advice:
         asked.append(question)
         return answer(question, told)
 
@@ -211,7 +211,7 @@ def test_advise_options_reach_question(
     assert (found.memory_share, found.moe_share) == (0.25, 0.75)
     assert found.expert is not None
     assert (found.expert.size, found.expert.precision) == (3 * 10 * 20 * 2, "bf16")
-    assert found.hardware == known()["h200"]
+    assert found.hardware == shipped_hardware()["h200"]
     assert found.installed is not None
 
 
@@ -226,7 +226,7 @@ def test_advise_command_line_overrides_config_file(
 def test_advise_option_defaults_match_question() -> None:
     request = {field.name: field.default for field in fields(AdviseRequest)}
     assert set(advise.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
-    for field in fields(Question):
+    for field in fields(AdviceInputs):
         if field.name in request and field.default is not MISSING:
             assert request[field.name] == field.default, field.name
     assert kinds.LINKS == LINKS

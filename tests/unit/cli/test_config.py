@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.cli.config import read_config
 from equipoise.cli.kinds import REAL
-from equipoise.cli.options import BY_KEY, OPTIONS, resolve
+from equipoise.cli.options import BY_KEY, OPTIONS, resolve_run_request
 from equipoise.cli.parser import build_parser
 from equipoise.cli.run import request_of
 from equipoise.demo.settings import Balance, RunSettings, Shares
@@ -121,9 +121,9 @@ def test_run_accepts_backend_as_package_object(
 def test_redundant_experts_add_to_model_experts(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_redundant_experts: 4\n")
-    assert resolve({}, read_config(file, BY_KEY)).settings.slots == 36
-    assert resolve({"slots": 48}, read_config(file, BY_KEY)).settings.slots == 48
-    assert resolve({"num_redundant_experts": 0}, {"slots": 40}).settings.slots == 32
+    assert resolve_run_request({}, read_config(file, BY_KEY)).settings.slots == 36
+    assert resolve_run_request({"slots": 48}, read_config(file, BY_KEY)).settings.slots == 48
+    assert resolve_run_request({"num_redundant_experts": 0}, {"slots": 40}).settings.slots == 32
 
 
 @pytest.mark.parametrize("word", ["on", "'on'", "true", "yes"])
@@ -138,7 +138,7 @@ def test_config_accepts_yaml_booleans_for_balance(tmp_path: Path, word: str) -> 
 def test_empty_config_gives_default_settings(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("# nothing yet\n")
-    assert resolve({}, read_config(file, BY_KEY)).settings == RunSettings()
+    assert resolve_run_request({}, read_config(file, BY_KEY)).settings == RunSettings()
 
 
 @pytest.mark.slow

@@ -9,7 +9,11 @@ import pytest
 from helpers.fakes import schedule_recorder as wheel
 
 from equipoise.cli.config import read_config
-from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
+from equipoise.cli.conformance_options import (
+    BY_KEY,
+    ConformanceRequest,
+    resolve_conformance_request,
+)
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.profile import Profile
 
@@ -108,7 +112,7 @@ def test_conformance_command_line_overrides_file_and_defaults(
     file = tmp_path / "c.yaml"
     file.write_text("backend: virtual\nprofile: deep\nonly: [locks, ordering]\nout: found\n")
     known = read_config(file, BY_KEY)
-    request = resolve({"profile": Profile.CI, "json": Path("x.json")}, known)
+    request = resolve_conformance_request({"profile": Profile.CI, "json": Path("x.json")}, known)
     assert request == ConformanceRequest(
         backend="virtual",
         profile=Profile.CI,

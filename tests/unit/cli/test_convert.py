@@ -124,5 +124,6 @@ def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any
     known = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
     assert set(BY_KEY) - {"quiet"} == known
     assert (
-        tuple(form.name for form in formats.known()[:6] if form.writes) == format_names.STATISTICS
+        tuple(form.name for form in formats.known()[:6] if form.writes)
+        == format_names.STATISTICS_FORMAT_NAMES
     )

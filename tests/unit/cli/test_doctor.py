@@ -10,11 +10,18 @@ import pytest
 
 from equipoise.backends.ascend.lookup_tables import table_bytes
 from equipoise.backends.cpu.accelerator import CpuBackend
-from equipoise.balancer.experts.weights.memory_report import OWN_TABLES
+from equipoise.balancer.experts.weights.memory_report import BACKEND_TABLES
 from equipoise.cli import doctor
-from equipoise.cli.doctor import Found, describe, examine, in_words, look_at, plain
+from equipoise.cli.doctor import (
+    BackendFinding,
+    collect_findings,
+    describe_value,
+    json_value,
+    probe_backend,
+    render_findings,
+)
 from equipoise.cli.engines import Check
-from equipoise.cli.memory_report import demo_ledger, demo_memory, render_ledger
+from equipoise.cli.memory_report import demo_memory, demo_memory_report, render_memory_report
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant
 from equipoise.demo.settings import Balance, RunSettings
@@ -44,19 +51,21 @@ def test_doctor_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
 
 
 def test_doctor_fails_without_working_accelerator() -> None:
-    broken = Found("abacus", works=False, detail="no beads")
-    found = replace(examine(), accelerators=(broken,))
+    broken = BackendFinding("abacus", works=False, detail="no beads")
+    found = replace(collect_findings(), accelerators=(broken,))
     assert found.exit_code == 1
-    assert "no: no beads" in describe(found)
-    assert describe(found).splitlines()[-1] == "no accelerator works: see the reasons above"
+    assert "no: no beads" in render_findings(found)
+    assert render_findings(found).splitlines()[-1] == "no accelerator works: see the reasons above"
     assert replace(found, accelerators=()).exit_code == 1
 
 
 def test_doctor_reports_backend_import_failure() -> None:
-    def find(name: str) -> doctor.Probed:
+    def find(name: str) -> doctor.ProbedBackend:
         raise BackendUnavailable(f"backend {name!r} does not import")
 
-    assert look_at("abacus", find) == Found("abacus", False, "backend 'abacus' does not import")
+    assert probe_backend("abacus", find) == BackendFinding(
+        "abacus", False, "backend 'abacus' does not import"
+    )
 
 
 def test_doctor_calls_capabilities_of_unavailable_backend_unknown() -> None:
@@ -66,10 +75,10 @@ def test_doctor_calls_capabilities_of_unavailable_backend_unknown() -> None:
         def probe(self) -> Unavailable:
             return Unavailable("no beads: buy some")
 
-    found = look_at("abacus", lambda name: Abacus())
+    found = probe_backend("abacus", lambda name: Abacus())
     assert (found.works, found.detail) == (False, "no beads: buy some")
     assert found.capabilities is None
-    lines = describe(replace(examine(), accelerators=(found,))).splitlines()
+    lines = render_findings(replace(collect_findings(), accelerators=(found,))).splitlines()
     assert "    capabilities                  unknown" in lines
 
 
@@ -78,11 +87,11 @@ def test_doctor_prints_device_count_of_working_backend() -> None:
         def devices(self) -> int:
             return 12
 
-    found = look_at("herd", lambda name: Herd())
+    found = probe_backend("herd", lambda name: Herd())
     assert found.devices == 12
     [line] = [
         x
-        for x in describe(replace(examine(), accelerators=(found,))).splitlines()
+        for x in render_findings(replace(collect_findings(), accelerators=(found,))).splitlines()
         if x.startswith("    devices")
     ]
     assert line.split() == ["devices", "12"]
@@ -95,9 +104,9 @@ def test_doctor_reports_batch_variant_processor(
         raise NotBatchInvariant("router gives other bits")
 
     monkeypatch.setattr("equipoise.demo.model.invariance.check_batch_invariance", refuse)
-    found = examine()
+    found = collect_findings()
     assert Check("batch invariance", False, "router gives other bits") in found.checks
-    assert "MISSING: router gives other bits" in describe(found)
+    assert "MISSING: router gives other bits" in render_findings(found)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,7 @@ def test_doctor_reports_batch_variant_processor(
     ],
 )
 def test_doctor_formats_capability_values(value: object, words: str) -> None:
-    assert in_words(plain(value)) == words
+    assert describe_value(json_value(value)) == words
 
 
 def test_demo_memory_counts_expert_slots_and_staging() -> None:
@@ -137,16 +146,16 @@ def test_demo_memory_hccl_packs_twice_the_staging() -> None:
 
 def test_demo_memory_counts_replica_tables_of_ascend() -> None:
     """Known without torch_npu; the total has them."""
-    cpu, ascend = (demo_ledger(RunSettings(backend=name, communicator="gloo"))
+    cpu, ascend = (demo_memory_report(RunSettings(backend=name, communicator="gloo"))
                    for name in ("cpu", "ascend"))  # fmt: skip
     (own,) = set(ascend.entries) - set(cpu.entries)
-    assert (own.what, own.nbytes) == (OWN_TABLES, table_bytes(6, 32, 40))
+    assert (own.what, own.nbytes) == (BACKEND_TABLES, table_bytes(6, 32, 40))
     assert ascend.total == cpu.total + table_bytes(6, 32, 40)
 
 
 def test_demo_memory_of_undeclared_communicator_is_unknown() -> None:
     settings = RunSettings(backend="virtual")
     assert demo_memory(settings)["communicators"] is None
-    ledger = render_ledger(settings).splitlines()
+    ledger = render_memory_report(settings).splitlines()
     assert "unknown" in ledger[-2]
     assert ledger[-1].endswith("at least")

@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import Plan, plan
-from equipoise.balancer.experts.config import Objective, Policy, Split
+from equipoise.balancer.experts.config import Objective, PlanningPolicy, Split
 from equipoise.balancer.experts.planning import planner
 from equipoise.balancer.formats import format_names
 from equipoise.cli import kinds
@@ -363,11 +363,11 @@ def test_plan_option_defaults_match_planner() -> None:
         if name in parameters and default not in (None, MISSING):
             assert parameters[name].default == default, name
     assert set(plan_command.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
-    assert tuple(Policy) == kinds.POLICIES
+    assert tuple(PlanningPolicy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS
     assert tuple(Objective) == kinds.OBJECTIVES
     written = tuple(form.name for form in formats.known()[6:] if form.writes)
-    assert written == format_names.PLACEMENTS
+    assert written == format_names.PLACEMENT_FORMAT_NAMES
 
 
 def test_plan_byte_budget_limits_moved_copies(equipoise: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.process import SIGNALS, Terminated, terminable
+from equipoise.cli.process import SIGNALS, TerminatedBySignal, raise_on_signal
 from equipoise.demo import launcher
 
 EQUIPOISE = (sys.executable, "-m", "equipoise")
@@ -44,7 +44,7 @@ def test_signal_terminates_run_after_cleanup_with_one_line(
 def test_terminable_keeps_ignored_signal_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with terminable():
+        with raise_on_signal():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -56,7 +56,7 @@ def test_terminable_outside_main_thread_keeps_signal_handlers() -> None:
     seen: list[object] = []
 
     def enter() -> None:
-        with terminable():
+        with raise_on_signal():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=enter)
@@ -66,7 +66,7 @@ def test_terminable_outside_main_thread_keeps_signal_handlers() -> None:
 
 
 def test_terminated_is_not_an_exception_subclass() -> None:
-    assert not issubclass(Terminated, Exception)
+    assert not issubclass(TerminatedBySignal, Exception)
 
 
 @pytest.mark.slow

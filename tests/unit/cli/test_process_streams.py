@@ -86,7 +86,7 @@ def test_run_succeeds_with_closed_stdout_and_stderr(
 def test_streams_tell_ignores_broken_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     monkeypatch.setattr(sys, "stderr", Broken(BrokenPipeError(32, "Broken pipe"), theirs))
-    process.tell("interrupted")
+    process.print_stderr("interrupted")
     assert os.fstat(theirs).st_rdev == os.stat(os.devnull).st_rdev
     os.close(ours)
     os.close(theirs)

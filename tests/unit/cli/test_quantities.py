@@ -14,9 +14,9 @@ from equipoise.cli.kinds import (
     UNITS,
     bytes_of_text,
     bytes_of_yaml,
-    numbers,
     numbers_of_text,
     numbers_of_yaml,
+    resolve_numbers,
 )
 from equipoise.hal.errors import UsageError
 
@@ -95,11 +95,11 @@ def test_numbers_option_is_a_list_or_a_file_path() -> None:
 def test_numbers_file_must_have_one_number_per_rank(tmp_path: Path) -> None:
     path = tmp_path / "ranks"
     path.write_text("1,2\n3\t4,\n")
-    assert numbers("--x", path, 4) == (1, 2, 3, 4)
+    assert resolve_numbers("--x", path, 4) == (1, 2, 3, 4)
     with pytest.raises(UsageError, match="ranks: 4 numbers for 5 ranks"):
-        numbers("--x", path, 5)
+        resolve_numbers("--x", path, 5)
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        numbers("--x", tmp_path, 5)
+        resolve_numbers("--x", tmp_path, 5)
 
 
 def test_numbers_list_accepts_exponents_and_rejects_words() -> None:

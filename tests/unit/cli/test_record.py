@@ -12,14 +12,14 @@ from equipoise.balancer import formats
 from equipoise.balancer.formats import Iterations, Recorder
 from equipoise.cli.options import MOVES, PLANS, WATCHING
 from equipoise.cli.options import OPTIONS as RUN_OPTIONS
-from equipoise.cli.record import BY_KEY, RecordRequest, resolve
+from equipoise.cli.record import BY_KEY, RecordRequest, resolve_record_request
 from equipoise.demo import launcher
-from equipoise.demo.progress import Progress
+from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import save_record
-from equipoise.demo.settings import EXPERTS, LAYERS, Balance, Recording, RunSettings
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RecordingSettings, RunSettings
 from equipoise.hal.errors import RankLost
 
-Asked = list[tuple[RunSettings, Recording]]
+Asked = list[tuple[RunSettings, RecordingSettings]]
 
 
 def rows(step: int, rank: int) -> np.ndarray[Any, Any]:
@@ -31,7 +31,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Ranks that record at once, without a model."""
     seen: Asked = []
 
-    def record_demo(settings: RunSettings, recording: Recording, progress: Progress) -> None:
+    def record_demo(
+        settings: RunSettings, recording: RecordingSettings, progress: RunProgress
+    ) -> None:
         seen.append((settings, recording))
         progress.variant("unbalanced", settings.steps)
         for rank in range(settings.ranks):
@@ -197,7 +199,7 @@ def test_record_rejects_bad_input_before_start(
 def test_record_failure_leaves_no_files(
     equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(settings: RunSettings, recording: Recording, progress: Progress) -> None:
+    def fail(settings: RunSettings, recording: RecordingSettings, progress: RunProgress) -> None:
         (recording.folder / "rank0.safetensors").write_bytes(b"half")
         raise RankLost(1, "was killed", "step 3")
 
@@ -227,10 +229,12 @@ def test_record_under_external_launcher_writes_into_folder(
 
 def test_record_options_reach_request(tmp_path: Path) -> None:
     said = {"range": Iterations(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
-    found = resolve(said | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5})
+    found = resolve_record_request(said | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5})
     assert (found.range, found.run, found.out, found.format) == tuple(said.values())
     assert (found.settings.ranks, found.settings.steps, found.progress) == (8, 5, "hidden")
-    assert resolve({}, {}) == RecordRequest(settings=RunSettings(balance=Balance.OFF))
+    assert resolve_record_request({}, {}) == RecordRequest(
+        settings=RunSettings(balance=Balance.OFF)
+    )
     absent = {"placement", "commit", "json", "html"}
     # Every rank counts all layers.
     absent |= {"pipeline_ranks", "micro_batches", "tensor_ranks"}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-from equipoise.balancer.requests.policy_factory import factory_of
+from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.cli.parser import build_parser
-from equipoise.cli.route import OPTIONS, request_of, settings_of
+from equipoise.cli.route import OPTIONS, request_of, route_settings
 from equipoise.hal.errors import UsageError
 from equipoise.serve import dependencies, server
 from equipoise.serve.settings import ClientRank, RouteSettings
@@ -130,7 +130,7 @@ def test_route_command_line_overrides_config_file(
 
 
 def test_route_help_defaults_match_settings() -> None:
-    settings = settings_of(request_of({"workers": ["http://a:1"]}))
+    settings = route_settings(request_of({"workers": ["http://a:1"]}))
     shown = {option.key: option.shown_default for option in OPTIONS}
     assert shown["hold_timeout"] == f"{settings.patience.hold:g}"
     assert shown["max_body"] == f"{settings.limits.body >> 20}MiB"
@@ -144,14 +144,14 @@ def test_route_accepts_workers_on_command_line() -> None:
     line = ["route", "--workers", "http://a:1", "http://b:2", "--workers", "http://c:3"]
     arguments = build_parser().parse_args([*line, "--policy-options", "window=32", "gamma=.5"])
     request = request_of(vars(arguments))
-    assert [one.name for one in settings_of(request).workers] == ["a:1", "b:2", "c:3"]
+    assert [one.name for one in route_settings(request).workers] == ["a:1", "b:2", "c:3"]
     assert dict(request.policy_options) == {"window": 32, "gamma": 0.5}
-    assert callable(factory_of("fit", dict(request.policy_options)))
+    assert callable(routing_policy_factory("fit", dict(request.policy_options)))
 
 
 def test_route_custom_policy_rejects_options() -> None:
     with pytest.raises(UsageError, match="are for policies by name"):
-        factory_of("helpers.fakes.late_binding_policy:LateBinding", {"window": 3})
+        routing_policy_factory("helpers.fakes.late_binding_policy:LateBinding", {"window": 3})
 
 
 def test_route_missing_aiohttp_names_install_command(
@@ -191,7 +191,7 @@ def test_route_docs_example_config_is_accepted(
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_route_report_example_configs_are_accepted(name: str) -> None:
     path = ROOT / "examples" / "configs" / f"route-reports-{name}.yaml"
-    settings = settings_of(request_of({"config": path}))
+    settings = route_settings(request_of({"config": path}))
     assert settings.reports is not None
     assert settings.reports.interval == 0.1
     assert set(settings.reports.names) >= {settings.reports.waiting, settings.reports.running}

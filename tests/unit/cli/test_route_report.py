@@ -11,19 +11,19 @@ import pytest
 
 from equipoise.cli.route_report import BY_KEY, RouteReportRequest
 from equipoise.report import svg
-from equipoise.serve.outcomes import Outcome
-from equipoise.serve.request_log import Record
+from equipoise.serve.outcomes import RequestOutcome
+from equipoise.serve.request_log import RequestRecord
 
-ONE = Record(
+ONE = RequestRecord(
     run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
     attempts=1, arrival=11.0, bound=12.0, first=13.0, end=14.0, prompt=5, output=6,
-    outcome=Outcome.COMPLETED,
+    outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
-OTHER = replace(ONE, worker="rank 1", outcome=Outcome.WORKER_LOST, end=15.0)
+OTHER = replace(ONE, worker="rank 1", outcome=RequestOutcome.WORKER_LOST, end=15.0)
 LATER = replace(ONE, run=20.0)
 
 
-def written(name: str, *records: Record, more: str = "") -> Path:
+def written(name: str, *records: RequestRecord, more: str = "") -> Path:
     path = Path(name)
     path.write_text("".join(one.line() for one in records) + more)
     return path

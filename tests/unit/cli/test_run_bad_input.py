@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.processes.ports import free_port
 
-from equipoise.cli.files import try_file, try_folder
+from equipoise.cli.files import probe_file, probe_folder
 
 BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
@@ -203,8 +203,8 @@ def test_try_file_leaves_existing_files_unchanged(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     before = sorted(os.listdir(tmp_path))
     for path in (old, link, pipe, tmp_path / "a" / "b" / "new", Path("/dev/full")):
-        try_file("--json", path)
-    try_folder("--out", tmp_path / "c")
+        probe_file("--json", path)
+    probe_folder("--out", tmp_path / "c")
     assert old.read_text() == "figures"
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -242,7 +242,7 @@ def test_try_folder_makes_nothing_under_external_launcher(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("tried"))
-    try_folder("--out", tmp_path / "new")
+    probe_folder("--out", tmp_path / "new")
 
 
 def test_run_error_hides_control_characters_of_file_name(

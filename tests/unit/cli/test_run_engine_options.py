@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.options import BY_KEY, MOVES, PLANS, resolve
+from equipoise.cli.options import BY_KEY, MOVES, PLANS, resolve_run_request
 from equipoise.cli.validation import check_engine
 from equipoise.demo.settings import (
     LAYERS,
@@ -201,16 +201,19 @@ def test_layer_updates_option_arrives_with_locked_commit(
 
 @pytest.mark.parametrize("rule", [rule for rule in RoutingRule if rule is not RoutingRule.SHARES])
 def test_engine_routing_rule_defaults_to_static_shares(rule: str) -> None:
-    assert resolve({"rule": rule}, {}).settings.shares is Shares.STATIC
-    assert resolve({}, {"rule": rule}).settings.shares is Shares.STATIC
-    said = resolve({"rule": rule}, {"shares": Shares.LAGGED})
+    assert resolve_run_request({"rule": rule}, {}).settings.shares is Shares.STATIC
+    assert resolve_run_request({}, {"rule": rule}).settings.shares is Shares.STATIC
+    said = resolve_run_request({"rule": rule}, {"shares": Shares.LAGGED})
     assert said.settings.shares is Shares.LAGGED
     with pytest.raises(UsageError, match="must be static, not lagged"):
         check_engine(said.settings)
 
 
 def test_shares_rule_keeps_default_share_mode() -> None:
-    assert resolve({"rule": RoutingRule.SHARES}, {}).settings.shares is RunSettings().shares
+    assert (
+        resolve_run_request({"rule": RoutingRule.SHARES}, {}).settings.shares
+        is RunSettings().shares
+    )
 
 
 RUNS = st.builds(
@@ -243,9 +246,9 @@ def test_staging_buffers_fill_in_flight_budget(run: RunSettings) -> None:
 @given(run=RUNS)
 def test_minimum_in_flight_from_error_message_is_accepted(run: RunSettings) -> None:
     least = f"{SLOT_BYTES // 1024}KiB"
-    found = resolve({}, {"slots": run.slots, "ranks": run.ranks})
+    found = resolve_run_request({}, {"slots": run.slots, "ranks": run.ranks})
     room = BY_KEY["in_flight"].kind.from_text(least)
     assert room == BY_KEY["in_flight"].kind.from_yaml(yaml.safe_load(least))
-    asked = resolve({"in_flight": room}, {"slots": run.slots, "ranks": run.ranks})
+    asked = resolve_run_request({"in_flight": room}, {"slots": run.slots, "ranks": run.ranks})
     check_engine(found.settings)
     check_engine(asked.settings)

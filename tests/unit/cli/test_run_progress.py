@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from equipoise.cli.progress import (
     LINES_PER_VARIANT,
     SILENT,
-    Bars,
-    PartsBar,
-    PartsHidden,
-    PartsLog,
+    NoPartProgress,
+    PartProgressBar,
+    PartProgressLog,
+    RunProgressBars,
     RunProgressLines,
-    parts_for,
+    part_progress_for,
     run_progress_for,
 )
-from equipoise.demo.progress import Silence
+from equipoise.demo.progress import NoProgress
 
 
 @given(steps=st.integers(1, 300))
@@ -44,7 +44,7 @@ def test_run_progress_omits_unknown_imbalance() -> None:
 
 def test_run_progress_bar_completes_before_next_variant() -> None:
     stream = io.StringIO()
-    bars = Bars(stream)
+    bars = RunProgressBars(stream)
     for name in ("unbalanced", "exact"):
         bars.variant(name, 2)
         bars.step(2, 0.1, "")
@@ -54,12 +54,12 @@ def test_run_progress_bar_completes_before_next_variant() -> None:
 
 
 def test_hidden_run_progress_is_silent() -> None:
-    assert isinstance(run_progress_for("hidden"), Silence)
+    assert isinstance(run_progress_for("hidden"), NoProgress)
 
 
 def test_parts_log_tells_only_of_long_work() -> None:
     stream, times = io.StringIO(), iter([0.0, 1.0, SILENT, SILENT + 1, 2.5 * SILENT])
-    log = PartsLog("planning", stream, lambda: next(times))
+    log = PartProgressLog("planning", stream, lambda: next(times))
     for ranks in (4, 8, 16, 32):
         log.start_part(f"{ranks} ranks")
     log.close()
@@ -70,7 +70,7 @@ def test_parts_log_tells_only_of_long_work() -> None:
 
 def test_parts_bar_shows_part_and_leaves_nothing() -> None:
     stream = io.StringIO()
-    bar = PartsBar("planning", stream)
+    bar = PartProgressBar("planning", stream)
     bar.start_part("4,096 ranks")
     bar.close()
     assert "planning: 4,096 ranks  00:00" in stream.getvalue()
@@ -78,4 +78,4 @@ def test_parts_bar_shows_part_and_leaves_nothing() -> None:
 
 
 def test_hidden_parts_are_silent() -> None:
-    assert isinstance(parts_for("hidden", "planning"), PartsHidden)
+    assert isinstance(part_progress_for("hidden", "planning"), NoPartProgress)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from helpers.paths import ROOT
 
-from equipoise.balancer.requests.policy_settings import PolicySettings
-from equipoise.balancer.requests.simulation_run import Figures
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
+from equipoise.balancer.requests.simulation_run import SimulationMetrics
 from equipoise.cli.config import read_config
 from equipoise.cli.simulate import BY_KEY, SimulateRequest
 from equipoise.cli.simulate_setup import known_policies
@@ -64,7 +64,7 @@ def test_simulate_figures_have_seeds_intervals_and_differences(
     assert equipoise(*SMALL, "--json", "f.json", "--quiet").code == 0
     policies = json.loads(Path("f.json").read_text())["policies"]
     for found in policies.values():
-        assert set(found["figures"]) == set(found["intervals"]) == set(Figures.names())
+        assert set(found["figures"]) == set(found["intervals"]) == set(SimulationMetrics.names())
         assert all(len(values) == 2 for values in found["figures"].values())
         values = found["figures"]["throughput"]
         assert found["intervals"]["throughput"]["mean"] == pytest.approx(sum(values) / 2)
@@ -73,7 +73,7 @@ def test_simulate_figures_have_seeds_intervals_and_differences(
     relative = [b / a - 1 for a, b in zip(ours, theirs, strict=True)]
     beside = policies["round_robin"]["beside_reference"]["idle"]
     assert beside["mean"] == pytest.approx(sum(relative) / 2)
-    assert policies["fit"]["settings"]["window"] == PolicySettings().window
+    assert policies["fit"]["settings"]["window"] == RoutingPolicySettings().window
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -200,14 +200,14 @@ def test_simulate_small_example_config_runs(equipoise: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize("size", ["small", "medium", "large"])
 def test_simulate_example_configs_are_valid(size: str) -> None:
-    from equipoise.cli.simulate_setup import stage, validate
+    from equipoise.cli.simulate_setup import set_up_trial, validate
 
     path = CONFIGS / f"simulate-{size}.yaml"
     said = read_config(path, BY_KEY)
     assert set(said) == set(yaml.safe_load(path.read_text()))
     request = SimulateRequest(**said)
     validate(request)
-    assert stage(request, None).trial.seeds
+    assert set_up_trial(request, None).trial.seeds
 
 
 def test_simulate_help_lists_every_option(

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from equipoise.cli.progress import (
     LINES,
-    Bar,
-    Hidden,
+    NoSimulationProgress,
+    SimulationProgressBar,
     SimulationProgressLines,
     simulation_progress_for,
 )
@@ -29,7 +29,7 @@ def test_simulate_progress_log_is_bounded_and_ends_with_last_run(runs: int) -> N
 
 def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:
     stream = io.StringIO()
-    bar = Bar(2, stream)
+    bar = SimulationProgressBar(2, stream)
     bar.at("fit", 3, 0.5)
     bar.ended()
     bar.at("fit", 4, 2.0)
@@ -41,7 +41,7 @@ def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:
 
 def test_hidden_simulate_progress_accepts_all_calls() -> None:
     hidden = simulation_progress_for("hidden", 3)
-    assert isinstance(hidden, Hidden)
+    assert isinstance(hidden, NoSimulationProgress)
     hidden.at("fit", 0, 0.1)
     hidden.ended()
     hidden.close()

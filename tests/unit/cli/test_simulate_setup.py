@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.requests.cluster import Drafting, Prefill
-from equipoise.balancer.requests.policy_settings import RULES, WhenFull
-from equipoise.balancer.requests.simulation import Saturated, Timed
+from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
+from equipoise.balancer.requests.simulation import SaturatedArrivals, TimedArrivals
 from equipoise.balancer.requests.workload import Workload
-from equipoise.cli.simulate import LOADS, WORKERS, SimulateRequest, points_of, simulated
-from equipoise.cli.simulate_setup import known_policies, load_trace, stage, validate
+from equipoise.cli.simulate import (
+    SWEEP_LOADS,
+    SWEEP_WORKERS,
+    SimulateRequest,
+    run_simulation,
+    sweep_points,
+)
+from equipoise.cli.simulate_setup import known_policies, load_trace, set_up_trial, validate
 from equipoise.report.simulation.json_output import to_json
 
 TRACES = os.environ.get("EQUIPOISE_TRACES")
@@ -38,7 +44,7 @@ def traced(tmp_path: Path, rows: int = 6) -> Path:
 
 
 def test_cluster_options_reach_simulated_cluster() -> None:
-    staged = stage(
+    staged = set_up_trial(
         request(
             workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, drafts=2,
             acceptance=0.6, noise=0.1, prompt_weight=4.0, seconds_per_token=2e-7, fixed_share=0.25,
@@ -57,7 +63,7 @@ def test_cluster_options_reach_simulated_cluster() -> None:
 
 
 def test_routing_options_reach_every_policy_in_seconds() -> None:
-    staged = stage(
+    staged = set_up_trial(
         request(
             policies=("jsq", "fit"), when_full="hold", window=9, ageing=3.0, slack=0.2, gather=0.5,
             prefill_chunk=8, prompt_weight=2.0, front_ends=3, report_every=50.0, tell_every=20.0,
@@ -77,7 +83,7 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
 
 @pytest.mark.parametrize("model", ["bfio", "blog", "dyntralb"])
 def test_published_step_model_ignores_fixed_share(model: str) -> None:
-    staged = stage(request(step_model=model), None)
+    staged = set_up_trial(request(step_model=model), None)
     assert staged.trial.fixed_share is None
     step = staged.trial.scenario.cluster.step
     assert step == staged.trial.staged(0)[1].cluster.step
@@ -85,12 +91,12 @@ def test_published_step_model_ignores_fixed_share(model: str) -> None:
 
 
 def test_workload_draws_40_requests_per_slot_for_each_seed() -> None:
-    staged = stage(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
+    staged = set_up_trial(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
     assert list(staged.trial.seeds) == [7, 8]
     first, second = (staged.trial.draw(seed) for seed in staged.trial.seeds)
     assert first.count == second.count == 240
     assert not first.same(second)
-    assert stage(request(prompt_limit=100), None).trial.draw(0).prompts.max() <= 100
+    assert set_up_trial(request(prompt_limit=100), None).trial.draw(0).prompts.max() <= 100
 
 
 SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
@@ -110,7 +116,7 @@ def test_trace_sampling_states_how_seeds_differ(
 ) -> None:
     wanted = request(workload=None, trace=traced(tmp_path), **said)
     trace = load_trace(wanted)
-    staged = stage(wanted, trace)
+    staged = set_up_trial(wanted, trace)
     assert trace is not None
     assert words in staged.sampling
     drawn = staged.trial.draw(1)
@@ -122,15 +128,15 @@ def test_trace_sampling_states_how_seeds_differ(
 
 
 ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
-    "nothing said": ({}, Saturated, "saturated"),
-    "saturated": ({"load": "saturated"}, Saturated, "saturated"),
-    "a load": ({"load": 0.5}, Timed, "at random at 0.5 of the capacity"),
+    "nothing said": ({}, SaturatedArrivals, "saturated"),
+    "saturated": ({"load": "saturated"}, SaturatedArrivals, "saturated"),
+    "a load": ({"load": 0.5}, TimedArrivals, "at random at 0.5 of the capacity"),
     "a load, the trace's times": (
         {"load": 0.5, "arrivals": "trace"},
-        Timed,
+        TimedArrivals,
         "at the trace's times, stretched, at 0.5 of",
     ),
-    "the trace's times": ({"arrivals": "trace"}, Timed, "at the trace's own times"),
+    "the trace's times": ({"arrivals": "trace"}, TimedArrivals, "at the trace's own times"),
 }
 
 
@@ -139,7 +145,7 @@ def test_arrival_options_select_arrival_process(
     tmp_path: Path, said: dict[str, Any], kind: type, words: str
 ) -> None:
     wanted = request(workload=None, trace=traced(tmp_path), **said)
-    staged = stage(wanted, load_trace(wanted))
+    staged = set_up_trial(wanted, load_trace(wanted))
     assert words in staged.arrivals
     workload, scenario = staged.trial.staged(0)
     assert isinstance(scenario.arrivals, kind)
@@ -167,20 +173,20 @@ def test_known_policies_follow_rule_order_with_oracle_after_brh() -> None:
     names = list(known_policies())
     assert names[names.index("brh") + 1] == "brh_oracle"
     names.remove("brh_oracle")
-    assert names == list(RULES)
+    assert names == list(POLICIES)
 
 
 def test_sweep_without_points_uses_default_points() -> None:
-    assert points_of(request()) == ()
-    assert points_of(request(sweep="load")) == LOADS
-    assert points_of(request(sweep="workers")) == WORKERS
-    assert points_of(request(sweep="load", points=(0.5,))) == (0.5,)
+    assert sweep_points(request()) == ()
+    assert sweep_points(request(sweep="load")) == SWEEP_LOADS
+    assert sweep_points(request(sweep="workers")) == SWEEP_WORKERS
+    assert sweep_points(request(sweep="load", points=(0.5,))) == (0.5,)
 
 
 def test_simulate_warns_when_seeds_share_recorded_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulated(
+    run_simulation(
         request(
             workload=None, trace=traced(tmp_path), sampling="recorded", seeds=2, workers=1,
             policies=("fit",), progress="hidden",
@@ -196,7 +202,7 @@ def test_published_trace_is_simulated_without_failures(name: str, load: float | 
     path = Path(str(TRACES)) / name
     if not path.exists():
         pytest.skip(f"EQUIPOISE_TRACES has no {name}")
-    found = simulated(
+    found = run_simulation(
         request(
             workload=None, trace=path, requests=400, workers=4, slots_per_worker=8, seeds=2,
             load=load, policies=("round_robin", "fit"), progress="hidden",

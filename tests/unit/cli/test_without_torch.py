@@ -14,8 +14,8 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.serve.outcomes import Outcome
-from equipoise.serve.request_log import Record
+from equipoise.serve.outcomes import RequestOutcome
+from equipoise.serve.request_log import RequestRecord
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +36,10 @@ COMMANDS = {
     "simulate": ("simulate", "--workload", "prop", "--workers", "2", "--requests", "40"),
     "route-report": ("route-report", "log"),
 }
-RECORD = Record(
+RECORD = RequestRecord(
     run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
     attempts=1, arrival=11.0, bound=12.0, first=13.0, end=14.0, prompt=5, output=6,
-    outcome=Outcome.COMPLETED,
+    outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
 
 

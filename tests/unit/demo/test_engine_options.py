@@ -3,29 +3,34 @@
 from dataclasses import fields
 from pathlib import Path
 
-from equipoise.demo.engine_options import is_ours, told
+from equipoise.demo.engine_options import engine_options, uses_shares
 from equipoise.demo.settings import Balance, CommitMode, RoutingRule, RunSettings, Shares
 
 
 def test_engine_settings_record_has_bounds_of_commit_mode() -> None:
-    boundary, locked = told(RunSettings()), told(RunSettings(commit=CommitMode.IN_PLACE))
+    boundary, locked = (
+        engine_options(RunSettings()),
+        engine_options(RunSettings(commit=CommitMode.IN_PLACE)),
+    )
     assert {"in_flight", "parcel"} == boundary.keys() - locked.keys()
     assert {"layer_updates_per_iter"} == locked.keys() - boundary.keys()
     assert boundary.keys() | locked.keys() <= {field.name for field in fields(RunSettings)}
 
 
 def test_engine_settings_record_has_effective_in_flight_bytes() -> None:
-    assert told(RunSettings(in_flight=700_000))["in_flight"] == 11 * 61_440
-    assert told(RunSettings(in_flight=1 << 40))["in_flight"] == 60 * 61_440
-    assert told(RunSettings())["in_flight"] == 20 * 61_440
+    assert engine_options(RunSettings(in_flight=700_000))["in_flight"] == 11 * 61_440
+    assert engine_options(RunSettings(in_flight=1 << 40))["in_flight"] == 60 * 61_440
+    assert engine_options(RunSettings())["in_flight"] == 20 * 61_440
 
 
 def test_engine_settings_record_is_empty_without_balancing() -> None:
-    assert told(RunSettings(balance=Balance.OFF)) == {}
-    assert told(RunSettings(placement=Path("p"))) == {"rule": "shares"}
+    assert engine_options(RunSettings(balance=Balance.OFF)) == {}
+    assert engine_options(RunSettings(placement=Path("p"))) == {"rule": "shares"}
 
 
 def test_engine_settings_record_identifies_routing_rule() -> None:
-    assert is_ours({})
-    assert is_ours(told(RunSettings()))
-    assert not is_ours(told(RunSettings(rule=RoutingRule.VLLM_ROW_HASH, shares=Shares.STATIC)))
+    assert uses_shares({})
+    assert uses_shares(engine_options(RunSettings()))
+    assert not uses_shares(
+        engine_options(RunSettings(rule=RoutingRule.VLLM_ROW_HASH, shares=Shares.STATIC))
+    )

@@ -14,11 +14,11 @@ from equipoise.balancer.experts.balancer import NO_REBALANCING, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, solve_shares
 from equipoise.demo.expert_parallel import (
-    Carrier,
     ExpertParallel,
-    FixedCarrier,
-    PortableCarrier,
+    FixedCapacityDispatcher,
+    PortableDispatcher,
     SlotWeights,
+    TokenDispatcher,
     fixed_exchange,
 )
 from equipoise.demo.model import (
@@ -33,7 +33,7 @@ from equipoise.demo.model import (
 from equipoise.demo.settings import ExchangeForm
 from equipoise.hal.stream import Role
 from equipoise.pipeline.all_to_all.formats import ExchangeFormat, RowFormat
-from equipoise.pipeline.all_to_all.variable_size import ExpertExchange
+from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 CONFIG = ModelConfig(layers=2, experts=8, top_k=3, hidden=64, heads=2, expert_width=24, context=32)
 WEIGHTS = random_weights(CONFIG, seed=7)
@@ -80,17 +80,17 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def carrier_of(seat: Seat, form: ExchangeForm, shape: ExpertShape) -> Carrier:
+def carrier_of(seat: Seat, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
     """Either form, on communicators of its own."""
     compute, line = seat.accelerator.stream(Role.COMPUTE), seat.fabric.open("experts")
     if form is ExchangeForm.PORTABLE:
-        return PortableCarrier(ExpertExchange(line, shape.slots_per_rank, compute, 20.0))
+        return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
     row = RowFormat((CONFIG.hidden,), torch.float32)
     ample = ExchangeFormat.ample(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
     )
     exchange = fixed_exchange(line, seat.accelerator, ample, 20.0)
-    return FixedCarrier(exchange, CONFIG.layers, compute, 20.0)
+    return FixedCapacityDispatcher(exchange, CONFIG.layers, compute, 20.0)
 
 
 def serve_on(

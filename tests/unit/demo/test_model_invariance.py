@@ -27,7 +27,7 @@ from equipoise.demo.model import (
 )
 from equipoise.demo.model.invariance import (
     NotBatchInvariant,
-    Probe,
+    RowProbe,
     check_batch_invariance,
     check_probes,
     probes,
@@ -193,7 +193,7 @@ def test_batch_invariance_check_passes_here() -> None:
 
 
 def test_batch_invariance_check_names_variant_product() -> None:
-    mixing = Probe("mixing product", 4, lambda x: x * (1 + (len(x) == 40)))
+    mixing = RowProbe("mixing product", 4, lambda x: x * (1 + (len(x) == 40)))
     with pytest.raises(NotBatchInvariant, match="mixing product gives other bits at 40 rows"):
         check_probes([mixing])
 
@@ -237,7 +237,7 @@ def test_batch_variant_device_gets_grouped_rows(
     """As a GPU does, whose sums of few rows are other trees than those of many."""
     checked: list[list[str]] = []
 
-    def fails_at_first(candidates: list[Probe], device: torch.device) -> None:
+    def fails_at_first(candidates: list[RowProbe], device: torch.device) -> None:
         checked.append([probe.name for probe in candidates])
         if len(checked) == 1:
             raise NotBatchInvariant("other bits")
@@ -253,7 +253,7 @@ def test_batch_variant_device_gets_grouped_rows(
 
 
 def test_batch_variant_host_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(candidates: list[Probe], device: torch.device) -> None:
+    def fails(candidates: list[RowProbe], device: torch.device) -> None:
         raise NotBatchInvariant("other bits")
 
     monkeypatch.setattr(invariance, "check_probes", fails)

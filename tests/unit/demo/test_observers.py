@@ -13,7 +13,7 @@ from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.runtime.events import EngineClosed
-from equipoise.balancer.observe.log_lines import BALANCEDNESS, EPOCHS
+from equipoise.balancer.observe.log_lines import BALANCEDNESS_LOG, REBALANCE_LOG
 from equipoise.demo.observers import Observers
 from equipoise.demo.settings import RunSettings
 
@@ -24,7 +24,10 @@ CONFIG = BalancerConfig(
 
 @pytest.fixture(autouse=True)
 def loggers_as_before() -> Iterator[None]:
-    before = [(log, log.level, log.propagate, list(log.handlers)) for log in (EPOCHS, BALANCEDNESS)]
+    before = [
+        (log, log.level, log.propagate, list(log.handlers))
+        for log in (REBALANCE_LOG, BALANCEDNESS_LOG)
+    ]
     yield
     for log, level, propagate, handlers in before:
         log.setLevel(level)
@@ -55,7 +58,7 @@ def test_observers_write_nothing_by_default(
 ) -> None:
     one_epoch(Observers(RunSettings(), 0))
     assert capsys.readouterr().err == ""
-    assert not EPOCHS.isEnabledFor(logging.INFO)
+    assert not REBALANCE_LOG.isEnabledFor(logging.INFO)
 
 
 def test_observers_serve_metrics_on_one_port_per_rank() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.balancer.formats import Arrangement, write_placement
 from equipoise.demo.model import ModelConfig
-from equipoise.demo.placement_file import read_given
+from equipoise.demo.placement_file import read_placement_file
 from equipoise.demo.settings import Balance, RunSettings, Shares
 from equipoise.demo.variant import variants
 from equipoise.hal.errors import FormatError
@@ -17,7 +17,7 @@ PLACED = RunSettings(placement=Path("p.json"), slots=48)
 
 
 def test_run_without_placement_reads_no_layout() -> None:
-    assert read_given(RunSettings(), CONFIG) is None
+    assert read_placement_file(RunSettings(), CONFIG) is None
 
 
 def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
     shares = even.shares.copy()
     shares[:, 0], shares[:, CONFIG.experts] = 1, 65535
     write_placement(tmp_path / "p.json", Arrangement(placement, shares, 4))
-    found = read_given(RunSettings(placement=tmp_path / "p.json"), CONFIG)
+    found = read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
     assert found is not None
     assert np.array_equal(found.placement, placement)
     assert np.array_equal(found.shares, shares)
@@ -36,7 +36,7 @@ def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
     placement = np.arange(32, dtype=np.int32)[None]
     write_placement(tmp_path / "p.json", Arrangement.even(placement, 4))
     with pytest.raises(FormatError, match=r"p\.json: has no layer 1: the model has 6"):
-        read_given(RunSettings(placement=tmp_path / "p.json"), CONFIG)
+        read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balancer.observe.trace import Level, Traced
+from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord, load_record, save_record
 from equipoise.hal.errors import UsageError
 
@@ -51,8 +51,8 @@ def record() -> RunRecord:
         reference_outputs="ab",
         prompts=("def f", "漢字\ufffd"),
         continuations=("():", "\x01"),
-        spans=(Traced(1, "transfer", "move", 1.5, 1.75, {"layers": [0, 2]}),),
-        levels=(Level(0, 1.5, 0.25),),
+        spans=(RecordedSpan(1, "transfer", "move", 1.5, 1.75, {"layers": [0, 2]}),),
+        levels=(ImbalanceSample(0, 1.5, 0.25),),
         machine={"cores": "2"},
     )
 

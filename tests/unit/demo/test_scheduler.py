@@ -3,17 +3,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.demo.scheduler import Desk, capacity, outputs_digest
-from equipoise.demo.traffic import Phase, Traffic
+from equipoise.demo.scheduler import RequestScheduler, cache_slots, outputs_digest
+from equipoise.demo.traffic import Traffic, TrafficPhase
 
 TEXT = bytes(range(1, 127)) * 8
 
 
 def traffic(steps: int, new_tokens: int) -> Traffic:
-    return Traffic((Phase("a", TEXT),), steps, requests_per_step=3, prompt=8, new_tokens=new_tokens)
+    return Traffic(
+        (TrafficPhase("a", TEXT),), steps, requests_per_step=3, prompt=8, new_tokens=new_tokens
+    )
 
 
-def echo(desk: Desk, step: int) -> None:
+def echo(desk: RequestScheduler, step: int) -> None:
     """A model whose logits depend only on the row's own token: it counts upwards."""
     batch = desk.batch(step)
     tokens = torch.cat([sequence.tokens for sequence in batch]) if batch.rows else torch.zeros(0)
@@ -23,7 +25,7 @@ def echo(desk: Desk, step: int) -> None:
 def served(ranks: int, steps: int, new_tokens: int) -> dict[int, bytes]:
     finished: dict[int, bytes] = {}
     for rank in range(ranks):
-        desk = Desk(traffic(steps, new_tokens), rank, ranks)
+        desk = RequestScheduler(traffic(steps, new_tokens), rank, ranks)
         for step in range(steps):
             echo(desk, step)
         desk.close()
@@ -42,7 +44,7 @@ def test_requests_are_served_once_and_equal_for_any_ranks(
 
 
 def test_request_gets_one_token_per_step_until_done() -> None:
-    desk = Desk(traffic(4, 2), 0, 1)
+    desk = RequestScheduler(traffic(4, 2), 0, 1)
     rows = []
     for step in range(4):
         batch = desk.batch(step)
@@ -56,7 +58,7 @@ def test_request_gets_one_token_per_step_until_done() -> None:
 
 
 def test_request_positions_follow_prompt() -> None:
-    desk = Desk(traffic(3, 3), 0, 1)
+    desk = RequestScheduler(traffic(3, 3), 0, 1)
     for step in range(2):
         echo(desk, step)
     assert [sequence.start for sequence in desk.batch(2).decode] == [8, 8, 8, 9, 9, 9]
@@ -65,19 +67,19 @@ def test_request_positions_follow_prompt() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_kv_cache_slots_stay_below_capacity(ranks: int) -> None:
     for rank in range(ranks):
-        desk = Desk(traffic(12, 4), rank, ranks)
+        desk = RequestScheduler(traffic(12, 4), rank, ranks)
         used = set()
         for step in range(12):
             batch = desk.batch(step)
             used |= {sequence.slot for sequence in batch}
             desk.take(batch, torch.zeros(batch.rows, 256))
-        assert all(slot < capacity(traffic(12, 4), ranks) for slot in used)
+        assert all(slot < cache_slots(traffic(12, 4), ranks) for slot in used)
 
 
 def test_outputs_digest_changes_with_one_logit_bit() -> None:
     digests = []
     for nudge in (0.0, 1e-38):
-        desk = Desk(traffic(1, 1), 0, 1)
+        desk = RequestScheduler(traffic(1, 1), 0, 1)
         batch = desk.batch(0)
         logits = torch.zeros(batch.rows, 256)
         logits[5, 7] = nudge

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.cli.process import Terminated
+from equipoise.cli.process import TerminatedBySignal
 from equipoise.demo.temporary_folder import temporary_folder
 
 SIGTERM = 15
@@ -32,9 +32,9 @@ def test_temporary_folder_is_removed_after_signal_while_it_is_made(
 
     def interrupted(folder: Path, mode: int) -> None:
         healthy(folder, mode)
-        raise Terminated(SIGTERM)
+        raise TerminatedBySignal(SIGTERM)
 
     monkeypatch.setattr(Path, "mkdir", interrupted)
-    with pytest.raises(Terminated), temporary_folder():
+    with pytest.raises(TerminatedBySignal), temporary_folder():
         pass
     assert list(parent.iterdir()) == []

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from equipoise.demo.traffic import (
     DEFAULT_PHASES,
-    BadText,
-    Phase,
+    InvalidText,
     Traffic,
+    TrafficPhase,
     load_phases,
-    of_rank,
+    requests_of_rank,
     shipped_phase,
 )
 from equipoise.hal.errors import UsageError
 
 
-def phase(name: str, prompts: int, prompt: int = 16) -> Phase:
+def phase(name: str, prompts: int, prompt: int = 16) -> TrafficPhase:
     """Text whose every prompt is different."""
-    return Phase(name, b"".join(f"{name}{i}".encode().ljust(prompt) for i in range(prompts)))
+    return TrafficPhase(name, b"".join(f"{name}{i}".encode().ljust(prompt) for i in range(prompts)))
 
 
 @st.composite
@@ -45,7 +45,7 @@ def test_traffic_is_a_pure_function_of_arguments(traffic: Traffic) -> None:
 def test_traffic_divides_same_requests_among_any_ranks(traffic: Traffic, ranks: int) -> None:
     for step in range(traffic.steps):
         arrivals = traffic.arrivals(step)
-        parts = [of_rank(arrivals, rank, ranks) for rank in range(ranks)]
+        parts = [requests_of_rank(arrivals, rank, ranks) for rank in range(ranks)]
         assert sorted(r.id for part in parts for r in part) == [r.id for r in arrivals]
         assert all(arrivals[i] in parts[i % ranks] for i in range(len(arrivals)))
 
@@ -92,7 +92,7 @@ def test_traffic_order_depends_on_seed() -> None:
 def test_load_phases_defaults_to_shipped_texts() -> None:
     assert tuple(phase.name for phase in load_phases()) == DEFAULT_PHASES
     assert shipped_phase("english").name == "english"
-    with pytest.raises(BadText, match="no text of kind 'klingon'"):
+    with pytest.raises(InvalidText, match="no text of kind 'klingon'"):
         shipped_phase("klingon")
 
 
@@ -117,7 +117,7 @@ def test_load_phases_rejects_bad_content_naming_file(
 ) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
-    with pytest.raises(BadText) as caught:
+    with pytest.raises(InvalidText) as caught:
         load_phases([path])
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
@@ -128,16 +128,16 @@ def test_load_phases_rejects_bad_content_naming_file(
 def test_load_phases_rejects_unreadable_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BadText, match="does not exist"):
+    with pytest.raises(InvalidText, match="does not exist"):
         load_phases([tmp_path / "none.txt"])
-    with pytest.raises(BadText, match="is a directory"):
+    with pytest.raises(InvalidText, match="is a directory"):
         load_phases([tmp_path])
 
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(BadText, match="cannot be read: Permission denied"):
+    with pytest.raises(InvalidText, match="cannot be read: Permission denied"):
         load_phases([tmp_path / "locked.txt"])
 
 

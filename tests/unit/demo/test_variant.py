@@ -10,7 +10,7 @@ from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, Ro
 from equipoise.balancer.experts.placement import ExpertShape, check_placement
 from equipoise.balancer.experts.planning.topology import topology
 from equipoise.demo.grid import Grid
-from equipoise.demo.run_context import Site
+from equipoise.demo.run_context import RunContext
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
 from equipoise.demo.variant import Variant, engine_config, first_placement, variants
 
@@ -31,10 +31,11 @@ TOLD = RunSettings(
 )
 
 
-def site(settings: RunSettings) -> Site:
+def site(settings: RunSettings) -> RunContext:
     """As much of one as a configuration takes."""
     return cast(
-        Site, SimpleNamespace(settings=settings, grid=Grid(4), post=SimpleNamespace(deadline=12.0))
+        RunContext,
+        SimpleNamespace(settings=settings, grid=Grid(4), post=SimpleNamespace(deadline=12.0)),
     )
 
 

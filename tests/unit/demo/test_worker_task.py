@@ -5,22 +5,22 @@ import pytest
 from equipoise.balancer.formats import Iterations
 from equipoise.demo.settings import (
     Balance,
-    Recording,
+    RecordingSettings,
     RoutingRule,
     RunSettings,
     Shares,
     VariantName,
 )
-from equipoise.demo.worker import Task, rendezvous_from
-from equipoise.hal.errors import ControlLost
+from equipoise.demo.worker import RankTask, rendezvous_from
+from equipoise.hal.errors import ControlPlaneLost
 
 WHERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
 
 
 @pytest.mark.parametrize("placement", [None, Path("p ü.json")])
-@pytest.mark.parametrize("recording", [None, Recording(Path("a b"), Iterations(3, 9))])
+@pytest.mark.parametrize("recording", [None, RecordingSettings(Path("a b"), Iterations(3, 9))])
 def test_worker_task_round_trips_through_json_line(
-    placement: Path | None, recording: Recording | None
+    placement: Path | None, recording: RecordingSettings | None
 ) -> None:
     settings = RunSettings(
         ranks=2,
@@ -39,10 +39,10 @@ def test_worker_task_round_trips_through_json_line(
         log_epochs=True,
         log_balancedness_interval=7,
     )
-    task = Task(settings, Path("r.npz"), launcher=77, recording=recording)
+    task = RankTask(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()
     assert "\n" not in line
-    found = Task.from_json(line)
+    found = RankTask.from_json(line)
     assert found == task
     # A word equals its text, but is not it: what asks for the word itself would not find it.
     kinds = {key: type(value) for key, value in vars(settings).items()}
@@ -59,10 +59,10 @@ def test_rendezvous_comes_from_environment() -> None:
 @pytest.mark.parametrize("name", sorted(WHERE))
 def test_rendezvous_rejects_incomplete_environment(name: str) -> None:
     rest = {key: value for key, value in WHERE.items() if key != name}
-    with pytest.raises(ControlLost, match="no meeting point"):
+    with pytest.raises(ControlPlaneLost, match="no meeting point"):
         rendezvous_from(rest, 3.0)
 
 
 def test_rendezvous_rejects_non_numeric_port() -> None:
-    with pytest.raises(ControlLost, match="no meeting point"):
+    with pytest.raises(ControlPlaneLost, match="no meeting point"):
         rendezvous_from({**WHERE, "MASTER_PORT": "http"}, 3.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-from equipoise.balancer.observe.metrics import Metrics
+from equipoise.balancer.observe.metrics import PrometheusSink
 
 prometheus_client = pytest.importorskip("prometheus_client")
 BOARD = ROOT / "examples" / "grafana" / "equipoise-vllm.json"
@@ -31,7 +31,7 @@ def targets() -> list[dict[str, str]]:
 def told() -> dict[str, set[str]]:
     """Labels of all series of an engine, by name: `_total` of counters, `_bucket` of histograms."""
     registry = prometheus_client.CollectorRegistry()
-    Metrics(registry, "x")
+    PrometheusSink(registry, "x")
     samples = [sample for family in registry.collect() for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 

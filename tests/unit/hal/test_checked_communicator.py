@@ -9,7 +9,7 @@ import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.hal.checked_communicator import CheckedCommunicator
-from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
 from equipoise.hal.errors import (
     BallotIncomplete,
     CommunicatorFailed,
@@ -58,7 +58,9 @@ def everything(group: CheckedCommunicator) -> list[object]:
     rows = ints(me, me)[: 1 + me]
     sends, receives = ([0, 1], [0, 1]) if me == 0 else ([1, 1], [1, 1])
     group.all_to_all_uneven(uneven, rows, receives, sends).result(SOON)
-    group.exchange(Exchange((Parcel(peer, blob(3, me)),), (Parcel(peer, taken),))).result(SOON)
+    group.exchange(Exchange((PeerBuffer(peer, blob(3, me)),), (PeerBuffer(peer, taken),))).result(
+        SOON
+    )
     mail = ints(0)
     works = [group.isend(ints(me + 10), peer), group.irecv(mail, peer)]
     for work in works:
@@ -102,14 +104,14 @@ DIFFERENT: dict[str, tuple[Pair, str]] = {
     ),
     "blobs": (
         (
-            lambda g: g.exchange(Exchange((Parcel(1, blob(4)),), ())),
-            lambda g: g.exchange(Exchange((), (Parcel(0, blob(3)),))),
+            lambda g: g.exchange(Exchange((PeerBuffer(1, blob(4)),), ())),
+            lambda g: g.exchange(Exchange((), (PeerBuffer(0, blob(3)),))),
         ),
         r"sends \[0, 4\], receives \[0, 0\].*sends \[0, 0\], receives \[3, 0\]",
     ),
     "a blob that nobody expects": (
         (
-            lambda g: g.exchange(Exchange((Parcel(1, blob(4)),), ())),
+            lambda g: g.exchange(Exchange((PeerBuffer(1, blob(4)),), ())),
             lambda g: g.exchange(Exchange((), ())),
         ),
         r"rank 0 issued exchange",

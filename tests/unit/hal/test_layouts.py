@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.communicator import Exchange, PeerBuffer
 from equipoise.hal.errors import SlotError
 from equipoise.hal.slots import Segment, SegmentType, SlotLayout
 
@@ -95,7 +95,7 @@ def test_slot_bytes_are_sum_of_segments() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=8))
 def test_exchange_refuses_two_blobs_per_peer_and_direction(peers: list[int]) -> None:
-    parcels = tuple(Parcel(peer, BLOB) for peer in peers)
+    parcels = tuple(PeerBuffer(peer, BLOB) for peer in peers)
     if len(set(peers)) == len(peers):
         assert Exchange(sends=parcels, receives=parcels).sends == parcels
         return

@@ -8,21 +8,21 @@ from helpers.strategies.router_strategies import EVENTS, WORKERS, busy, choices
 from hypothesis import given, settings
 
 from equipoise.balancer.requests.policy import Capacity
-from equipoise.balancer.requests.policy_settings import RULES, PolicySettings
+from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40)
 @given(chosen=choices(), workers=WORKERS, events=EVENTS)
 def test_native_router_equals_published_rule(
-    name: str, chosen: PolicySettings, workers: list[Capacity], events: list[Draw]
+    name: str, chosen: RoutingPolicySettings, workers: list[Capacity], events: list[Draw]
 ) -> None:
     assert difference(replace(chosen, name=name), workers, events) is None
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_busy_native_router_equals_published_rule(name: str) -> None:
     for seed in range(120):
         chosen, workers, events = busy(seed)

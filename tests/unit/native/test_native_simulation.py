@@ -8,14 +8,14 @@ from helpers.strategies.simulation_comparison import BLOCK, difference, scenario
 from hypothesis import given, settings
 
 from equipoise.balancer.requests.cluster import Cluster, StepTime
-from equipoise.balancer.requests.policy_settings import RULES, PolicySettings
-from equipoise.balancer.requests.simulation import Saturated, Scenario
+from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings
+from equipoise.balancer.requests.simulation import SaturatedArrivals, Scenario
 from equipoise.balancer.requests.workload import Workload
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40)
 @given(workload=workloads(), scenario=scenarios())
 def test_native_simulation_equals_python_specification(
@@ -25,7 +25,7 @@ def test_native_simulation_equals_python_specification(
     assert difference(workload, chosen) is None
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_front_ends_are_not_told_of_preemption(name: str) -> None:
     """A request that is put back still has its tokens: its prompt does not count as pending."""
     prompts = [1, 26, 22, 1, 1, 1, 1, 17, 2, 1, 1, 1, 1, 1]
@@ -39,8 +39,8 @@ def test_front_ends_are_not_told_of_preemption(name: str) -> None:
     )
     scenario = Scenario(
         cluster=Cluster(workers=2, slots=2, kv_tokens=25, step=StepTime(per_token=0.125)),
-        policy=PolicySettings(name=name, prompt_weight=0.0),
-        arrivals=Saturated(None),
+        policy=RoutingPolicySettings(name=name, prompt_weight=0.0),
+        arrivals=SaturatedArrivals(None),
         patience=0.1,
         trajectory=1 << 20,
     )

@@ -8,7 +8,7 @@ from helpers.harnesses.router_comparison import difference
 from helpers.mutants.policy_mutants import MUTANTS, Mutant
 from helpers.strategies.router_strategies import busy
 
-from equipoise.balancer.requests.policy_settings import RULES
+from equipoise.balancer.requests.policy_settings import POLICIES
 
 CASES = 240
 
@@ -26,5 +26,5 @@ def noticed(mutant: Mutant, seed: int) -> bool:
 
 
 def test_router_mutants_cover_every_policy_once() -> None:
-    assert {mutant.name for mutant in MUTANTS} == set(RULES)
+    assert {mutant.name for mutant in MUTANTS} == set(POLICIES)
     assert max(Counter(mutant.broken for mutant in MUTANTS).values()) == 1

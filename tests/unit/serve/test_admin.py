@@ -10,8 +10,8 @@ from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_site import Answer, Site, asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.admin import STRANGE, is_local
-from equipoise.serve.settings import Access
+from equipoise.serve.admin import FOREIGN_HEADERS, is_local
+from equipoise.serve.settings import AccessSettings
 
 SERVING, DRAINING, LOST = WorkerState.SERVING, WorkerState.DRAINING, WorkerState.LOST
 
@@ -112,7 +112,7 @@ def test_admin_finds_worker_names_with_slashes_and_blanks() -> None:
 
 def test_admin_requires_key_when_proxy_has_keys() -> None:
     async def play() -> None:
-        async with proxied(Fake("w0"), access=Access(keys=("secret",))) as site:
+        async with proxied(Fake("w0"), access=AccessSettings(keys=("secret",))) as site:
             assert (await post(site, "/workers/w0/drain")).status == 401
             assert (await site.get("/workers")).status == 401
             assert site.proxy.desk.workers[0].state is SERVING
@@ -122,7 +122,7 @@ def test_admin_requires_key_when_proxy_has_keys() -> None:
     run(play())
 
 
-@pytest.mark.parametrize("header", STRANGE)
+@pytest.mark.parametrize("header", FOREIGN_HEADERS)
 def test_admin_rejects_browser_and_forwarded_requests(header: str) -> None:
     async def play() -> None:
         async with proxied(Fake("w0")) as site:

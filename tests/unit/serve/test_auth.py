@@ -11,8 +11,8 @@ from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_site import CHAT, asked, proxied, run, tokens_of
 
 from equipoise.hal.errors import UsageError
-from equipoise.serve.auth import open_to_all, tls_of
-from equipoise.serve.settings import Access
+from equipoise.serve.auth import open_to_all, tls_context
+from equipoise.serve.settings import AccessSettings
 
 SUBJECT = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
 
@@ -35,7 +35,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
     async def work() -> None:
-        access = Access(certificate=certificate, private_key=certificate.with_name("key.pem"))
+        access = AccessSettings(
+            certificate=certificate, private_key=certificate.with_name("key.pem")
+        )
         trust = ssl.create_default_context(cafile=str(certificate))
         async with (
             proxied(Fake("w0"), access=access) as site,
@@ -51,12 +53,12 @@ def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
 def test_tls_rejects_missing_or_invalid_certificate(certificate: Path, tmp_path: Path) -> None:
     nothing = tmp_path / "none.pem"
     with pytest.raises(UsageError, match=r"--tls-cert .*none.pem: .*No such file"):
-        tls_of(Access(certificate=nothing))
+        tls_context(AccessSettings(certificate=nothing))
     nothing.write_text("hello")
     with pytest.raises(UsageError, match=r"none\.pem"):
-        tls_of(Access(certificate=nothing))
+        tls_context(AccessSettings(certificate=nothing))
     with pytest.raises(UsageError, match=r"cert\.pem"):
-        tls_of(Access(certificate=certificate))  # its key is elsewhere
+        tls_context(AccessSettings(certificate=certificate))  # its key is elsewhere
 
 
 @pytest.mark.parametrize(
@@ -72,4 +74,4 @@ def test_tls_rejects_missing_or_invalid_certificate(certificate: Path, tmp_path:
 def test_open_to_all_detects_public_host_without_keys(
     host: str, keys: tuple[str, ...], open_: bool
 ) -> None:
-    assert open_to_all(Access(host=host, keys=keys)) is open_
+    assert open_to_all(AccessSettings(host=host, keys=keys)) is open_

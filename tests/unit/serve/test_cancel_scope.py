@@ -5,21 +5,21 @@ import asyncio
 import pytest
 from helpers.harnesses.proxy_site import run
 
-from equipoise.serve.cancel_scope import Interrupted, Reason, Scope
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 
 FOREVER = 3600.0
 
 
-async def blocked(scope: Scope) -> None:
+async def blocked(scope: CancelScope) -> None:
     async with scope:
         await asyncio.Event().wait()
 
 
 def test_scope_survives_postponed_deadline() -> None:
     async def work() -> None:
-        async with Scope() as scope:
-            scope.within(0.02, Reason.TOKEN)
-            scope.within(FOREVER, Reason.TOKEN)
+        async with CancelScope() as scope:
+            scope.within(0.02, CancelReason.TOKEN)
+            scope.within(FOREVER, CancelReason.TOKEN)
             await asyncio.sleep(0.1)
 
     assert run(work()) is None
@@ -27,44 +27,44 @@ def test_scope_survives_postponed_deadline() -> None:
 
 def test_scope_ends_at_earlier_deadline() -> None:
     async def work() -> None:
-        async with Scope() as scope:
-            scope.within(FOREVER, Reason.FIRST_TOKEN)
-            scope.within(0.02, Reason.STALLED)
+        async with CancelScope() as scope:
+            scope.within(FOREVER, CancelReason.FIRST_TOKEN)
+            scope.within(0.02, CancelReason.STALLED)
             await asyncio.Event().wait()
 
-    with pytest.raises(Interrupted) as ended:
+    with pytest.raises(ScopeCancelled) as ended:
         run(work())
-    assert ended.value.reason is Reason.STALLED
+    assert ended.value.reason is CancelReason.STALLED
 
 
 def test_scope_total_deadline_precedes_later_one() -> None:
     async def work() -> None:
-        async with Scope(asyncio.get_running_loop().time() + 0.02) as scope:
-            scope.within(FOREVER, Reason.TOKEN)
+        async with CancelScope(asyncio.get_running_loop().time() + 0.02) as scope:
+            scope.within(FOREVER, CancelReason.TOKEN)
             await asyncio.Event().wait()
 
-    with pytest.raises(Interrupted) as ended:
+    with pytest.raises(ScopeCancelled) as ended:
         run(work())
-    assert ended.value.reason is Reason.TOTAL
+    assert ended.value.reason is CancelReason.TOTAL
 
 
 def test_scope_keeps_first_interrupt_reason() -> None:
     async def work() -> None:
-        scope = Scope()
+        scope = CancelScope()
         task = asyncio.create_task(blocked(scope))
         await asyncio.sleep(0)
-        scope.interrupt(Reason.UNBOUND)
-        scope.interrupt(Reason.LOST)
+        scope.interrupt(CancelReason.UNBOUND)
+        scope.interrupt(CancelReason.LOST)
         await task
 
-    with pytest.raises(Interrupted) as ended:
+    with pytest.raises(ScopeCancelled) as ended:
         run(work())
-    assert ended.value.reason is Reason.UNBOUND
+    assert ended.value.reason is CancelReason.UNBOUND
 
 
 def test_scope_passes_on_task_cancellation() -> None:
     async def work() -> bool:
-        task = asyncio.create_task(blocked(Scope()))
+        task = asyncio.create_task(blocked(CancelScope()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -75,9 +75,9 @@ def test_scope_passes_on_task_cancellation() -> None:
 
 def test_scope_is_not_interrupted_after_exit() -> None:
     async def work() -> str:
-        async with Scope() as scope:
-            scope.within(0.01, Reason.TOKEN)
-        scope.interrupt(Reason.LOST)
+        async with CancelScope() as scope:
+            scope.within(0.01, CancelReason.TOKEN)
+        scope.interrupt(CancelReason.LOST)
         await asyncio.sleep(0.05)
         return "whole"
 
@@ -86,7 +86,7 @@ def test_scope_is_not_interrupted_after_exit() -> None:
 
 def test_scope_passes_on_foreign_timeout_error() -> None:
     async def work() -> None:
-        async with Scope():
+        async with CancelScope():
             raise TimeoutError("theirs")
 
     with pytest.raises(TimeoutError, match="theirs"):

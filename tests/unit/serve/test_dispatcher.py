@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from equipoise.balancer.requests.policy import (
     Assignment,
     Decision,
-    Policy,
     Request,
     RequestId,
+    RoutingPolicy,
     WorkerState,
 )
-from equipoise.balancer.requests.policy_factory import PolicyFactory, factory_of
-from equipoise.balancer.requests.request_router import Router
+from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
+from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.serve import openai_protocol
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.outcomes import Refused
-from equipoise.serve.request_state import GONE, Bound, Held, Running, Ticket, balance_of
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.outcomes import RequestRefused
+from equipoise.serve.request_state import CLOSED, Bound, Queued, RequestState, Running, balance_of
 
 WORKERS, SLOTS = 3, 2
 SERVING = WorkerState.SERVING
@@ -33,16 +33,16 @@ ACTS = st.one_of(
     st.tuples(st.sampled_from(["begin", "made", "finish", "leave", "again"]), st.integers(0, 99)),
     st.tuples(st.sampled_from(["turn"]), st.none()),
     st.tuples(st.integers(0, WORKERS - 1), STATES),
-    st.tuples(st.sampled_from(["set_aside", "take_back"]), st.integers(0, WORKERS - 1)),
+    st.tuples(st.sampled_from(["drain_worker", "resume_worker"]), st.integers(0, WORKERS - 1)),
 )
 
 
 class Play:
     """A desk over the strict policy, and what its callers would do."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.desk = Desk(policy, WORKERS, most_held=5)
-        self.tickets: list[Ticket] = []
+    def __init__(self, policy: RoutingPolicy) -> None:
+        self.desk = RequestDispatcher(policy, WORKERS, most_held=5)
+        self.tickets: list[RequestState] = []
         self.bounds: dict[int, list[Bound]] = {}
         self.begun: set[int] = set()
 
@@ -52,7 +52,7 @@ class Play:
             self.desk.change(what, how)
         elif what == "turn":
             await asyncio.sleep(0)
-        elif what in ("set_aside", "take_back"):
+        elif what in ("drain_worker", "resume_worker"):
             getattr(self.desk, str(what))(how)
         elif what == "arrive":
             self.arrive(how)
@@ -65,12 +65,12 @@ class Play:
         assert wanted is None or isinstance(wanted, int)
         try:
             self.tickets.append(self.desk.arrive(7, wanted))
-        except Refused:
+        except RequestRefused:
             away = wanted is not None and self.desk.workers[wanted].state is not SERVING
             # More wait where a worker was lost that had not begun what it had.
             assert away or self.desk.held >= 5
 
-    def touch(self, what: str, ticket: Ticket, age: int) -> None:
+    def touch(self, what: str, ticket: RequestState, age: int) -> None:
         # A task acts by a binding that it knows, which may be over: mostly the last one.
         bounds = self.bounds.setdefault(ticket.number, [Bound(0)])
         bound = bounds[-1 - (age % len(bounds))]
@@ -88,15 +88,17 @@ class Play:
             case "leave":
                 self.desk.leave(ticket)
             case "again":
-                with suppress(Refused):  # by a client that wants one worker, which does not serve
+                with suppress(
+                    RequestRefused
+                ):  # by a client that wants one worker, which does not serve
                     self.desk.again(ticket, bound)
 
     def look(self) -> None:
         """Invariants."""
         assert self.desk.errors == 0
         known = self.desk.tickets
-        assert self.desk.held == sum(isinstance(one.state, Held) for one in known)
-        assert all(one.state is not GONE for one in known)
+        assert self.desk.held == sum(isinstance(one.state, Queued) for one in known)
+        assert all(one.state is not CLOSED for one in known)
         for number, view in enumerate(self.desk.workers):
             mine = [t for t in known if isinstance(t.state, Bound | Running)
                     if t.state.worker == number]  # fmt: skip
@@ -107,15 +109,18 @@ class Play:
             bounds = self.bounds.setdefault(ticket.number, [Bound(0)])
             if isinstance(ticket.state, Bound) and ticket.state is not bounds[-1]:
                 bounds.append(ticket.state)
-            if ticket.number in self.begun and ticket.state is not GONE:
+            if ticket.number in self.begun and ticket.state is not CLOSED:
                 assert isinstance(ticket.state, Running)
 
 
-def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> Policy:
+def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
     return LateBinding(slots, rooms)
 
 
-FACTORIES = (strict, *(factory_of(name, {}) for name in ("fit", "br0", "jsq_load", "round_robin")))
+FACTORIES = (
+    strict,
+    *(routing_policy_factory(name, {}) for name in ("fit", "br0", "jsq_load", "round_robin")),
+)
 
 
 @pytest.mark.slow
@@ -155,7 +160,7 @@ class Told(LateBinding):
 def test_policy_gets_tokens_of_one_loop_turn_together() -> None:
     async def work() -> None:
         policy = Told()
-        desk = Desk(policy, 1, most_held=9)
+        desk = RequestDispatcher(policy, 1, most_held=9)
         tickets = [desk.arrive(5) for _ in range(4)]
         for ticket in tickets:
             assert isinstance(ticket.state, Bound)
@@ -182,9 +187,9 @@ class Broken(LateBinding):
 
 def test_policy_errors_are_counted_and_request_can_leave() -> None:
     async def work() -> None:
-        desk = Desk(Broken([1]), 1, most_held=9)
+        desk = RequestDispatcher(Broken([1]), 1, most_held=9)
         ticket = desk.arrive(5)
-        assert isinstance(ticket.state, Held)
+        assert isinstance(ticket.state, Queued)
         assert desk.errors == 2
         desk.leave(ticket)
         assert (desk.errors, desk.tickets) == (3, ())
@@ -198,7 +203,7 @@ def test_request_rejected_by_policy_is_not_kept() -> None:
             raise ValueError(request)
 
     async def work() -> None:
-        desk = Desk(Refusing([1]), 1, most_held=9)
+        desk = RequestDispatcher(Refusing([1]), 1, most_held=9)
         with pytest.raises(ValueError, match="Request"):
             desk.arrive(5)
         assert (desk.held, desk.tickets) == (0, ())
@@ -208,7 +213,7 @@ def test_request_rejected_by_policy_is_not_kept() -> None:
 
 def test_retry_goes_to_least_loaded_other_worker() -> None:
     async def work() -> None:
-        desk = Desk(LateBinding([4, 4, 4]), 3, most_held=9)
+        desk = RequestDispatcher(LateBinding([4, 4, 4]), 3, most_held=9)
         tickets = [desk.arrive(5) for _ in range(4)]
         last = tickets[-1].state
         assert isinstance(last, Bound)
@@ -224,9 +229,9 @@ def test_retry_goes_to_least_loaded_other_worker() -> None:
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq_load", "fast_phi"])
 def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
     async def work() -> None:
-        policy = factory_of(name, {})([SLOTS], [None])
-        assert isinstance(policy, Router)
-        desk = Desk(policy, 1, most_held=5)
+        policy = routing_policy_factory(name, {})([SLOTS], [None])
+        assert isinstance(policy, RequestRouter)
+        desk = RequestDispatcher(policy, 1, most_held=5)
         large, small = desk.arrive(openai_protocol.MOST_TOKENS), desk.arrive(7)
         for ticket, tokens in ((large, openai_protocol.MOST_TOKENS), (small, 3)):
             assert isinstance(ticket.state, Bound)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.serve.openai_protocol import MOST_EVENT, EventReader, Usage, read_usage
+from equipoise.serve.openai_protocol import MOST_EVENT, EventReader, TokenUsage, read_usage
 
 BLANKS = st.sampled_from(["\n\n", "\r\n\r\n"])
 
@@ -100,7 +100,7 @@ def test_worker_usage_overrides_counted_tokens(made: int, said: int, prompt: int
     assert reader.made == made
     usage = {"prompt_tokens": prompt, "completion_tokens": said}
     reader.feed(f"{event(None, usage=usage)}\n\n".encode())
-    assert (reader.made, reader.usage) == (said, Usage(prompt, said))
+    assert (reader.made, reader.usage) == (said, TokenUsage(prompt, said))
 
 
 def test_event_reader_follows_usage_of_every_event() -> None:
@@ -121,5 +121,5 @@ def test_event_reader_passes_on_oversized_event() -> None:
 @pytest.mark.parametrize("value", [-1, 1.5, True, "7", None, (1 << 28) + 1, 1 << 31, 1 << 40])
 def test_read_usage_ignores_invalid_counts(value: object) -> None:
     body = json.dumps({"usage": {"prompt_tokens": value, "completion_tokens": value}})
-    assert read_usage(body.encode()) == Usage()
-    assert read_usage(b"\xff") == Usage()
+    assert read_usage(body.encode()) == TokenUsage()
+    assert read_usage(b"\xff") == TokenUsage()

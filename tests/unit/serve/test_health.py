@@ -4,15 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.health import Health, Seen, first
+from equipoise.serve.health import HealthCheckResult, WorkerHealth, initial_health
 from equipoise.serve.settings import HealthSettings
 
-SEEN = st.lists(st.sampled_from(Seen), min_size=1, max_size=40)
+SEEN = st.lists(st.sampled_from(HealthCheckResult), min_size=1, max_size=40)
 COUNTS = st.integers(1, 4)
 
 
-def states(seen: list[Seen], settings: HealthSettings) -> list[Health]:
-    found = [first(seen[0])]
+def states(seen: list[HealthCheckResult], settings: HealthSettings) -> list[WorkerHealth]:
+    found = [initial_health(seen[0])]
     for one in seen[1:]:
         found.append(found[-1].after(one, settings))
     return found
@@ -20,7 +20,7 @@ def states(seen: list[Seen], settings: HealthSettings) -> list[Health]:
 
 @given(seen=SEEN, draining=COUNTS, lost=COUNTS, serving=COUNTS)
 def test_health_state_changes_only_after_configured_counts(
-    seen: list[Seen], draining: int, lost: int, serving: int
+    seen: list[HealthCheckResult], draining: int, lost: int, serving: int
 ) -> None:
     settings = HealthSettings(draining_after=draining, lost_after=lost, serving_after=serving)
     found = states(seen, settings)
@@ -31,33 +31,42 @@ def test_health_state_changes_only_after_configured_counts(
         recent = seen[: n + 1]
         match after:
             case WorkerState.SERVING:
-                assert recent[-serving:] == [Seen.WELL] * serving
+                assert recent[-serving:] == [HealthCheckResult.WELL] * serving
             case WorkerState.DRAINING:
                 assert before is WorkerState.SERVING
-                assert Seen.WELL not in recent[-draining:]
+                assert HealthCheckResult.WELL not in recent[-draining:]
             case WorkerState.LOST:
-                assert recent[-lost:] == [Seen.SILENT] * lost
+                assert recent[-lost:] == [HealthCheckResult.SILENT] * lost
 
 
 @given(seen=SEEN)
 def test_health_ends_serving_when_well_and_lost_when_silent(
-    seen: list[Seen],
+    seen: list[HealthCheckResult],
 ) -> None:
     settings = HealthSettings()
-    assert states([*seen, *[Seen.WELL] * 4], settings)[-1].state is WorkerState.SERVING
-    assert states([*seen, *[Seen.SILENT] * 4], settings)[-1].state is WorkerState.LOST
-    unwell = states([*seen, *[Seen.UNWELL] * 4], settings)[-1].state
+    assert states([*seen, *[HealthCheckResult.WELL] * 4], settings)[-1].state is WorkerState.SERVING
+    assert states([*seen, *[HealthCheckResult.SILENT] * 4], settings)[-1].state is WorkerState.LOST
+    unwell = states([*seen, *[HealthCheckResult.UNWELL] * 4], settings)[-1].state
     assert unwell is not WorkerState.SERVING
 
 
 def test_health_unwell_worker_stays_draining() -> None:
-    found = states([Seen.WELL, *[Seen.UNWELL] * 99], HealthSettings())
+    found = states([HealthCheckResult.WELL, *[HealthCheckResult.UNWELL] * 99], HealthSettings())
     assert {one.state for one in found[1:]} == {WorkerState.DRAINING}
 
 
 def test_health_is_doubtful_between_states() -> None:
     settings = HealthSettings()
-    assert first(Seen.WELL).doubtful is False
-    assert first(Seen.SILENT).doubtful is False
-    found = states([Seen.WELL, Seen.SILENT, Seen.SILENT, Seen.SILENT, Seen.WELL], settings)
+    assert initial_health(HealthCheckResult.WELL).doubtful is False
+    assert initial_health(HealthCheckResult.SILENT).doubtful is False
+    found = states(
+        [
+            HealthCheckResult.WELL,
+            HealthCheckResult.SILENT,
+            HealthCheckResult.SILENT,
+            HealthCheckResult.SILENT,
+            HealthCheckResult.WELL,
+        ],
+        settings,
+    )
     assert [one.doubtful for one in found] == [False, True, True, False, True]

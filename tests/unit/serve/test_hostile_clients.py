@@ -12,7 +12,7 @@ from helpers.tiers import DEEP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.serve.settings import Limits, Patience
+from equipoise.serve.settings import Limits, Timeouts
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\n"
 MALFORMED: Sequence[tuple[object, str]] = (
@@ -144,7 +144,7 @@ def test_proxy_rejects_endless_head_at_size_limit() -> None:
 @pytest.mark.slow
 def test_proxy_times_out_slow_heads_and_bodies() -> None:
     async def work() -> None:
-        patience = Patience(header=1.0, body=1.0)
+        patience = Timeouts(header=1.0, body=1.0)
         async with proxied(fake := Fake("w0"), patience=patience) as site:
             slow = [_said(site, b"GET /heal"), _said(site), _said(site, HEAD)]
             late = _said(site, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
@@ -158,7 +158,7 @@ def test_proxy_times_out_slow_heads_and_bodies() -> None:
 
 def test_proxy_serves_others_despite_many_slow_clients() -> None:
     async def work() -> None:
-        patience = Patience(header=3600.0)
+        patience = Timeouts(header=3600.0)
         async with proxied(Fake("w0"), patience=patience, limits=Limits(connections=40)) as site:
             assert (await site.post(asked())).status == 200
             slow = [asyncio.create_task(_said(site, b"GET")) for _ in range(60)]
@@ -195,7 +195,7 @@ STRANGE = (
 @pytest.mark.parametrize(("bytes_", "status"), STRANGE)
 def test_proxy_rejects_bytes_that_are_no_request(bytes_: bytes, status: bytes) -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), patience=Patience(idle=0.5)) as site:
+        async with proxied(fake := Fake("w0"), patience=Timeouts(idle=0.5)) as site:
             said = await _said(site, bytes_)
             assert said.split(b" ")[1] == status
             assert fake.events("begin") == []
@@ -219,7 +219,7 @@ def test_proxy_answers_expect_100_continue() -> None:
 def test_proxy_drops_client_that_does_not_read_stream() -> None:
     async def work() -> None:
         fake = Fake("w0")
-        async with proxied(fake, patience=Patience(token=3.0)) as site:
+        async with proxied(fake, patience=Timeouts(token=3.0)) as site:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", site.proxy.port, limit=1 << 10
             )
@@ -250,7 +250,7 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
     async def work() -> None:
         server = await asyncio.start_server(large, "127.0.0.1", 0)
         workers = settings_of([Fake("w0", port=server.sockets[0].getsockname()[1])]).workers
-        async with server, proxied(workers=workers, patience=Patience(token=3.0)) as site:
+        async with server, proxied(workers=workers, patience=Timeouts(token=3.0)) as site:
             reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port, limit=1024)
             body = json.dumps(asked()).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -273,7 +273,7 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
 @settings(max_examples=300 if DEEP else 6)
 def test_proxy_survives_arbitrary_bytes(data: list[list[bytes]]) -> None:
     async def work() -> None:
-        patience = Patience(header=1.0, body=1.0, idle=0.2)
+        patience = Timeouts(header=1.0, body=1.0, idle=0.2)
         async with proxied(Fake("w0"), patience=patience) as site:
             alone = [_said(site, *pieces) for pieces in data]
             behind = [_said(site, HEAD, *pieces, close=True) for pieces in data]

@@ -10,9 +10,9 @@ from helpers.fakes.late_binding_policy import LateBinding
 from helpers.harnesses.proxy_site import Site, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.balancer.requests.policy_factory import factory_of
+from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.serve.proxy import Proxy
-from equipoise.serve.settings import Patience
+from equipoise.serve.settings import Timeouts
 
 ROOMS = (100, 200)
 PATH = "/v1/completions"
@@ -25,8 +25,8 @@ async def _site(*rooms: int | None) -> AsyncIterator[Site]:
     runners = [await start(fake) for fake in fakes]
     workers = settings_of(fakes).workers
     workers = tuple(replace(one, room=room) for one, room in zip(workers, rooms, strict=True))
-    settings = settings_of(fakes, workers=workers, patience=Patience(hold=5))
-    policy = factory_of("fit", {})([one.slots for one in workers], rooms)
+    settings = settings_of(fakes, workers=workers, patience=Timeouts(hold=5))
+    policy = routing_policy_factory("fit", {})([one.slots for one in workers], rooms)
     proxy = Proxy(settings, policy)
     await proxy.start()
     async with aiohttp.ClientSession() as client:

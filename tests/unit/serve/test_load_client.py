@@ -11,36 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.workload import Workload
-from equipoise.report.terminal import Ink
+from equipoise.report.terminal import ColourMode
 from equipoise.serve.load_client import (
     ClosedLoop,
     LoadClient,
     LoadPlan,
+    LoadTarget,
     OpenLoop,
-    Pace,
-    Target,
-    prompt_of,
+    RequestPacing,
+    make_prompt,
 )
-from equipoise.serve.load_result import WIDTH, LoadResult, Sent, Spread, render, result_of
+from equipoise.serve.load_result import (
+    WIDTH,
+    LatencyStats,
+    LoadResult,
+    SentRequest,
+    load_result_of,
+    render,
+)
 
 SEEDS = st.integers(0, 1 << 32)
 BRIEF = 0.05
 """Seconds in which another request would be sent, if one were."""
 
 
-def plan(count: int, pace: Pace, gap: float = 0.0) -> LoadPlan:
+def plan(count: int, pace: RequestPacing, gap: float = 0.0) -> LoadPlan:
     arrivals = np.arange(count, dtype=np.float64) * gap
     load = Workload("made up", arrivals, np.full(count, 9), np.arange(1, count + 1))
     return LoadPlan(load, pace, seed=3)
 
 
-def result(fake: Fake, pace: Pace, told: dict[str, object] | None = None) -> LoadResult:
+def result(fake: Fake, pace: RequestPacing, told: dict[str, object] | None = None) -> LoadResult:
     async def work() -> LoadResult:
         runner = await start(fake)
         fields = () if told is None else (("fake", {fake.name: told}),)
-        target = Target(url=f"http://127.0.0.1:{fake.port}", model="m", fields=fields)
+        target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=fields)
         try:
-            return result_of(await LoadClient(target).send(plan(6, pace)))
+            return load_result_of(await LoadClient(target).send(plan(6, pace)))
         finally:
             await runner.cleanup()
 
@@ -48,7 +55,7 @@ def result(fake: Fake, pace: Pace, told: dict[str, object] | None = None) -> Loa
 
 
 @pytest.mark.parametrize("pace", [OpenLoop(), ClosedLoop(2), ClosedLoop(99)])
-def test_load_client_sends_each_request_once_and_counts_tokens(pace: Pace) -> None:
+def test_load_client_sends_each_request_once_and_counts_tokens(pace: RequestPacing) -> None:
     fake = Fake("w0")
     found = result(fake, pace)
     assert (found.requests, found.answered, found.failures) == (6, 6, {})
@@ -74,7 +81,7 @@ def test_load_client_counts_failures_by_kind(told: dict[str, object], kind: str)
     found = result(Fake("w0"), ClosedLoop(3), told)
     assert found.failures == {kind: 6}
     assert (found.answered, found.ttft, found.output_tokens) == (0, None, 0)
-    assert f"failed: 6 x {kind}" in render(found, Ink.PLAIN)
+    assert f"failed: 6 x {kind}" in render(found, ColourMode.PLAIN)
 
 
 def test_load_client_counts_timeouts_and_refused_connections() -> None:
@@ -82,12 +89,14 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
         fake = Fake("w0")
         runner = await start(fake)
         url = f"http://127.0.0.1:{fake.port}"
-        silent = Target(url=url, model="m", patience=0.1, fields=(("fake", {"w0": {"silent": 1}}),))
-        late = result_of(await LoadClient(silent).send(plan(2, OpenLoop())))
+        silent = LoadTarget(
+            url=url, model="m", patience=0.1, fields=(("fake", {"w0": {"silent": 1}}),)
+        )
+        late = load_result_of(await LoadClient(silent).send(plan(2, OpenLoop())))
         assert late.failures == {"timed out": 2}
         await runner.cleanup()
-        gone = await LoadClient(Target(url=url, model="m")).send(plan(2, ClosedLoop(2)))
-        assert result_of(gone).failures == {"no connection": 2}
+        gone = await LoadClient(LoadTarget(url=url, model="m")).send(plan(2, ClosedLoop(2)))
+        assert load_result_of(gone).failures == {"no connection": 2}
 
     run(work())
 
@@ -95,11 +104,11 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
 def test_load_client_closed_loop_bounds_concurrency() -> None:
     """No request is ever answered."""
 
-    async def begun(pace: Pace, least: int) -> int:
+    async def begun(pace: RequestPacing, least: int) -> int:
         fake = Fake("w0")
         runner = await start(fake)
         stalled = (("fake", {"w0": {"stall": 0}}),)
-        target = Target(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stalled)
+        target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stalled)
         sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
         try:
             while len(fake.events("begin")) < least:
@@ -117,9 +126,9 @@ def test_load_client_closed_loop_bounds_concurrency() -> None:
 
 @given(seed=SEEDS, number=st.integers(0, 1000), tokens=st.integers(1, 300))
 def test_load_prompts_have_requested_length_and_repeat(seed: int, number: int, tokens: int) -> None:
-    text = prompt_of(seed, number, tokens)
+    text = make_prompt(seed, number, tokens)
     assert len(text.split(" ")) == tokens
-    assert text == prompt_of(seed, number, tokens)
+    assert text == make_prompt(seed, number, tokens)
 
 
 def test_load_plan_prompts_are_distinct() -> None:
@@ -129,13 +138,16 @@ def test_load_plan_prompts_are_distinct() -> None:
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=50))
 def test_load_spread_percentiles_are_ordered(values: list[float]) -> None:
-    spread = Spread.of(values)
+    spread = LatencyStats.of(values)
     assert spread is not None
     assert spread.p50 <= spread.p90 <= spread.p99 <= spread.most == max(values)
 
 
 @given(count=st.integers(0, 20), kind=st.sampled_from(["timed out", "a\x1b[31mb", "x" * 200]))
 def test_load_table_fits_width_for_any_result(count: int, kind: str) -> None:
-    sent = [Sent(n, 0.0, 1.0, 2.0, 3.0, [0.1], 5, 7, kind if n % 2 else None) for n in range(count)]
-    text = render(result_of(sent), Ink.PLAIN)
+    sent = [
+        SentRequest(n, 0.0, 1.0, 2.0, 3.0, [0.1], 5, 7, kind if n % 2 else None)
+        for n in range(count)
+    ]
+    text = render(load_result_of(sent), ColourMode.PLAIN)
     assert all(len(line) <= WIDTH and line.isprintable() for line in text.splitlines())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from equipoise.serve.worker_reports import Reader, Sample, Unreadable
+from equipoise.serve.worker_reports import InvalidMetrics, MetricsParser, Sample
 
 LABELS = st.dictionaries(st.sampled_from("abc"), st.text(max_size=8), min_size=3, max_size=3)
 
@@ -20,14 +20,14 @@ def test_exposition_reader_reads_prometheus_client_output(
     for labels, value in rows:
         wanted.labels(**labels).set(value)
     page = generate_latest(registry).decode()
-    found = list(Reader(["running"]).samples(page))
+    found = list(MetricsParser(["running"]).samples(page))
     expected = {tuple(sorted(labels.items())): value for labels, value in rows}
     assert [one.value for one in found] == pytest.approx(list(expected.values()))
 
 
 def test_exposition_reader_separates_names_with_same_prefix() -> None:
     page = '# TYPE r gauge\nr 1\nr:x{rank="0",m="}\\"{"} 2 1700000\nr_total 9\n r 5\nrr 6\n'
-    assert list(Reader(["r", "r:x"]).samples(page)) == [
+    assert list(MetricsParser(["r", "r:x"]).samples(page)) == [
         Sample("r", {}, 1.0),
         Sample("r:x", {"rank": "0", "m": '}\\"{'}, 2.0),
     ]
@@ -35,14 +35,14 @@ def test_exposition_reader_separates_names_with_same_prefix() -> None:
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many"])
 def test_exposition_reader_rejects_invalid_value_by_name(value: str) -> None:
-    with pytest.raises(Unreadable, match="r is "):
-        list(Reader(["r"]).samples(f"r {value}\n"))
+    with pytest.raises(InvalidMetrics, match="r is "):
+        list(MetricsParser(["r"]).samples(f"r {value}\n"))
 
 
 @given(page=st.text())
 def test_exposition_reader_reads_or_rejects_any_text(page: str) -> None:
     try:
-        found = list(Reader(["a", "b"]).samples(page))
-    except Unreadable:
+        found = list(MetricsParser(["a", "b"]).samples(page))
+    except InvalidMetrics:
         return
     assert all(one.value >= 0 for one in found)

@@ -3,25 +3,25 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, MOST_TOKENS, read_asked
-from equipoise.serve.relay import MOST_BYTES, SizeEstimate
+from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, MOST_TOKENS, parse_request
+from equipoise.serve.relay import MOST_BYTES, PromptTokenEstimator
 
 
 def test_size_estimate_starts_at_four_bytes_per_token() -> None:
-    sizes = SizeEstimate()
+    sizes = PromptTokenEstimator()
     assert [sizes.tokens(n) for n in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
 
 
 @given(ratio=st.sampled_from([1, 2, 3, 6]), seen=st.integers(1 << 20, 1 << 26))
 def test_size_estimate_learns_ratio_of_finished_requests(ratio: int, seen: int) -> None:
-    sizes = SizeEstimate()
+    sizes = PromptTokenEstimator()
     sizes.learn(seen, seen // ratio)
     assert abs(sizes.tokens(100_000) - 100_000 / ratio) <= 0.01 * 100_000
 
 
 @given(st.lists(st.tuples(st.integers(-3, 1 << 34), st.integers(-3, 1 << 31)), max_size=20))
 def test_size_estimate_stays_positive_for_any_input(answers: list[tuple[int, int]]) -> None:
-    sizes = SizeEstimate()
+    sizes = PromptTokenEstimator()
     for text, tokens in answers:
         sizes.learn(text, tokens)
     assert sizes.tokens(1000) >= 1
@@ -29,7 +29,7 @@ def test_size_estimate_stays_positive_for_any_input(answers: list[tuple[int, int
 
 
 def test_size_estimate_follows_changed_traffic() -> None:
-    sizes = SizeEstimate()
+    sizes = PromptTokenEstimator()
     for _ in range(8):
         sizes.learn(MOST_BYTES // 4, MOST_BYTES // 16)
     for _ in range(12):
@@ -42,7 +42,7 @@ def test_prompt_size_is_text_bytes_or_token_count() -> None:
     parts = [{"type": "text", "text": "abc"}, image]
     messages = f'[{{"role": "user", "content": "数学"}}, {{"role": "user", "content": {parts}}}]'
     body = f'{{"model": "m", "messages": {messages}}}'.replace("'", '"').encode()
-    chat = read_asked(CHAT, body, {})
+    chat = parse_request(CHAT, body, {})
     assert (chat.exact, chat.text) == (0, 9)
     for prompt, expected in (
         ('"\\ud800a"', (0, 4)),
@@ -50,12 +50,12 @@ def test_prompt_size_is_text_bytes_or_token_count() -> None:
         ("[1, 2, 3]", (3, 0)),
         ("[[1, 2], [3]]", (3, 0)),
     ):
-        asked = read_asked(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
+        asked = parse_request(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
         assert (asked.exact, asked.text) == expected
 
 
 def test_size_estimate_bounds_implausible_counts() -> None:
-    sizes = SizeEstimate()
+    sizes = PromptTokenEstimator()
     sizes.learn(13, MOST_TOKENS)
     assert sizes.tokens(4000) <= 1010
     assert sizes.tokens(1 << 60) == MOST_TOKENS

@@ -18,9 +18,9 @@ from helpers.harnesses.proxy_site import (
 )
 from yarl import URL
 
-from equipoise.serve.outcomes import Refused
-from equipoise.serve.proxy import worker_of
-from equipoise.serve.settings import RANK_HEADER, Access, ClientRank, Limits, WorkerSettings
+from equipoise.serve.outcomes import RequestRefused
+from equipoise.serve.proxy import worker_of_rank
+from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Limits, WorkerSettings
 
 
 def test_proxy_returns_whole_response_or_event_stream() -> None:
@@ -136,7 +136,7 @@ def test_proxy_unknown_path_is_404_in_api_format() -> None:
 )  # fmt: skip
 def test_proxy_does_not_forward_engine_commands_sent_by_get(path: str) -> None:
     async def work() -> None:
-        access = Access(keys=("one",), worker_key="theirs")
+        access = AccessSettings(keys=("one",), worker_key="theirs")
         async with proxied(fake := Fake("w0"), access=access) as site:
             url = URL(site.url + path, encoded=True)
             async with site.client.get(url, headers={"Authorization": "Bearer one"}) as answer:
@@ -149,7 +149,7 @@ def test_proxy_does_not_forward_engine_commands_sent_by_get(path: str) -> None:
 
 def test_proxy_forwards_one_model_by_name_with_slash() -> None:
     async def work() -> None:
-        access = Access(worker_key="theirs")
+        access = AccessSettings(worker_key="theirs")
         async with proxied(fake := Fake("w0"), access=access) as site:
             assert (await site.get("/v1/models/org/name")).status == 200
             [echo] = fake.events("echo")
@@ -200,7 +200,7 @@ def test_proxy_serves_health_ready_and_metrics() -> None:
 
 def test_proxy_requires_api_key() -> None:
     async def work() -> None:
-        access = Access(keys=("one", "two"), worker_key="theirs")
+        access = AccessSettings(keys=("one", "two"), worker_key="theirs")
         async with proxied(fake := Fake("w0"), access=access) as site:
             assert (await site.post(asked())).status == 401
             assert (await site.get("/v1/models")).status == 401
@@ -253,9 +253,9 @@ async def _ask_for_ranks(site: Site, fake: Fake) -> None:
 
 def test_worker_of_rank_is_index_without_rank_headers() -> None:
     plain = tuple(WorkerSettings(url="http://w", name=str(n)) for n in range(3))
-    assert worker_of(2, plain) == 2
-    with pytest.raises(Refused, match="no data-parallel rank 3"):
-        worker_of(3, plain)
+    assert worker_of_rank(2, plain) == 2
+    with pytest.raises(RequestRefused, match="no data-parallel rank 3"):
+        worker_of_rank(3, plain)
 
 
 def test_proxy_can_forbid_client_rank() -> None:

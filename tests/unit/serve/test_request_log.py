@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import FormatError, UsageError
-from equipoise.serve.outcomes import Outcome
-from equipoise.serve.request_log import Record, RequestLog, read_log
+from equipoise.serve.outcomes import RequestOutcome
+from equipoise.serve.request_log import RequestLog, RequestRecord, read_log
 
 TIMES = st.floats(0, 2e9)
 COUNTS = st.integers(0, 1 << 31)
 RECORDS = st.builds(
-    Record,
+    RequestRecord,
     run=TIMES,
     streamed=st.booleans(),
     id=st.text(),
@@ -28,18 +28,18 @@ RECORDS = st.builds(
     end=TIMES,
     prompt=COUNTS,
     output=COUNTS,
-    outcome=st.sampled_from(Outcome),
+    outcome=st.sampled_from(RequestOutcome),
 )
-ONE = Record(
+ONE = RequestRecord(
     run=0.5, streamed=True, id="a", path="/v1/completions", model="m", worker="w", attempts=1,
-    arrival=1.0, bound=2.0, first=3.0, end=4.0, prompt=5, output=6, outcome=Outcome.COMPLETED,
+    arrival=1.0, bound=2.0, first=3.0, end=4.0, prompt=5, output=6, outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
 
 
 @pytest.mark.slow
 @given(records=st.lists(RECORDS, max_size=20))
 def test_request_log_round_trips_records(
-    tmp_path_factory: pytest.TempPathFactory, records: list[Record]
+    tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "route.jsonl"
     log = RequestLog(path)

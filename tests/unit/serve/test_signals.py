@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from equipoise.cli.process import SIGNALS, Terminated, terminable
-from equipoise.serve.load_client import until_told
+from equipoise.cli.process import SIGNALS, TerminatedBySignal, raise_on_signal
+from equipoise.serve.load_client import cancel_on_signal
 
 PATIENCE = 20.0
 
@@ -38,8 +38,8 @@ def test_signal_raises_unwrapped_terminated_from_event_loop(
 
     first = within_a_task if where == "task" else within_a_callback
     before = signal.getsignal(number)
-    with terminable(), pytest.raises(Terminated) as ended:
-        asyncio.run(until_told(_group(first, lambda: None)))
+    with raise_on_signal(), pytest.raises(TerminatedBySignal) as ended:
+        asyncio.run(cancel_on_signal(_group(first, lambda: None)))
     assert ended.value.number == number
     assert signal.getsignal(number) == before
 
@@ -48,16 +48,16 @@ def test_finished_coroutine_returns_result_and_restores_handlers() -> None:
     async def work() -> int:
         return 7
 
-    with terminable():
+    with raise_on_signal():
         before = [signal.getsignal(number) for number in SIGNALS]
-        assert asyncio.run(until_told(work())) == 7
+        assert asyncio.run(cancel_on_signal(work())) == 7
         assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_cancelled_coroutine_without_handler_stays_cancelled() -> None:
     async def work() -> None:
         async with asyncio.timeout(0.01):
-            await until_told(asyncio.Event().wait())
+            await cancel_on_signal(asyncio.Event().wait())
 
     with pytest.raises(TimeoutError):
         asyncio.run(work())

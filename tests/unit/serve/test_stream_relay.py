@@ -8,11 +8,11 @@ from helpers.fakes.late_binding_policy import LateBinding
 from helpers.harnesses.proxy_site import run
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.cancel_scope import Scope
-from equipoise.serve.dispatcher import Desk
-from equipoise.serve.openai_protocol import CHAT, Asked
-from equipoise.serve.relay import Errand, Stream
-from equipoise.serve.request_log import Call
+from equipoise.serve.cancel_scope import CancelScope
+from equipoise.serve.dispatcher import RequestDispatcher
+from equipoise.serve.openai_protocol import CHAT, ParsedRequest
+from equipoise.serve.relay import RequestContext, StreamRelay
+from equipoise.serve.request_log import RequestStats
 from equipoise.serve.request_state import Bound
 from equipoise.serve.upstream import AttemptFailed
 
@@ -51,25 +51,25 @@ class Client:
 
 def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
     async def work() -> None:
-        desk = Desk(LateBinding([1, 1]), 2, most_held=9)
+        desk = RequestDispatcher(LateBinding([1, 1]), 2, most_held=9)
         ticket = desk.arrive(5)
         old = ticket.state
         assert isinstance(old, Bound)
         client: Any = Client()
         request: Any = None
-        asked = Asked(CHAT, "m", True, b"", 5, 0, None)
-        errand = Errand(request, asked, Call("a", CHAT, 0.0), ticket, 1e9)
+        asked = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
+        errand = RequestContext(request, asked, RequestStats("a", CHAT, 0.0), ticket, 1e9)
         desk.change(old.worker, WorkerState.LOST)
         assert isinstance(ticket.state, Bound)
         assert ticket.state is not old
         answer: Any = Answer(TOKEN)
-        async with Scope() as scope:
+        async with CancelScope() as scope:
             with pytest.raises(AttemptFailed):
-                await Stream(desk, errand, old, scope, client, 9.0).pass_on(answer, _never)
+                await StreamRelay(desk, errand, old, scope, client, 9.0).pass_on(answer, _never)
             assert client.got == b""
             again: Any = Answer(TOKEN, b"data: [DO", b"NE]\n\n")
             new = ticket.state
-            ended = await Stream(desk, errand, new, scope, client, 9.0).pass_on(again, _noted)
+            ended = await StreamRelay(desk, errand, new, scope, client, 9.0).pass_on(again, _noted)
         assert (str(ended), client.got) == ("ended", TOKEN + b"data: [DONE]\n\n")
         await asyncio.sleep(0)
 

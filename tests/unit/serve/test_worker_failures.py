@@ -18,7 +18,7 @@ from helpers.harnesses.proxy_site import (
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.request_state import Running
-from equipoise.serve.settings import HealthSettings, Limits, Patience
+from equipoise.serve.settings import HealthSettings, Limits, Timeouts
 
 STUBBORN = HealthSettings(interval=3600, timeout=30)
 """Nothing is learnt of a worker but by its requests."""
@@ -167,7 +167,7 @@ def test_proxy_holds_request_until_worker_serves() -> None:
 
 def test_proxy_rejects_held_request_after_hold_timeout() -> None:
     async def work() -> None:
-        patience = Patience(hold=0.3)
+        patience = Timeouts(hold=0.3)
         async with proxied(Fake("w0"), Fake("w1"), patience=patience, health=STUBBORN) as site:
             for number in (0, 1):
                 site.proxy.desk.change(number, WorkerState.LOST)
@@ -259,17 +259,17 @@ async def _left(site: Site, count: int) -> None:
 
 
 TIMEOUTS = [
-    ({"silent": True}, Patience(first_token=0.2), "timeout", 504),
-    ({"stall": 0}, Patience(first_token=0.2), "timeout", 504),
-    ({"stall": 0}, Patience(total=0.3), "timeout", 504),
-    ({"stall": 1}, Patience(token=0.2), "timeout", 200),
-    ({"stall": 1}, Patience(total=2.0), "timeout", 200),
+    ({"silent": True}, Timeouts(first_token=0.2), "timeout", 504),
+    ({"stall": 0}, Timeouts(first_token=0.2), "timeout", 504),
+    ({"stall": 0}, Timeouts(total=0.3), "timeout", 504),
+    ({"stall": 1}, Timeouts(token=0.2), "timeout", 200),
+    ({"stall": 1}, Timeouts(total=2.0), "timeout", 200),
 ]
 
 
 @pytest.mark.parametrize(("told", "patience", "code", "status"), TIMEOUTS)
 def test_proxy_bounds_every_wait_of_a_stream(
-    told: dict[str, object], patience: Patience, code: str, status: int
+    told: dict[str, object], patience: Timeouts, code: str, status: int
 ) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), patience=patience) as site:
@@ -287,7 +287,7 @@ def test_proxy_bounds_every_wait_of_a_stream(
 @pytest.mark.slow
 def test_proxy_applies_only_total_timeout_without_streaming() -> None:
     async def work() -> None:
-        patience = Patience(first_token=0.1, token=0.1, total=2.5)
+        patience = Timeouts(first_token=0.1, token=0.1, total=2.5)
         async with proxied(Fake("w0", pace=0.05), patience=patience) as site:
             assert (await site.post(asked(6))).status == 200
             assert (await site.post(asked(80))).status == 504

@@ -7,9 +7,9 @@ from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_site import asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
-from equipoise.balancer.requests.policy_factory import factory_of
+from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.serve.settings import RANK_HEADER, ReportSettings, WorkerSettings
-from equipoise.serve.worker_reports import Sample, Unreadable, report_of
+from equipoise.serve.worker_reports import InvalidMetrics, Sample, worker_report
 
 ASKED = ReportSettings(waiting="w", running="r", tokens="t", interval=0.02)
 WORKER = WorkerSettings(url="http://a:1", name="a", room=1000)
@@ -22,10 +22,10 @@ def samples(**values: float) -> list[Sample]:
 
 
 def test_report_derives_tokens_and_usage_from_kv_capacity() -> None:
-    by_tokens = report_of(samples(w=3, r=5, t=700), WORKER, ASKED)
+    by_tokens = worker_report(samples(w=3, r=5, t=700), WORKER, ASKED)
     by_usage = replace(ASKED, tokens=None, kv_usage="k")
     assert by_tokens == REPORT
-    assert report_of(samples(w=3, r=5, k=0.7), WORKER, by_usage) == REPORT
+    assert worker_report(samples(w=3, r=5, k=0.7), WORKER, by_usage) == REPORT
 
 
 def test_report_selects_rank_label_or_sums_server() -> None:
@@ -36,17 +36,17 @@ def test_report_selects_rank_label_or_sums_server() -> None:
         for name, value in (("w", 1), ("r", 2), ("t", 3))
     ]
     second = replace(WORKER, headers={RANK_HEADER: "1"})
-    assert report_of(rows, second, settings).waiting == 11
-    assert report_of(rows, WORKER, settings).tokens == 3 + 13
-    with pytest.raises(Unreadable, match="w is not there"):
-        report_of(rows, replace(WORKER, headers={RANK_HEADER: "2"}), settings)
+    assert worker_report(rows, second, settings).waiting == 11
+    assert worker_report(rows, WORKER, settings).tokens == 3 + 13
+    with pytest.raises(InvalidMetrics, match="w is not there"):
+        worker_report(rows, replace(WORKER, headers={RANK_HEADER: "2"}), settings)
 
 
 def test_report_rejects_missing_or_huge_samples() -> None:
-    with pytest.raises(Unreadable, match="t is not there"):
-        report_of(samples(w=1, r=1), WORKER, ASKED)
-    with pytest.raises(Unreadable, match="more than there can be"):
-        report_of(samples(w=1e300, r=1, t=1), WORKER, ASKED)
+    with pytest.raises(InvalidMetrics, match="t is not there"):
+        worker_report(samples(w=1, r=1), WORKER, ASKED)
+    with pytest.raises(InvalidMetrics, match="more than there can be"):
+        worker_report(samples(w=1e300, r=1, t=1), WORKER, ASKED)
 
 
 def test_worker_reports_reach_policy() -> None:
@@ -92,11 +92,11 @@ def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
 
 
 def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
-    from equipoise.serve.dispatcher import Desk
+    from equipoise.serve.dispatcher import RequestDispatcher
 
     async def play() -> None:
-        factory = factory_of("jsq", {"front_ends": 2})
-        desk = Desk(factory([4, 4], [None, None]), 2, most_held=99)
+        factory = routing_policy_factory("jsq", {"front_ends": 2})
+        desk = RequestDispatcher(factory([4, 4], [None, None]), 2, most_held=99)
         desk.report(0, replace(REPORT, waiting=0, running=3, tokens=900))
         desk.report(1, replace(REPORT, waiting=0, running=0, tokens=0))
         for _ in range(5):

@@ -19,7 +19,7 @@ from equipoise.demo.model.rows import ROW_MULTIPLE, pad_rows, padded_count
 
 
 @dataclass(frozen=True)
-class Span:
+class PrefillSpan:
     """A prefill sequence: rows `first` to `first + length` of the batch, `start` its position."""
 
     slot: int
@@ -39,7 +39,7 @@ class RowPlan:
     tokens: Tensor
     slots: Tensor
     positions: Tensor
-    spans: tuple[Span, ...]
+    spans: tuple[PrefillSpan, ...]
     decode_first: int
     decode_blocks: tuple[int, ...]
 
@@ -55,7 +55,7 @@ def plan_rows(batch: Batch, cache: KVCache) -> RowPlan:
         _check(sequence, cache)
     spans, first = [], 0
     for sequence in batch.prefill:
-        spans.append(Span(sequence.slot, first, len(sequence.tokens), sequence.start))
+        spans.append(PrefillSpan(sequence.slot, first, len(sequence.tokens), sequence.start))
         first += len(sequence.tokens)
     lengths = torch.tensor([len(s.tokens) for s in batch], dtype=torch.int64)
     begins = torch.tensor([s.start for s in batch], dtype=torch.int64)
@@ -116,7 +116,7 @@ def _write(layer: int, key: Tensor, value: Tensor, plan: RowPlan, cache: KVCache
     values[slots, :, positions] = value[plan.decode_first :]
 
 
-def _prefill(layer: int, query: Tensor, span: Span, cache: KVCache) -> Tensor:
+def _prefill(layer: int, query: Tensor, span: PrefillSpan, cache: KVCache) -> Tensor:
     rows = pad_rows(query[span.first : span.first + span.length]).transpose(0, 1).contiguous()
     scores = torch.bmm(rows, cache.keys[layer][span.slot])
     end = span.start + padded_count(span.length)

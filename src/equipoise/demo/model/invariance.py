@@ -28,7 +28,7 @@ class NotBatchInvariant(EquipoiseError):
 
 
 @dataclass(frozen=True)
-class Probe:
+class RowProbe:
     """A row-wise function: (n, `width`) float32 -> (n, anything), for any padded n."""
 
     name: str
@@ -63,7 +63,7 @@ def check_batch_invariance(config: ModelConfig, device: torch.device = HOST) -> 
         check_probes([probe for probe in candidates if not probe.by_request], device)
 
 
-def check_probes(candidates: Iterable[Probe], device: torch.device = HOST) -> None:
+def check_probes(candidates: Iterable[RowProbe], device: torch.device = HOST) -> None:
     """Compare each probe on windows of rows with the same rows among `MOST_ROWS`."""
     generator = torch.Generator().manual_seed(0)
     for probe in candidates:
@@ -83,7 +83,7 @@ def _processor(device: torch.device) -> str:
     return "processor" if device.type == "cpu" else f"device ({device})"
 
 
-def probes(config: ModelConfig, device: torch.device = HOST) -> tuple[Probe, ...]:
+def probes(config: ModelConfig, device: torch.device = HOST) -> tuple[RowProbe, ...]:
     """Everything the decoder computes row by row, on random weights of the model's shapes."""
     draw = torch.Generator().manual_seed(1)
 
@@ -100,17 +100,19 @@ def probes(config: ModelConfig, device: torch.device = HOST) -> tuple[Probe, ...
     )
     ones = torch.ones(hidden).to(device)
     return (
-        Probe(f"norm of {hidden}", hidden, lambda x: rms_norm(x, ones, config.norm_epsilon)),
-        Probe(f"attention product {tuple(qkv.shape)}", hidden, lambda x: product(x, qkv)),
-        Probe(f"attention product {tuple(out.shape)}", hidden, lambda x: product(x, out)),
-        Probe("router", hidden, lambda x: torch.cat(route(x, router, config.top_k), dim=-1)),
-        Probe(f"expert of width {width}", hidden, lambda x: expert_rows(x, gate_up, down)),
-        Probe(f"head product {tuple(head.shape)}", hidden, lambda x: product(x, head)),
+        RowProbe(f"norm of {hidden}", hidden, lambda x: rms_norm(x, ones, config.norm_epsilon)),
+        RowProbe(f"attention product {tuple(qkv.shape)}", hidden, lambda x: product(x, qkv)),
+        RowProbe(f"attention product {tuple(out.shape)}", hidden, lambda x: product(x, out)),
+        RowProbe("router", hidden, lambda x: torch.cat(route(x, router, config.top_k), dim=-1)),
+        RowProbe(f"expert of width {width}", hidden, lambda x: expert_rows(x, gate_up, down)),
+        RowProbe(f"head product {tuple(head.shape)}", hidden, lambda x: product(x, head)),
         *_attention_probes(config, weight),
     )
 
 
-def _attention_probes(config: ModelConfig, weight: Callable[..., Tensor]) -> tuple[Probe, Probe]:
+def _attention_probes(
+    config: ModelConfig, weight: Callable[..., Tensor]
+) -> tuple[RowProbe, RowProbe]:
     heads, width, context = config.heads, config.head_width, config.context
     keys, values = weight(heads, width, context), weight(heads, context, width)
 
@@ -119,8 +121,10 @@ def _attention_probes(config: ModelConfig, weight: Callable[..., Tensor]) -> tup
         return torch.bmm(rows, right).transpose(0, 1).flatten(1)
 
     return (
-        Probe(f"attention scores over {context}", heads * width, lambda x: by_head(x, keys), True),
-        Probe(
+        RowProbe(
+            f"attention scores over {context}", heads * width, lambda x: by_head(x, keys), True
+        ),
+        RowProbe(
             f"attention read over {context}", heads * context, lambda x: by_head(x, values), True
         ),
     )

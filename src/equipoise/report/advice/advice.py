@@ -7,15 +7,27 @@ import numpy as np
 
 from equipoise.balancer.experts.planning.planner import Plan, plan
 from equipoise.balancer.formats.placement import Arrangement
-from equipoise.report.advice.inputs import Question, Told, Trial, layer_seconds, unheard
-from equipoise.report.advice.migration_cost import Copies, Move, Pace, incoming, move
-from equipoise.report.advice.sizing import Redundancy, Widths, redundancy, widths
-from equipoise.report.advice.worth import Layouts, Worth, worth
+from equipoise.report.advice.inputs import (
+    AdviceInputs,
+    OnProgress,
+    TrainTestSplit,
+    layer_seconds,
+    no_progress,
+)
+from equipoise.report.advice.migration_cost import (
+    Copies,
+    MigrationCost,
+    TransferRate,
+    incoming_copies,
+    migration_cost,
+)
+from equipoise.report.advice.sizing import RankChoices, SlotChoices, redundancy, widths
+from equipoise.report.advice.worth import CandidateLayouts, Worth, worth
 from equipoise.report.placement.spread import linear
 
 
 @dataclass(frozen=True)
-class Movement:
+class MigrationAdvice:
     """How fast experts move, and what moves.
 
     Attributes:
@@ -25,8 +37,8 @@ class Movement:
         saved: seconds of a step that the plan saves; negative where it costs.
     """
 
-    pace: Pace
-    moves: tuple[Move, ...]
+    pace: TransferRate
+    moves: tuple[MigrationCost, ...]
     saved: float
 
 
@@ -34,25 +46,25 @@ class Movement:
 class Advice:
     """Everything. `movement` is None without hardware, latency and what an expert weighs."""
 
-    question: Question
-    trial: Trial
+    question: AdviceInputs
+    trial: TrainTestSplit
     slots: int
     worth: Worth
-    redundancy: Redundancy
-    widths: Widths
-    movement: Movement | None
+    redundancy: SlotChoices
+    widths: RankChoices
+    movement: MigrationAdvice | None
 
 
-def advise(question: Question, told: Told = unheard) -> Advice:
+def advise(question: AdviceInputs, told: OnProgress = no_progress) -> Advice:
     """Answers the questions; `told` is what is planned next, which may take minutes in all.
 
     Raises `PlacementError`, and `FormatError` where the hardware lacks a figure.
     """
-    trial = Trial.of(question.statistics)
+    trial = TrainTestSplit.of(question.statistics)
     swept = redundancy(question, trial, told)
     told("greedy and planned")
     slots = _slots(question, swept)
-    layouts = Layouts(
+    layouts = CandidateLayouts(
         question.installed or linear(question.statistics, question.ranks),
         _greedy(question, trial, slots),
         _planned(question, trial, slots),
@@ -69,13 +81,13 @@ def advise(question: Question, told: Told = unheard) -> Advice:
     )
 
 
-def _slots(question: Question, swept: Redundancy) -> int:
+def _slots(question: AdviceInputs, swept: SlotChoices) -> int:
     if question.slots is not None:
         return question.slots
     return question.installed.slots if question.installed is not None else swept.advised.slots
 
 
-def _planned(question: Question, trial: Trial, slots: int) -> Arrangement:
+def _planned(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
     """From what is installed where that is in as many slots, and anew where not."""
     installed = question.installed
     fits = installed is not None and installed.slots == slots
@@ -90,40 +102,45 @@ def _planned(question: Question, trial: Trial, slots: int) -> Arrangement:
     return Arrangement(found.placement, found.shares, question.ranks, trial.train.layers)
 
 
-def _greedy(question: Question, trial: Trial, slots: int) -> Arrangement:
+def _greedy(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
     found = plan(trial.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
     return Arrangement.even(found.placement, question.ranks, trial.train.layers)
 
 
-def _movement(question: Question, trial: Trial, judged: Worth, layouts: Layouts) -> Movement | None:
+def _movement(
+    question: AdviceInputs, trial: TrainTestSplit, judged: Worth, layouts: CandidateLayouts
+) -> MigrationAdvice | None:
     roofline = question.roofline
     if roofline is None or question.latency is None:
         return None
     rate = roofline.hardware.link_bytes_per_second(question.link)
-    pace = Pace(rate, roofline.expert.size, question.latency)
+    pace = TransferRate(rate, roofline.expert.size, question.latency)
     seconds = layer_seconds(question, trial, layouts.planned)
     assert seconds is not None
     moves = tuple(
-        move(name, copies, pace, seconds) for name, copies in _transfers(question, trial, layouts)
+        migration_cost(name, copies, pace, seconds)
+        for name, copies in _transfers(question, trial, layouts)
     )
     before, after = judged.now.seconds, judged.planned.seconds
     assert before is not None
     assert after is not None
-    return Movement(pace, moves, before - after)
+    return MigrationAdvice(pace, moves, before - after)
 
 
-def _transfers(question: Question, trial: Trial, layouts: Layouts) -> Iterator[tuple[str, Copies]]:
+def _transfers(
+    question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayouts
+) -> Iterator[tuple[str, Copies]]:
     """Names, and copies (layers, ranks) that arrive."""
     planned = layouts.planned
-    first = incoming(layouts.now, planned)
+    first = incoming_copies(layouts.now, planned)
     yield "to the plan", first
     if trial.held_out:
         load, size, ranks = trial.test.counts, planned.slots, planned.ranks
         again = plan(load, slots=size, ranks=ranks, installed=planned.placement,
                      target=question.target)  # fmt: skip
-        yield "next, incremental", incoming(planned, _even(again, planned))
+        yield "next, incremental", incoming_copies(planned, _even(again, planned))
         other = plan(load, slots=size, ranks=ranks, policy="greedy")
-        yield "next, greedy", incoming(layouts.greedy, _even(other, planned))
+        yield "next, greedy", incoming_copies(layouts.greedy, _even(other, planned))
     yield "every slot", np.full_like(first, planned.slots // planned.ranks)
 
 

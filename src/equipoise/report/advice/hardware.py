@@ -18,7 +18,7 @@ import yaml
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError
-from equipoise.report.placement.spread import Reals, fitting_rows, parts
+from equipoise.report.placement.spread import Reals, layout_rows, replica_shares
 
 PRECISIONS: Mapping[str, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
 """Bits of a weight."""
@@ -77,22 +77,22 @@ class Hardware:
 
 
 @lru_cache(maxsize=1)
-def known() -> Mapping[str, Hardware]:
+def shipped_hardware() -> Mapping[str, Hardware]:
     """The table that ships with the package."""
     text = resources.files("equipoise.report.advice").joinpath("hardware.yaml").read_text("utf-8")
     return {name: _hardware(name, items) for name, items in yaml.safe_load(text).items()}
 
 
-def find(name: str) -> Hardware:
+def find_hardware(name: str) -> Hardware:
     """A device of the table, or of a file: YAML or JSON with the keys of `KEYS`, and `name`.
 
     Raises `FormatError`.
     """
-    if name in known():
-        return known()[name]
+    if name in shipped_hardware():
+        return shipped_hardware()[name]
     path = Path(name)
     if not path.exists():
-        raise FormatError(name, f"is neither a file nor one of {', '.join(known())}")
+        raise FormatError(name, f"is neither a file nor one of {', '.join(shipped_hardware())}")
     try:
         items = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -181,9 +181,9 @@ class Roofline:
 
         `scale` is the rows of a step over those of a window.
         """
-        part = parts(layout)
+        part = replica_shares(layout)
         found = []
-        for place, row in enumerate(fitting_rows(statistics, layout)):
+        for place, row in enumerate(layout_rows(statistics, layout)):
             rows = statistics.counts[:, place, layout.placement[row]] * part[row] * scale
             found.append(float(self.seconds(rows, layout.ranks).max(axis=1).mean()))
         return np.array(found)

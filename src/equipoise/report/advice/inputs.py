@@ -18,19 +18,19 @@ from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
-from equipoise.report.placement.spread import Reals, mean_known, serve, summed
+from equipoise.report.placement.spread import Reals, layout_load, mean_known, sum_windows
 from equipoise.report.run.metrics import noise_floor
 
-Told = Callable[[str], None]
+OnProgress = Callable[[str], None]
 """Hears what is planned next."""
 
 
-def unheard(what: str) -> None:
+def no_progress(what: str) -> None:
     """Nobody hears of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class AdviceInputs:
     """Recorded load, and where it is to be served.
 
     Attributes:
@@ -75,7 +75,7 @@ TAIL = 12.0
 """Standard deviations above the mean that a count hardly ever passes."""
 
 
-def floor(rows: int, ranks: int) -> float:
+def chance_imbalance(rows: int, ranks: int) -> float:
     """Expected max/mean - 1 of `rows` rows thrown uniformly on `ranks` ranks.
 
     Up to `EXACT_RANKS` as `noise_floor` says. Beyond, the largest of independent Poisson counts:
@@ -98,7 +98,7 @@ MOST_WINDOWS = 64
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrainTestSplit:
     """Windows of one run.
 
     Attributes:
@@ -111,7 +111,7 @@ class Trial:
     test: Statistics
 
     @classmethod
-    def of(cls, statistics: Statistics) -> "Trial":
+    def of(cls, statistics: Statistics) -> "TrainTestSplit":
         """One window is planned on and measured on."""
         half = statistics.windows // 2
         if not half:
@@ -132,11 +132,11 @@ class Trial:
 
     def planned(self, layout: Arrangement) -> float:
         """Imbalance of the rows that are planned on, summed; mean over layers."""
-        return mean_known(serve("", summed(self.train), layout).by_rank.imbalance)
+        return mean_known(layout_load("", sum_windows(self.train), layout).by_rank.imbalance)
 
     def measured(self, layout: Arrangement) -> Reals:
         """(layers,): imbalance in the windows that are measured on, mean over them."""
-        return serve("", self.test, layout).by_rank.imbalance
+        return layout_load("", self.test, layout).by_rank.imbalance
 
     def levelled(self, placement: Placement, ranks: int) -> Reals:
         """(layers,): the same where shares are solved anew on the rows of each window itself."""
@@ -149,7 +149,7 @@ class Trial:
 
     def floor(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""
-        return floor(rows, ranks)
+        return chance_imbalance(rows, ranks)
 
 
 def _windows(statistics: Statistics, places: "np.typing.NDArray[np.int64]") -> Statistics:
@@ -165,19 +165,23 @@ def _mean_of_known(values: Reals) -> Reals:
     return mean
 
 
-def step_rows(question: Question, trial: Trial) -> int:
+def step_rows(question: AdviceInputs, trial: TrainTestSplit) -> int:
     """Rows of a layer in a step, over all ranks: as said, or those of a window."""
     return question.step_rows or trial.rows
 
 
-def layer_seconds(question: Question, trial: Trial, layout: Arrangement) -> Reals | None:
+def layer_seconds(
+    question: AdviceInputs, trial: TrainTestSplit, layout: Arrangement
+) -> Reals | None:
     """(layers,): seconds of a step on the slowest rank; None without hardware and an expert."""
     if question.roofline is None:
         return None
     return question.roofline.layers(trial.test, layout, step_rows(question, trial) / trial.rows)
 
 
-def step_seconds(question: Question, trial: Trial, layout: Arrangement) -> float | None:
+def step_seconds(
+    question: AdviceInputs, trial: TrainTestSplit, layout: Arrangement
+) -> float | None:
     """Of all layers."""
     found = layer_seconds(question, trial, layout)
     return None if found is None else float(found.sum())

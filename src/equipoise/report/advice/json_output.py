@@ -4,11 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 from equipoise import __version__
-from equipoise.report.advice.advice import Advice, Movement
-from equipoise.report.advice.inputs import Question, step_rows
+from equipoise.report.advice.advice import Advice, MigrationAdvice
+from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
-from equipoise.report.advice.worth import Way, Worth
-from equipoise.report.placement.forecast import plain
+from equipoise.report.advice.worth import ServingOption, Worth
+from equipoise.report.placement.forecast import json_float
 
 
 def to_json(advice: Advice) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _question(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _machine(question: Question) -> dict[str, Any]:
+def _machine(question: AdviceInputs) -> dict[str, Any]:
     expert, hardware = question.expert, question.hardware
     return {
         "expert": expert and asdict(expert) | {"operations_per_row": expert.operations_per_row},
@@ -66,7 +66,7 @@ def _machine(question: Question) -> dict[str, Any]:
 def _worth(worth: Worth) -> dict[str, Any]:
     return {
         "verdict": worth.verdict.name.lower(),
-        "gain_in_rows": plain(worth.gain),
+        "gain_in_rows": json_float(worth.gain),
         "noise_floor_of_window": worth.floor,
         "noise_floor_of_step": worth.step_floor,
         "few_rows_of_expert": worth.few_rows,
@@ -74,18 +74,18 @@ def _worth(worth: Worth) -> dict[str, Any]:
     }
 
 
-def _way(way: Way) -> dict[str, Any]:
+def _way(way: ServingOption) -> dict[str, Any]:
     return {
         "name": way.name,
-        "planned": None if way.planned is None else plain(way.planned),
-        "measured": plain(way.mean),
-        "worst": plain(way.worst),
+        "planned": None if way.planned is None else json_float(way.planned),
+        "measured": json_float(way.mean),
+        "worst": json_float(way.worst),
         "seconds": way.seconds,
-        "by_layer": [plain(float(value)) for value in way.measured],
+        "by_layer": [json_float(float(value)) for value in way.measured],
     }
 
 
-def _movement(found: Movement) -> dict[str, Any]:
+def _movement(found: MigrationAdvice) -> dict[str, Any]:
     plan = found.moves[0]
     return {
         **asdict(found.pace),
@@ -100,4 +100,4 @@ def _movement(found: Movement) -> dict[str, Any]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: plain(v) if isinstance(v, float) else v for k, v in values.items()}
+    return {k: json_float(v) if isinstance(v, float) else v for k, v in values.items()}

@@ -13,7 +13,7 @@ Copies = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Pace:
+class TransferRate:
     """A link, an expert and a step: what a rank can receive.
 
     Source of the reckoning: TensorRT-LLM tech blog 4, figure 15: experts of 24 MiB within 50 ms.
@@ -45,7 +45,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Move:
+class MigrationCost:
     """From one placement to another.
 
     Attributes:
@@ -66,7 +66,7 @@ class Move:
     layer_stall: float
 
 
-def incoming(old: Arrangement, new: Arrangement) -> Copies:
+def incoming_copies(old: Arrangement, new: Arrangement) -> Copies:
     """(layers, ranks): copies whose rank does not hold their expert yet. Layers are the same."""
     found = np.empty((len(new.layers), new.ranks), dtype=np.int64)
     for layer, (before, after) in enumerate(zip(old.placement, new.placement, strict=True)):
@@ -76,12 +76,14 @@ def incoming(old: Arrangement, new: Arrangement) -> Copies:
     return found
 
 
-def move(name: str, copies: Copies, pace: Pace, layer_seconds: Reals) -> Move:
+def migration_cost(
+    name: str, copies: Copies, pace: TransferRate, layer_seconds: Reals
+) -> MigrationCost:
     """What (layers, ranks) copies cost; `layer_seconds` (layers,) is what a layer computes."""
     busiest = int(copies.sum(axis=0).max())
     slack = np.maximum(pace.latency - layer_seconds, 0.0)
     arriving = copies.max(axis=1) * pace.transfer(1)
-    return Move(
+    return MigrationCost(
         name=name,
         copies=int(copies.sum()),
         busiest=busiest,

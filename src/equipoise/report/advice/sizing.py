@@ -9,15 +9,21 @@ from enum import StrEnum
 
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.formats.placement import Arrangement
-from equipoise.report.advice.inputs import Question, Told, Trial, step_seconds, unheard
+from equipoise.report.advice.inputs import (
+    AdviceInputs,
+    OnProgress,
+    TrainTestSplit,
+    no_progress,
+    step_seconds,
+)
 from equipoise.report.placement.spread import mean_known
 
-STEPS = 4
+EXTRA_SLOTS_TRIED = 4
 """Slots of a rank more than it needs that are tried."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class SlotChoice:
     """So many slots.
 
     Attributes:
@@ -40,7 +46,7 @@ class Choice:
     seconds: float | None
 
 
-class Reason(StrEnum):
+class SlotChoiceReason(StrEnum):
     """Why so many slots."""
 
     TARGET = "the fewest that meet the target"
@@ -49,29 +55,31 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True)
-class Redundancy:
+class SlotChoices:
     """Choices of ever more slots; `advised` is one of them."""
 
-    choices: tuple[Choice, ...]
-    advised: Choice
-    reason: Reason
+    choices: tuple[SlotChoice, ...]
+    advised: SlotChoice
+    reason: SlotChoiceReason
 
 
-def fewest(experts: int, ranks: int) -> int:
+def min_slots_per_rank(experts: int, ranks: int) -> int:
     """Slots of a rank that are needed to hold every expert once."""
     return -(-experts // ranks)
 
 
-def connectable(experts: int, slots: int, ranks: int) -> bool:
+def can_connect(experts: int, slots: int, ranks: int) -> bool:
     """Ranks can be connected from `ranks` - 1 slots more than experts on."""
     return slots - experts >= ranks - 1
 
 
-def redundancy(question: Question, trial: Trial, told: Told = unheard) -> Redundancy:
+def redundancy(
+    question: AdviceInputs, trial: TrainTestSplit, told: OnProgress = no_progress
+) -> SlotChoices:
     """Tries some numbers of slots, each planned anew. Raises `PlacementError`."""
     experts, ranks = question.statistics.experts, question.ranks
-    least = fewest(experts, ranks)
-    sizes = {least + more for more in range(STEPS + 1)}
+    least = min_slots_per_rank(experts, ranks)
+    sizes = {least + more for more in range(EXTRA_SLOTS_TRIED + 1)}
     if question.slots is not None:
         sizes.add(question.slots // ranks)
     # More than one copy of an expert on a rank serves nothing.
@@ -80,35 +88,41 @@ def redundancy(question: Question, trial: Trial, told: Told = unheard) -> Redund
         if size <= experts:
             told(f"{size * ranks:,} slots on {ranks:,} ranks")
             choices.append(_choice(question, trial, size))
-    return Redundancy(tuple(choices), *advised(choices, question.target))
+    return SlotChoices(tuple(choices), *advised(choices, question.target))
 
 
-def advised(choices: Sequence[Choice], target: float) -> tuple[Choice, Reason]:
+def advised(choices: Sequence[SlotChoice], target: float) -> tuple[SlotChoice, SlotChoiceReason]:
     """The fewest slots that meet the target, connected ranks first; but see `Reason`."""
     good = [one for one in choices if one.planned <= target]
     if good:
-        found, reason = min(good, key=lambda one: (not one.connected, one.slots)), Reason.TARGET
+        found, reason = (
+            min(good, key=lambda one: (not one.connected, one.slots)),
+            SlotChoiceReason.TARGET,
+        )
     else:
-        found, reason = min(choices, key=lambda one: (one.planned, one.slots)), Reason.BEST
+        found, reason = (
+            min(choices, key=lambda one: (one.planned, one.slots)),
+            SlotChoiceReason.BEST,
+        )
     least = choices[0]
     if found.seconds is not None and least.seconds is not None and found.seconds > least.seconds:
-        return least, Reason.READING
+        return least, SlotChoiceReason.READING
     return found, reason
 
 
-def _choice(question: Question, trial: Trial, per_rank: int) -> Choice:
+def _choice(question: AdviceInputs, trial: TrainTestSplit, per_rank: int) -> SlotChoice:
     experts, ranks = question.statistics.experts, question.ranks
     slots = per_rank * ranks
     found = plan(trial.train.counts, slots=slots, ranks=ranks, policy="connected")
     layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
     extra = None
     if question.expert is not None:
-        more = per_rank - fewest(experts, ranks)
+        more = per_rank - min_slots_per_rank(experts, ranks)
         extra = more * len(trial.train.layers) * question.expert.size
-    return Choice(
+    return SlotChoice(
         slots=slots,
         per_rank=per_rank,
-        connected=connectable(experts, slots, ranks),
+        connected=can_connect(experts, slots, ranks),
         planned=trial.planned(layout),
         measured=mean_known(trial.measured(layout)),
         extra_bytes=extra,
@@ -121,7 +135,7 @@ REACH = 8
 
 
 @dataclass(frozen=True)
-class Width:
+class RankChoice:
     """The same rows on so many ranks.
 
     Attributes:
@@ -144,18 +158,18 @@ class Width:
 
 
 @dataclass(frozen=True)
-class Widths:
+class RankChoices:
     """Ever more ranks; `advised` is the first that fits memory and latency, None where none does.
 
     `judged` says by what: nothing, memory, or memory and latency.
     """
 
-    choices: tuple[Width, ...]
-    advised: Width | None
+    choices: tuple[RankChoice, ...]
+    advised: RankChoice | None
     judged: str
 
 
-def candidates(experts: int, ranks: int) -> list[int]:
+def candidate_ranks(experts: int, ranks: int) -> list[int]:
     """Numbers of ranks that divide the experts, and the one asked about."""
     divisors = {size for size in range(2, experts + 1) if experts % size == 0}
     near = {size for size in divisors if ranks <= size * REACH and size <= ranks * REACH}
@@ -164,32 +178,34 @@ def candidates(experts: int, ranks: int) -> list[int]:
 
 def connected_slots(experts: int, ranks: int) -> int:
     """Slots of a rank: the fewest with which ranks can be connected, none holding all twice."""
-    size = fewest(experts, ranks)
-    while not connectable(experts, size * ranks, ranks) and size < experts:
+    size = min_slots_per_rank(experts, ranks)
+    while not can_connect(experts, size * ranks, ranks) and size < experts:
         size += 1
     return size
 
 
-def widths(question: Question, trial: Trial, told: Told = unheard) -> Widths:
+def widths(
+    question: AdviceInputs, trial: TrainTestSplit, told: OnProgress = no_progress
+) -> RankChoices:
     """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
-    sizes = candidates(question.statistics.experts, question.ranks)
+    sizes = candidate_ranks(question.statistics.experts, question.ranks)
     choices = []
     for size in sizes:
         told(f"{size:,} ranks")
         choices.append(_width(question, trial, size))
     if choices[0].memory is None:
-        return Widths(tuple(choices), None, "nothing")
+        return RankChoices(tuple(choices), None, "nothing")
     judged = "memory" if choices[0].latency is None else "memory and latency"
     fitting = [one for one in choices if _fits(question, one)]
-    return Widths(tuple(choices), fitting[0] if fitting else None, judged)
+    return RankChoices(tuple(choices), fitting[0] if fitting else None, judged)
 
 
-def _fits(question: Question, one: Width) -> bool:
+def _fits(question: AdviceInputs, one: RankChoice) -> bool:
     in_memory = one.memory is not None and one.memory <= question.memory_share
     return in_memory and (one.latency is None or one.latency <= question.moe_share)
 
 
-def _width(question: Question, trial: Trial, ranks: int) -> Width:
+def _width(question: AdviceInputs, trial: TrainTestSplit, ranks: int) -> RankChoice:
     per_rank = connected_slots(question.statistics.experts, ranks)
     found = plan(trial.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
     layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
@@ -203,4 +219,4 @@ def _width(question: Question, trial: Trial, ranks: int) -> Width:
     if seconds is not None and question.latency is not None:
         latency = seconds / question.latency
     measured = mean_known(trial.measured(layout))
-    return Width(ranks, per_rank, measured, size, memory, seconds, latency)
+    return RankChoice(ranks, per_rank, measured, size, memory, seconds, latency)

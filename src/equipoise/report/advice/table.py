@@ -6,18 +6,18 @@ The table of `equipoise advise`, 80 columns wide: answers first, what they rest 
 from collections.abc import Iterator
 from textwrap import fill
 
-from equipoise.report.advice.advice import Advice, Movement
-from equipoise.report.advice.inputs import Question, step_rows
+from equipoise.report.advice.advice import Advice, MigrationAdvice
+from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
-from equipoise.report.advice.sizing import Choice, Width, Widths
-from equipoise.report.advice.worth import Verdict, Way, Worth, gain, rows_gain
-from equipoise.report.placement.forecast import counted, figure, volume
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.advice.sizing import RankChoice, RankChoices, SlotChoice
+from equipoise.report.advice.worth import ServingOption, Verdict, Worth, rows_saved, time_saved
+from equipoise.report.placement.forecast import format_number, format_size, pluralize
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 80
 
 
-def basis(advice: Advice) -> Iterator[str]:
+def basis_lines(advice: Advice) -> Iterator[str]:
     """Lines of a name and what it is."""
     question, trial = advice.question, advice.trial
     yield _basis_line("load", _load(advice))
@@ -41,17 +41,17 @@ def _load(advice: Advice) -> str:
     return f"{windows} windows, {rows}: planned on {planned}, measured on {measured} later"
 
 
-def _expert(question: Question) -> str:
+def _expert(question: AdviceInputs) -> str:
     if question.expert is None:
         return "unknown; --expert-bytes, or --hidden and --intermediate"
     operations = question.expert.operations_per_row
     return (
-        f"{volume(question.expert.size)} in {question.expert.precision}, "
+        f"{format_size(question.expert.size)} in {question.expert.precision}, "
         f"{operations / 1e6:,.1f} million operations a row"
     )
 
 
-def _hardware(question: Question) -> str:
+def _hardware(question: AdviceInputs) -> str:
     if question.hardware is None:
         return "unknown; --hardware"
     found = question.hardware.figures
@@ -59,7 +59,7 @@ def _hardware(question: Question) -> str:
     return f"{question.hardware.name}: {figures}; --json has the source of each"
 
 
-def _latency(question: Question) -> str:
+def _latency(question: AdviceInputs) -> str:
     if question.latency is None:
         return "unknown; --itl"
     shares = f"experts may take {question.moe_share:.0%} of it"
@@ -76,7 +76,7 @@ NAME, COLUMN = 20, 10
 MISSING = "-"
 
 
-def render(advice: Advice, ink: Ink) -> str:
+def render(advice: Advice, ink: ColourMode) -> str:
     """The whole table."""
     parts = [
         _title(advice),
@@ -84,27 +84,27 @@ def render(advice: Advice, ink: Ink) -> str:
         _redundancy(advice),
         _widths(advice.widths),
         _movement(advice.movement),
-        iter(["It rests on", *basis(advice)]),
+        iter(["It rests on", *basis_lines(advice)]),
     ]
     return "\n\n".join("\n".join(_painted(lines, ink)) for lines in parts)
 
 
-def _painted(lines: Iterator[str], ink: Ink) -> Iterator[str]:
+def _painted(lines: Iterator[str], ink: ColourMode) -> Iterator[str]:
     """The first line is the heading; what is set in far is the heads of columns, or a note."""
-    yield paint(next(lines), Tint.BOLD, ink)
+    yield styled(next(lines), TextStyle.BOLD, ink)
     for line in lines:
-        yield paint(line, Tint.DIM, ink) if line.startswith(("  " + " " * 2, "  (")) else line
+        yield styled(line, TextStyle.DIM, ink) if line.startswith(("  " + " " * 2, "  (")) else line
 
 
 def _title(advice: Advice) -> Iterator[str]:
     statistics, ranks = advice.question.statistics, advice.question.ranks
-    experts = counted(statistics.experts, "expert")
-    layers = counted(len(statistics.layers), "layer")
-    yield f"{layers} of {experts} in {advice.slots:,} slots on {counted(ranks, 'rank')}"
+    experts = pluralize(statistics.experts, "expert")
+    layers = pluralize(len(statistics.layers), "layer")
+    yield f"{layers} of {experts} in {advice.slots:,} slots on {pluralize(ranks, 'rank')}"
     yield "a model, not a measurement"
 
 
-def _worth(worth: Worth, question: Question) -> Iterator[str]:
+def _worth(worth: Worth, question: AdviceInputs) -> Iterator[str]:
     what = "balancing" if question.installed is None else "another plan"
     yield f"1. Is {what} worth it?  {worth.verdict}"
     what = "rows" if worth.now.seconds is None else "time"
@@ -112,7 +112,7 @@ def _worth(worth: Worth, question: Question) -> Iterator[str]:
     yield _table_line("", "planned", "measured", "worst", "rows", "time")
     for way in worth.ways:
         yield _way(way, worth.now)
-    yield _table_line("  chance alone", MISSING, figure(worth.floor))
+    yield _table_line("  chance alone", MISSING, format_number(worth.floor))
     if worth.public_gain:
         yield f"  greedy saves {worth.public_gain:.1%} of the slowest rank's rows beside the plan:"
         yield "  plan --policy greedy --split even"
@@ -122,13 +122,15 @@ def _worth(worth: Worth, question: Question) -> Iterator[str]:
         yield "  than to compute, and then time counts, not rows"
 
 
-def _way(way: Way, now: Way) -> str:
-    planned = MISSING if way.planned is None else figure(way.planned)
+def _way(way: ServingOption, now: ServingOption) -> str:
+    planned = MISSING if way.planned is None else format_number(way.planned)
     rows = time = MISSING
     if way is not now:
-        rows = _change(-rows_gain(now.mean, way.mean))
-        time = MISSING if way.seconds is None else _change(-gain(now, way))
-    return _table_line(f"  {way.name}", planned, figure(way.mean), figure(way.worst), rows, time)
+        rows = _change(-rows_saved(now.mean, way.mean))
+        time = MISSING if way.seconds is None else _change(-time_saved(now, way))
+    return _table_line(
+        f"  {way.name}", planned, format_number(way.mean), format_number(way.worst), rows, time
+    )
 
 
 def _redundancy(advice: Advice) -> Iterator[str]:
@@ -151,19 +153,19 @@ def _slots(advice: Advice) -> str:
     return f"{more or 'none'} on each rank: {found.advised.slots:,} slots"
 
 
-def _choice(choice: Choice) -> str:
+def _choice(choice: SlotChoice) -> str:
     return _table_line(
         f"  {choice.per_rank} on a rank",
         f"{choice.slots:,}",
         "yes" if choice.connected else "no",
-        figure(choice.planned),
-        figure(choice.measured),
-        MISSING if choice.extra_bytes is None else f"+{volume(choice.extra_bytes)}",
+        format_number(choice.planned),
+        format_number(choice.measured),
+        MISSING if choice.extra_bytes is None else f"+{format_size(choice.extra_bytes)}",
         _milliseconds(choice.seconds),
     )
 
 
-def _widths(found: Widths) -> Iterator[str]:
+def _widths(found: RankChoices) -> Iterator[str]:
     yield f"3. On how many ranks?  {_ranks(found)}"
     yield "  the same rows of a step on each, planned anew"
     yield _table_line("", "slots", "measured", "weights", "memory", "time", "itl")
@@ -171,7 +173,7 @@ def _widths(found: Widths) -> Iterator[str]:
         yield _width(one)
 
 
-def _ranks(found: Widths) -> str:
+def _ranks(found: RankChoices) -> str:
     if found.judged == "nothing":
         return "not said: needs --hardware and what an expert weighs"
     if found.advised is None:
@@ -179,25 +181,25 @@ def _ranks(found: Widths) -> str:
     return f"{found.advised.ranks}, the fewest that fit {found.judged}"
 
 
-def _width(one: Width) -> str:
+def _width(one: RankChoice) -> str:
     return _table_line(
-        f"  {counted(one.ranks, 'rank')}",
+        f"  {pluralize(one.ranks, 'rank')}",
         str(one.per_rank),
-        figure(one.measured),
-        MISSING if one.weight_bytes is None else volume(one.weight_bytes),
+        format_number(one.measured),
+        MISSING if one.weight_bytes is None else format_size(one.weight_bytes),
         MISSING if one.memory is None else f"{one.memory:.1%}",
         _milliseconds(one.seconds),
         MISSING if one.latency is None else f"{one.latency:.1%}",
     )
 
 
-def _movement(found: Movement | None) -> Iterator[str]:
+def _movement(found: MigrationAdvice | None) -> Iterator[str]:
     yield "4. How fast do experts move, and when does it pay?"
     if found is None:
         yield "  not said: needs --hardware, --itl and what an expert weighs"
         return
     pace = found.pace
-    yield f"  {counted(pace.experts_per_step, 'expert')} in a step of {pace.latency * 1e3:g} ms"
+    yield f"  {pluralize(pace.experts_per_step, 'expert')} in a step of {pace.latency * 1e3:g} ms"
     yield _table_line("", "copies", "busiest", "steps", "time", "paused", "by layer")
     for one in found.moves:
         yield _table_line(
@@ -212,7 +214,7 @@ def _movement(found: Movement | None) -> Iterator[str]:
     yield from _pays(found)
 
 
-def _pays(found: Movement) -> Iterator[str]:
+def _pays(found: MigrationAdvice) -> Iterator[str]:
     if found.saved <= 0:
         yield f"  the plan costs {_milliseconds(abs(found.saved))} a step: its moves never pay"
         return
@@ -222,9 +224,9 @@ def _pays(found: Movement) -> Iterator[str]:
     yield f"  pauses for them, {layered} where they go layer by layer beside it"
 
 
-def _after(stall: float, found: Movement) -> str:
+def _after(stall: float, found: MigrationAdvice) -> str:
     steps = break_even(stall, found.saved)
-    return f"after {counted(steps, 'step')}" if steps else "at once"
+    return f"after {pluralize(steps, 'step')}" if steps else "at once"
 
 
 def _change(part: float) -> str:

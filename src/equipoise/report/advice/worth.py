@@ -6,8 +6,8 @@ from enum import StrEnum
 import numpy as np
 
 from equipoise.balancer.formats.placement import Arrangement
-from equipoise.report.advice.hardware import known
-from equipoise.report.advice.inputs import Question, Trial, step_rows, step_seconds
+from equipoise.report.advice.hardware import shipped_hardware
+from equipoise.report.advice.inputs import AdviceInputs, TrainTestSplit, step_rows, step_seconds
 from equipoise.report.placement.spread import Reals, mean_known
 
 NOISE_MARGIN = 0.25
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Way:
+class ServingOption:
     """One way to serve the load.
 
     Attributes:
@@ -64,19 +64,19 @@ class Worth:
             be busy computing; None where not.
     """
 
-    ways: tuple[Way, ...]
+    ways: tuple[ServingOption, ...]
     floor: float
     step_floor: float
     verdict: Verdict
     few_rows: float | None
 
     @property
-    def now(self) -> Way:
+    def now(self) -> ServingOption:
         """What runs."""
         return self.ways[0]
 
     @property
-    def planned(self) -> Way:
+    def planned(self) -> ServingOption:
         """What would run."""
         return self.ways[2]
 
@@ -87,25 +87,25 @@ class Worth:
         0 where that is hardly anything: what is planned on is not what comes, and the plan, which
         levels the former better, may be the worse guess.
         """
-        saved = rows_gain(self.planned.mean, self.ways[1].mean)
+        saved = rows_saved(self.planned.mean, self.ways[1].mean)
         return saved if saved >= LEAST_GAIN else 0.0
 
     @property
     def gain(self) -> float:
         """Part of the experts' time that the plan saves."""
-        return gain(self.now, self.planned)
+        return time_saved(self.now, self.planned)
 
 
-def rows_gain(before: float, after: float) -> float:
+def rows_saved(before: float, after: float) -> float:
     """1 - (1 + after) / (1 + before): the slowest rank has 1 + imbalance times the mean rows."""
     return 1 - (1 + after) / (1 + before)
 
 
-def gain(before: Way, after: Way) -> float:
+def time_saved(before: ServingOption, after: ServingOption) -> float:
     """Part of the experts' time saved: by the roofline, or as if time went with rows without it."""
     if before.seconds and after.seconds is not None:
         return 1 - after.seconds / before.seconds
-    return rows_gain(before.mean, after.mean)
+    return rows_saved(before.mean, after.mean)
 
 
 def verdict(now: float, floor: float, saved: float) -> Verdict:
@@ -116,7 +116,7 @@ def verdict(now: float, floor: float, saved: float) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Layouts:
+class CandidateLayouts:
     """Where experts are now, where the public rule would put them, and where the plan does.
 
     All of the layers of the statistics.
@@ -127,7 +127,7 @@ class Layouts:
     planned: Arrangement
 
 
-def worth(question: Question, trial: Trial, layouts: Layouts) -> Worth:
+def worth(question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayouts) -> Worth:
     """Raises `PlacementError`."""
     steps = step_rows(question, trial)
     planned = layouts.planned
@@ -136,24 +136,26 @@ def worth(question: Question, trial: Trial, layouts: Layouts) -> Worth:
         _way(question, trial, "now", layouts.now),
         _way(question, trial, "greedy, even split", layouts.greedy),
         _way(question, trial, "planned", planned),
-        Way("shares by window", None, trial.levelled(planned.placement, ranks)),
+        ServingOption("shares by window", None, trial.levelled(planned.placement, ranks)),
     ]
     floor = trial.floor(ranks, trial.rows)
     return Worth(
         tuple(ways),
         floor,
         trial.floor(ranks, steps),
-        verdict(ways[0].mean, floor, gain(ways[0], ways[2])),
+        verdict(ways[0].mean, floor, time_saved(ways[0], ways[2])),
         _few(steps / question.statistics.experts),
     )
 
 
-def _way(question: Question, trial: Trial, name: str, layout: Arrangement) -> Way:
+def _way(
+    question: AdviceInputs, trial: TrainTestSplit, name: str, layout: Arrangement
+) -> ServingOption:
     seconds = step_seconds(question, trial, layout)
-    return Way(name, trial.planned(layout), trial.measured(layout), seconds)
+    return ServingOption(name, trial.planned(layout), trial.measured(layout), seconds)
 
 
 def _few(rows: float) -> float | None:
     """The rows, where they are below the least ridge of all hardware that is known."""
-    least = min(hardware.ridge("bf16") for hardware in known().values())
+    least = min(hardware.ridge("bf16") for hardware in shipped_hardware().values())
     return rows if rows < least else None

@@ -9,9 +9,9 @@ from typing import Any
 from equipoise import __version__
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
-from equipoise.report.placement.forecast import counted, figure, plain
-from equipoise.report.placement.spread import Served, Spread, linear, serve
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.placement.forecast import format_number, json_float, pluralize
+from equipoise.report.placement.spread import LayoutLoad, LoadSpread, layout_load, linear
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 FIGURES = "mean", "std", "imbalance"
 
@@ -22,7 +22,7 @@ class Comparison:
 
     statistics: Statistics
     ranks: int
-    served: tuple[Served, ...]
+    served: tuple[LayoutLoad, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; null where a layer had no rows."""
@@ -45,17 +45,17 @@ class Comparison:
 
 def compare(statistics: Statistics, placement: Arrangement | None, ranks: int) -> Comparison:
     """Raises `PlacementError` where the placement is of other layers or experts."""
-    served = [serve("linear", statistics, linear(statistics, ranks))]
+    served = [layout_load("linear", statistics, linear(statistics, ranks))]
     if placement is not None:
-        served.append(serve("placement", statistics, placement))
+        served.append(layout_load("placement", statistics, placement))
     return Comparison(statistics, ranks, tuple(served))
 
 
-def _figures(spread: Spread) -> dict[str, Any]:
+def _figures(spread: LoadSpread) -> dict[str, Any]:
     columns = spread.mean, spread.std, spread.imbalance
     return {
-        "average": {n: plain(v) for n, v in zip(FIGURES, spread.average, strict=True)},
-        "layers": {n: [plain(v) for v in c] for n, c in zip(FIGURES, columns, strict=True)},
+        "average": {n: json_float(v) for n, v in zip(FIGURES, spread.average, strict=True)},
+        "layers": {n: [json_float(v) for v in c] for n, c in zip(FIGURES, columns, strict=True)},
     }
 
 
@@ -63,13 +63,13 @@ COLUMNS = "", "slots", "mean", "std", "imbalance", "worst", "in layer"
 WIDTHS = 20, 7, 12, 12, 11, 9, 9
 
 
-def render(found: Comparison, ink: Ink) -> str:
+def render(found: Comparison, ink: ColourMode) -> str:
     """The whole table; its last lines say what the figures are."""
     lines = [
-        paint(_title(found), Tint.BOLD, ink),
-        paint(_source(found), Tint.DIM, ink),
+        styled(_title(found), TextStyle.BOLD, ink),
+        styled(_source(found), TextStyle.DIM, ink),
         "",
-        paint(_aligned(COLUMNS), Tint.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
         *_rows(found, "rank"),
         *_rows(found, "slot"),
         "",
@@ -81,14 +81,14 @@ def render(found: Comparison, ink: Ink) -> str:
 
 def _title(found: Comparison) -> str:
     layers, experts = len(found.statistics.layers), found.statistics.experts
-    served = f"{counted(layers, 'layer')} of {counted(experts, 'expert')}"
-    return f"{served} on {counted(found.ranks, 'rank')}"
+    served = f"{pluralize(layers, 'layer')} of {pluralize(experts, 'expert')}"
+    return f"{served} on {pluralize(found.ranks, 'rank')}"
 
 
 def _source(found: Comparison) -> str:
     statistics = found.statistics
     if statistics.iterations is None:
-        return counted(statistics.windows, "window")
+        return pluralize(statistics.windows, "window")
     last = statistics.iterations + statistics.windows - 1
     return f"iterations {statistics.iterations} to {last}"
 
@@ -97,17 +97,17 @@ def _rows(found: Comparison, unit: str) -> list[str]:
     return [_row(found, f"{served.name}, by {unit}", served, unit) for served in found.served]
 
 
-def _row(found: Comparison, name: str, served: Served, unit: str) -> str:
-    spread: Spread = served.by_rank if unit == "rank" else served.by_slot
+def _row(found: Comparison, name: str, served: LayoutLoad, unit: str) -> str:
+    spread: LoadSpread = served.by_rank if unit == "rank" else served.by_slot
     mean, std, imbalance = spread.average
     worst = spread.worst
     texts = (
         name,
         str(served.slots),
-        figure(mean, ",.1f"),
-        figure(std, ",.1f"),
-        figure(imbalance),
-        figure(float(spread.imbalance[worst]), ".3f"),
+        format_number(mean, ",.1f"),
+        format_number(std, ",.1f"),
+        format_number(imbalance),
+        format_number(float(spread.imbalance[worst]), ".3f"),
         str(found.statistics.layers[worst]),
     )
     return _aligned(texts)

@@ -11,9 +11,9 @@ import numpy as np
 from equipoise import __version__
 from equipoise.report import plot_helpers
 from equipoise.report.placement.comparison import FIGURES, Comparison
-from equipoise.report.placement.forecast import counted, figure
-from equipoise.report.placement.spread import Reals, Spread
-from equipoise.report.run.html import visible
+from equipoise.report.placement.forecast import format_number, pluralize
+from equipoise.report.placement.spread import LoadSpread, Reals
+from equipoise.report.run.html import escape_html
 from equipoise.report.run.metrics import relative_load
 from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import DIVERGING, SEQUENTIAL, Picture, draw
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEAST_TOP = 1.2
+MIN_SCALE_TOP = 1.2
 """The scale ends there or above: what is nearly even should look so."""
-SEEN = 99.5
+SCALE_PERCENTILE = 99.5
 """Per cent of the experts that the scale holds: a few wild ones would wash out all others."""
 
 
 def heat_maps(found: Comparison) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
-    return rank_heat(found), expert_heat(found)
+    return rank_heat_map(found), expert_heat_map(found)
 
 
-def rank_heat(found: Comparison) -> Picture:
+def rank_heat_map(found: Comparison) -> Picture:
     """Rows / mean of every rank by layer, in each way, on one scale."""
     loads = [relative_load(served.rank_rows) for served in found.served]
-    top = max(LEAST_TOP, *(float(np.nanmax(load)) for load in loads))
+    top = max(MIN_SCALE_TOP, *(float(np.nanmax(load)) for load in loads))
 
     def paint(figure: "Figure") -> None:
         from matplotlib.colors import TwoSlopeNorm
@@ -44,10 +44,10 @@ def rank_heat(found: Comparison) -> Picture:
         axes = figure.subplots(len(loads), 1, squeeze=False)[:, 0]
         for axis, served, load in zip(axes, found.served, loads, strict=True):
             norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top)
-            _image(axis, load, cmap=plot_helpers.colours(DIVERGING), norm=norm)
+            _image(axis, load, cmap=plot_helpers.colour_map(DIVERGING), norm=norm)
             axis.set_title(served.name, pad=6)
             _names(axis, found, "destination rank")
-        plot_helpers.scale(figure, list(axes), "rows of the rank / mean over ranks")
+        plot_helpers.colour_bar(figure, list(axes), "rows of the rank / mean over ranks")
 
     return Picture(
         "Rows by layer and destination rank",
@@ -56,16 +56,16 @@ def rank_heat(found: Comparison) -> Picture:
     )
 
 
-def expert_heat(found: Comparison) -> Picture:
+def expert_heat_map(found: Comparison) -> Picture:
     """Rows / mean of every expert by layer."""
     load = relative_load(found.statistics.counts.sum(axis=0))
-    top = max(1.0, float(np.nanpercentile(load, SEEN)))
+    top = max(1.0, float(np.nanpercentile(load, SCALE_PERCENTILE)))
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        _image(axis, load, cmap=plot_helpers.colours(SEQUENTIAL), vmin=0.0, vmax=top)
+        _image(axis, load, cmap=plot_helpers.colour_map(SEQUENTIAL), vmin=0.0, vmax=top)
         _names(axis, found, "expert")
-        plot_helpers.scale(figure, [axis], "rows of the expert / mean over experts")
+        plot_helpers.colour_bar(figure, [axis], "rows of the expert / mean over experts")
 
     return Picture(
         "Rows by layer and expert",
@@ -78,7 +78,7 @@ def _image(axis: "Axes", load: Reals, **look: object) -> None:
     rows, columns = load.shape
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     axis.imshow(load, aspect="auto", interpolation="nearest", extent=extent, **look)  # type: ignore[arg-type]
-    plot_helpers.frameless(axis)
+    plot_helpers.hide_spines(axis)
 
 
 def _names(axis: "Axes", found: Comparison, across: str) -> None:
@@ -116,9 +116,9 @@ def _head(found: Comparison) -> str:
     statistics = found.statistics
     return (
         "<header><h1>Who has how much to do</h1>"
-        f'<p class="soft">{counted(len(statistics.layers), "layer")} of '
-        f"{counted(statistics.experts, 'expert')} on {counted(found.ranks, 'rank')}, "
-        f"{counted(statistics.windows, 'window')}. Imbalance is max / mean \u2212 1; "
+        f'<p class="soft">{pluralize(len(statistics.layers), "layer")} of '
+        f"{pluralize(statistics.experts, 'expert')} on {pluralize(found.ranks, 'rank')}, "
+        f"{pluralize(statistics.windows, 'window')}. Imbalance is max / mean \u2212 1; "
         "every figure is the mean over windows, the first table's also over layers.</p></header>"
     )
 
@@ -142,31 +142,31 @@ def _layers(found: Comparison) -> str:
     return f"<details><summary>All layers</summary>{_table(('layer', *heads), rows)}</details>"
 
 
-def _of(spread: Spread, place: int) -> tuple[str, ...]:
+def _of(spread: LoadSpread, place: int) -> tuple[str, ...]:
     return _three((spread.mean[place], spread.std[place], spread.imbalance[place]))
 
 
 def _three(values: Iterable[float]) -> tuple[str, ...]:
-    return tuple(figure(float(v), shape) for v, shape in zip(values, SHAPES, strict=True))
+    return tuple(format_number(float(v), shape) for v, shape in zip(values, SHAPES, strict=True))
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{visible(name)}</th>" for name in heads)
-    lines = ("".join(f"<td>{visible(text)}</td>" for text in row) for row in rows)
+    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
+    lines = ("".join(f"<td>{escape_html(text)}</td>" for text in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _picture(picture: Picture) -> str:
-    inner = f'<p class="soft">{visible(picture.caption)}</p>{picture.svg}'
+    inner = f'<p class="soft">{escape_html(picture.caption)}</p>{picture.svg}'
     return _section(picture.title, inner)
 
 
 def _about(about: Mapping[str, str]) -> str:
     facts = {"equipoise": __version__, **about}
-    pairs = (f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in facts.items())
+    pairs = (f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in facts.items())
     return f"<dl>{''.join(pairs)}</dl>"
 
 
 def _section(title: str, inner: str) -> str:
-    return f'<section><h2>{visible(title)}</h2><div class="card">{inner}</div></section>'
+    return f'<section><h2>{escape_html(title)}</h2><div class="card">{inner}</div></section>'

@@ -13,19 +13,19 @@ import numpy.typing as npt
 from equipoise import __version__
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
-from equipoise.report.placement.spread import Reals, linear, lower_bound, mean_known, serve
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.placement.spread import Reals, layout_load, linear, lower_bound, mean_known
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 
 @dataclass(frozen=True)
-class Before:
+class Baseline:
     """What the plan is compared with: `name` is installed, or linear where nothing is."""
 
     name: str
     layout: Arrangement
 
     @classmethod
-    def of(cls, statistics: Statistics, installed: Arrangement | None, ranks: int) -> "Before":
+    def of(cls, statistics: Statistics, installed: Arrangement | None, ranks: int) -> "Baseline":
         """The installed arrangement, or experts in their order on consecutive ranks."""
         if installed is None:
             return cls("linear", linear(statistics, ranks))
@@ -33,7 +33,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForecastOptions:
     """What a plan was asked for, as far as its figures depend on it.
 
     Attributes:
@@ -104,7 +104,7 @@ class Forecast:
     moves: int
     layer_moves: npt.NDArray[np.int64]
     windows: int
-    asked: Asked
+    asked: ForecastOptions
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Forecast:
             "bytes_moved": self.bytes_moved,
             "slots_total": self.layout.placement.size,
             "plan_seconds": self.seconds,
-            "imbalance": {name: plain(mean_known(values)) for name, values in curves.items()},
-            "by_layer": {name: [plain(v) for v in values] for name, values in curves.items()}
+            "imbalance": {name: json_float(mean_known(values)) for name, values in curves.items()},
+            "by_layer": {name: [json_float(v) for v in values] for name, values in curves.items()}
             | {"moves": self.layer_moves.tolist()},
         }
 
@@ -146,8 +146,8 @@ class Forecast:
 def forecast(
     statistics: Statistics,
     layout: Arrangement,
-    before: Before,
-    asked: Asked,
+    before: Baseline,
+    asked: ForecastOptions,
     *,
     moves: int,
     layer_moves: npt.NDArray[np.int64],
@@ -157,7 +157,8 @@ def forecast(
     rows = asked.counted(statistics)
     even = Arrangement.even(layout.placement, layout.ranks, layout.layers)
     old, new, halved = (
-        asked.imbalance(serve("", rows, found).rank_rows) for found in (before.layout, layout, even)
+        asked.imbalance(layout_load("", rows, found).rank_rows)
+        for found in (before.layout, layout, even)
     )
     return Forecast(
         layout=layout,
@@ -174,7 +175,7 @@ def forecast(
     )
 
 
-def plain(value: float) -> float | None:
+def json_float(value: float) -> float | None:
     """For JSON, which has no NaN."""
     return None if isnan(value) else float(value)
 
@@ -184,31 +185,31 @@ COLUMNS = "", "imbalance", "worst", "in layer"
 NAMES = {"even_split": "  split evenly", "bound": "lower bound"}
 
 
-def render(forecast: Forecast, ink: Ink) -> str:
+def render(forecast: Forecast, ink: ColourMode) -> str:
     """The whole table; its last line says what has to move."""
     lines = [
-        paint(_title(forecast), Tint.BOLD, ink),
-        paint(_source(forecast), Tint.DIM, ink),
+        styled(_title(forecast), TextStyle.BOLD, ink),
+        styled(_source(forecast), TextStyle.DIM, ink),
         "",
-        paint(_aligned(COLUMNS), Tint.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
         _row(forecast, forecast.before_name, forecast.before),
     ]
     for name, values in forecast.curves.items():
         row = _row(forecast, NAMES.get(name, name), values)
-        lines.append(paint(row, Tint.BOLD, ink) if name == "planned" else row)
+        lines.append(styled(row, TextStyle.BOLD, ink) if name == "planned" else row)
     return "\n".join([*lines, "", _moves(forecast)])
 
 
 def _title(forecast: Forecast) -> str:
     layout = forecast.layout
     return (
-        f"{counted(len(layout.layers), 'layer')} of {counted(layout.experts, 'expert')} "
-        f"in {counted(layout.slots, 'slot')} on {counted(layout.ranks, 'rank')}"
+        f"{pluralize(len(layout.layers), 'layer')} of {pluralize(layout.experts, 'expert')} "
+        f"in {pluralize(layout.slots, 'slot')} on {pluralize(layout.ranks, 'rank')}"
     )
 
 
 def _source(forecast: Forecast) -> str:
-    windows = counted(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
+    windows = pluralize(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
     asked = forecast.asked
     fresh = asked.policy == "incremental" and forecast.before_name == "linear"
     policy = "connected, as nothing is installed" if fresh else asked.policy
@@ -228,7 +229,9 @@ def _source(forecast: Forecast) -> str:
 def _row(forecast: Forecast, name: str, values: Reals) -> str:
     worst = int(np.nan_to_num(values, nan=-1.0).argmax())
     layer = str(forecast.layout.layers[worst])
-    return _aligned((name, figure(mean_known(values)), figure(float(values[worst])), layer))
+    return _aligned(
+        (name, format_number(mean_known(values)), format_number(float(values[worst])), layer)
+    )
 
 
 def _aligned(texts: tuple[str, ...]) -> str:
@@ -241,7 +244,7 @@ def _moves(forecast: Forecast) -> str:
     total = forecast.layout.placement.size
     size = forecast.asked.expert_bytes
     if forecast.before_name == "linear":
-        return f"nothing installed: {counted(total, 'slot')} to fill{_weight(size, total)}"
+        return f"nothing installed: {pluralize(total, 'slot')} to fill{_weight(size, total)}"
     busy = int((forecast.layer_moves > 0).sum())
     share = forecast.moves / total
     return (
@@ -251,10 +254,10 @@ def _moves(forecast: Forecast) -> str:
 
 
 def _weight(size: int | None, copies: int) -> str:
-    return "" if size is None else f"\n{volume(size * copies)} of weights"
+    return "" if size is None else f"\n{format_size(size * copies)} of weights"
 
 
-def volume(size: float) -> str:
+def format_size(size: float) -> str:
     """Bytes in the largest binary unit that leaves a whole number of them."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -264,11 +267,11 @@ def volume(size: float) -> str:
     return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """So many of something, with thousands marked."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def figure(value: float, shape: str = ".4f") -> str:
+def format_number(value: float, shape: str = ".4f") -> str:
     """A number, or a dash where there is none."""
     return "-" if isnan(value) else format(value, shape)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, initial_placement
-from equipoise.balancer.formats.placement import Arrangement, Numbering
+from equipoise.balancer.formats.placement import Arrangement, LayerNumbering
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import PlacementError
 
@@ -19,7 +19,7 @@ Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Spread:
+class LoadSpread:
     """Each float64 (layers,), NaN where a layer had no rows.
 
     Attributes:
@@ -44,7 +44,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Served:
+class LayoutLoad:
     """Statistics as an arrangement would serve them.
 
     Attributes:
@@ -57,27 +57,27 @@ class Served:
 
     name: str
     slots: int
-    by_rank: Spread
-    by_slot: Spread
+    by_rank: LoadSpread
+    by_slot: LoadSpread
     rank_rows: Reals
 
 
-def serve(name: str, statistics: Statistics, layout: Arrangement) -> Served:
+def layout_load(name: str, statistics: Statistics, layout: Arrangement) -> LayoutLoad:
     """Raises `PlacementError` where the arrangement is of other layers or experts."""
-    rows = fitting_rows(statistics, layout)
-    part = parts(layout)
+    rows = layout_rows(statistics, layout)
+    part = replica_shares(layout)
     by_rank, by_slot, summed = [], [], []
     # Layer by layer: all slots of all windows of all layers may be more than memory.
     for place, row in enumerate(rows):
         slots = statistics.counts[:, place, layout.placement[row]] * part[row]
         ranks = slots.reshape(statistics.windows, layout.ranks, -1).sum(axis=2)
-        by_rank.append(figures(ranks))
-        by_slot.append(figures(slots))
+        by_rank.append(layer_spread(ranks))
+        by_slot.append(layer_spread(slots))
         summed.append(ranks.sum(axis=0))
-    return Served(name, layout.slots, _spread(by_rank), _spread(by_slot), np.stack(summed))
+    return LayoutLoad(name, layout.slots, _spread(by_rank), _spread(by_slot), np.stack(summed))
 
 
-def figures(rows: Reals) -> tuple[float, float, float]:
+def layer_spread(rows: Reals) -> tuple[float, float, float]:
     """Mean, std and imbalance of one layer's (windows, units); NaN where it had no rows."""
     rows = rows[rows.sum(axis=1) > 0]
     if not rows.size:
@@ -87,7 +87,7 @@ def figures(rows: Reals) -> tuple[float, float, float]:
     return float(mean.mean()), float(std), float((rows.max(axis=1) / mean - 1).mean())
 
 
-def summed(statistics: Statistics) -> Statistics:
+def sum_windows(statistics: Statistics) -> Statistics:
     """One window: the rows of all of them."""
     return Statistics(statistics.counts.sum(axis=0, keepdims=True), statistics.layers)
 
@@ -103,7 +103,7 @@ def linear(statistics: Statistics, ranks: int) -> Arrangement:
     return Arrangement.even(initial_placement(shape), ranks, statistics.layers)
 
 
-def parts(layout: Arrangement) -> Reals:
+def replica_shares(layout: Arrangement) -> Reals:
     """(layers, slots): the part of its expert that each slot takes; exact where all are even."""
     if not layout.is_even:
         return layout.shares / SHARE_ONE
@@ -113,7 +113,7 @@ def parts(layout: Arrangement) -> Reals:
     return found
 
 
-def fitting_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
+def layout_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
     """Which row of the arrangement is each layer of the statistics. Raises `PlacementError`."""
     if layout.experts != statistics.experts:
         raise PlacementError(
@@ -121,7 +121,9 @@ def fitting_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
         )
     # A file that numbers its layers from 0 perhaps counts those with experts only; then statistics
     # of as many layers are of the same ones.
-    counted = layout.numbering is Numbering.UNKNOWN and len(layout.layers) == len(statistics.layers)
+    counted = layout.numbering is LayerNumbering.UNKNOWN and len(layout.layers) == len(
+        statistics.layers
+    )
     numbers = statistics.layers if counted else layout.layers
     known = {layer: row for row, layer in enumerate(numbers)}
     for layer in statistics.layers:
@@ -130,9 +132,9 @@ def fitting_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
     return [known[layer] for layer in statistics.layers]
 
 
-def fitted(layout: Arrangement, statistics: Statistics) -> Arrangement:
+def select_layers(layout: Arrangement, statistics: Statistics) -> Arrangement:
     """The arrangement of just the layers of the statistics. Raises `PlacementError`."""
-    rows = fitting_rows(statistics, layout)
+    rows = layout_rows(statistics, layout)
     return replace(
         layout,
         placement=layout.placement[rows],
@@ -167,6 +169,6 @@ def mean_known(values: Reals) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def _spread(rows: list[tuple[float, float, float]]) -> Spread:
+def _spread(rows: list[tuple[float, float, float]]) -> LoadSpread:
     mean, std, imbalance = np.array(rows, dtype=np.float64).T
-    return Spread(mean, std, imbalance)
+    return LoadSpread(mean, std, imbalance)

@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from equipoise.report.proxy_log.requests import COMPLETED, Routed, Trip
+from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
 
 Reals: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 MOMENTS = 4096
 
 
 @dataclass(frozen=True)
-class Loads:
+class WorkerLoads:
     """KV tokens of every worker at moments that lie equally far apart.
 
     Attributes:
@@ -50,7 +50,7 @@ class Loads:
         return self.imbalance / float(envelope.mean()) if envelope.size else float("nan")
 
 
-def loads_of(routed: Routed, moments: int = MOMENTS) -> Loads | None:
+def worker_loads(routed: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None:
     """None where no worker had a request.
 
     A request weighs its prompt from its binding on, and its tokens as they come: at equal
@@ -69,10 +69,10 @@ def loads_of(routed: Routed, moments: int = MOMENTS) -> Loads | None:
     tokens = np.stack(columns, axis=1)
     starts = [trip.bound - begin for trip in routed.bound if trip.bound is not None]
     during = (times >= min(starts)) & (times <= max(max(starts), min(starts) + step))
-    return Loads(times, tokens, during & (tokens.max(axis=1) > 0))
+    return WorkerLoads(times, tokens, during & (tokens.max(axis=1) > 0))
 
 
-def _load(trips: list[Trip], begin: float, times: Reals) -> Reals:
+def _load(trips: list[LoggedRequest], begin: float, times: Reals) -> Reals:
     """Of one worker: a sum of steps and ramps, each of which is switched on and off again."""
     if not trips:
         return np.zeros_like(times)
@@ -88,7 +88,7 @@ def _load(trips: list[Trip], begin: float, times: Reals) -> Reals:
     return np.where(load > 1e-3, load, 0.0)
 
 
-def _edges(trip: Trip, begin: float) -> list[tuple[float, float, float]]:
+def _edges(trip: LoggedRequest, begin: float) -> list[tuple[float, float, float]]:
     """(seconds behind `begin`, by how much the level changes, by how much the slope does)."""
     assert trip.bound is not None
     bound = trip.bound - begin
@@ -103,7 +103,7 @@ def _edges(trip: Trip, begin: float) -> list[tuple[float, float, float]]:
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeanAndP99:
     """Mean and 99th percentile in seconds; nan where nobody has any."""
 
     mean: float
@@ -111,7 +111,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RequestFigures:
     """What some of the requests came to.
 
     Attributes:
@@ -131,14 +131,14 @@ class Share:
     retried: int
     prompt: int
     output: int
-    wait: Spread
-    ttft: Spread
-    tpot: Spread
+    wait: MeanAndP99
+    ttft: MeanAndP99
+    tpot: MeanAndP99
     load: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class ProxyLogFigures:
     """Everything that a table of a log has.
 
     Attributes:
@@ -153,8 +153,8 @@ class Figures:
 
     seconds: float
     outcomes: dict[str, int]
-    total: Share
-    workers: dict[str, Share]
+    total: RequestFigures
+    workers: dict[str, RequestFigures]
     imbalance: float
     idle: float
     cut: int
@@ -165,11 +165,11 @@ class Figures:
         return found
 
 
-def figures_of(routed: Routed) -> Figures:
+def figures_of(routed: ProxyLog) -> ProxyLogFigures:
     """All of them."""
-    loads = loads_of(routed)
+    loads = worker_loads(routed)
     means = {} if loads is None else dict(zip(routed.workers, _build_context(loads), strict=True))
-    return Figures(
+    return ProxyLogFigures(
         seconds=routed.seconds,
         outcomes=dict(Counter(trip.outcome for trip in routed.trips).most_common()),
         total=_share(routed.trips, sum(means.values()) if means else float("nan")),
@@ -183,30 +183,30 @@ def figures_of(routed: Routed) -> Figures:
     )
 
 
-def spread_of(values: Iterable[float | None]) -> Spread:
+def mean_and_p99(values: Iterable[float | None]) -> MeanAndP99:
     """Of those that are known."""
     known = np.array([value for value in values if value is not None], dtype=np.float64)
     if not known.size:
-        return Spread(float("nan"), float("nan"))
-    return Spread(float(known.mean()), float(np.quantile(known, 0.99)))
+        return MeanAndP99(float("nan"), float("nan"))
+    return MeanAndP99(float(known.mean()), float(np.quantile(known, 0.99)))
 
 
-def _build_context(loads: Loads) -> list[float]:
+def _build_context(loads: WorkerLoads) -> list[float]:
     if not loads.busy.any():
         return [float("nan")] * loads.tokens.shape[1]
     return [float(mean) for mean in loads.tokens[loads.busy].mean(axis=0)]
 
 
-def _share(trips: Sequence[Trip], load: float) -> Share:
-    return Share(
+def _share(trips: Sequence[LoggedRequest], load: float) -> RequestFigures:
+    return RequestFigures(
         requests=len(trips),
         completed=sum(trip.outcome == COMPLETED for trip in trips),
         retried=sum(trip.attempts > 1 for trip in trips),
         prompt=sum(trip.prompt for trip in trips),
         output=sum(trip.output for trip in trips),
-        wait=spread_of(trip.wait for trip in trips),
-        ttft=spread_of(trip.ttft for trip in trips),
-        tpot=spread_of(trip.tpot for trip in trips),
+        wait=mean_and_p99(trip.wait for trip in trips),
+        ttft=mean_and_p99(trip.ttft for trip in trips),
+        tpot=mean_and_p99(trip.tpot for trip in trips),
         load=load,
     )
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from equipoise import __version__
-from equipoise.report.proxy_log.figures import Figures
-from equipoise.report.proxy_log.plots import gantt, load_lines, wait_by_size
-from equipoise.report.proxy_log.requests import COMPLETED, Routed
-from equipoise.report.proxy_log.table import HEADS, UNITS, notes, number, rows_of, title
-from equipoise.report.run.html import visible
+from equipoise.report.proxy_log.figures import ProxyLogFigures
+from equipoise.report.proxy_log.plots import request_gantt, wait_by_prompt, worker_load_plot
+from equipoise.report.proxy_log.requests import COMPLETED, ProxyLog
+from equipoise.report.proxy_log.table import HEADS, UNITS, format_value, notes, rows_of, title
+from equipoise.report.run.html import escape_html
 from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import Picture
 
@@ -17,9 +17,9 @@ PARTS = (("Requests and tokens", 0, 4), ("Times", 4, 10))
 """The columns, in tables that fit a page."""
 
 
-def render_html(routed: Routed, figures: Figures, about: Mapping[str, str]) -> str:
+def render_html(routed: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, str]) -> str:
     """The whole file as text; `about` names the command. Raises PlotsMissing."""
-    drawn = (gantt(routed), load_lines(routed), wait_by_size(routed))
+    drawn = (request_gantt(routed), worker_load_plot(routed), wait_by_prompt(routed))
     body = "\n".join(
         (
             _head(routed, figures),
@@ -34,52 +34,55 @@ def render_html(routed: Routed, figures: Figures, about: Mapping[str, str]) -> s
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: {visible(title(figures))}</title>\n<style>{CSS}</style>\n"
+        f"<title>Equipoise: {escape_html(title(figures))}</title>\n<style>{CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _head(routed: Routed, figures: Figures) -> str:
+def _head(routed: ProxyLog, figures: ProxyLogFigures) -> str:
     completed, total = figures.outcomes.get(COMPLETED, 0), figures.total.requests
     mood = "good" if completed == total else "bad"
     verdict = f"{completed:,} of {total:,} requests completed"
     return (
         "<header><h1>Where requests went</h1>"
-        f'<p class="soft">{visible(routed.log)}: {visible(title(figures))}. From the log of '
+        f'<p class="soft">{escape_html(routed.log)}: {escape_html(title(figures))}. From the log of '
         "equipoise route.</p>"
-        f'<div class="verdict {mood}">{visible(verdict)}</div></header>'
+        f'<div class="verdict {mood}">{escape_html(verdict)}</div></header>'
     )
 
 
-def _tiles(figures: Figures) -> str:
+def _tiles(figures: ProxyLogFigures) -> str:
     total, seconds = figures.total, max(figures.seconds, 1e-9)
     tiles = (
-        (number(figures.imbalance, 1.0, 0), "imbalance, tokens"),
-        (f"{number(figures.idle, 100.0, 1)} %", "idle, if a step waits for the fullest worker"),
+        (format_value(figures.imbalance, 1.0, 0), "imbalance, tokens"),
+        (
+            f"{format_value(figures.idle, 100.0, 1)} %",
+            "idle, if a step waits for the fullest worker",
+        ),
         (f"{total.output / seconds:,.0f}", "output tokens/s"),
-        (f"{number(total.wait.p99, 1.0, 3)} s", "wait at the proxy, P99"),
-        (f"{number(total.ttft.mean, 1.0, 3)} s", "time to the first token, mean"),
-        (f"{number(total.tpot.mean, 1e3, 2)} ms", "time per further token, mean"),
+        (f"{format_value(total.wait.p99, 1.0, 3)} s", "wait at the proxy, P99"),
+        (f"{format_value(total.ttft.mean, 1.0, 3)} s", "time to the first token, mean"),
+        (f"{format_value(total.tpot.mean, 1e3, 2)} ms", "time per further token, mean"),
     )
     inner = "".join(
-        f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
+        f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
         for value, words in tiles
     )
     return f'<div class="tiles">{inner}</div>'
 
 
-def _workers(figures: Figures) -> str:
+def _workers(figures: ProxyLogFigures) -> str:
     tables = []
     for name, first, last in PARTS:
         columns = zip(HEADS[first:last], UNITS[first:last], strict=True)
         heads = (name, *(f"{head}, {unit}" if unit else head for head, unit in columns))
         rows = [(row[0], *row[1 + first : 1 + last]) for row in rows_of(figures)]
         tables.append(f'<div class="card">{_table(heads, rows)}</div>')
-    lines = "".join(f"<li>{visible(_sentence(line))}</li>" for line in notes(figures))
+    lines = "".join(f"<li>{escape_html(_sentence(line))}</li>" for line in notes(figures))
     return f"{''.join(tables)}<ul class=soft>{lines}</ul>"
 
 
-def _outcomes(figures: Figures) -> str:
+def _outcomes(figures: ProxyLogFigures) -> str:
     total = figures.total.requests
     rows = [
         (name, f"{count:,}", f"{count / total:.1%}") for name, count in figures.outcomes.items()
@@ -89,31 +92,33 @@ def _outcomes(figures: Figures) -> str:
 
 def _about(about: Mapping[str, str]) -> str:
     facts = {"equipoise": __version__, **about}
-    pairs = (f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in facts.items())
+    pairs = (f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in facts.items())
     return f'<div class="card"><dl>{"".join(pairs)}</dl></div>'
 
 
-def _figures(about: Mapping[str, str], figures: Figures) -> str:
+def _figures(about: Mapping[str, str], figures: ProxyLogFigures) -> str:
     whole: dict[str, Any] = {**about, **figures.to_json()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{visible(text)}</pre>"
+    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
     return f'<div class="card"><details>{inner}</details></div>'
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{visible(name)}</th>" for name in heads)
-    lines = ("".join(f"<td>{visible(text)}</td>" for text in row) for row in rows)
+    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
+    lines = ("".join(f"<td>{escape_html(text)}</td>" for text in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _picture(picture: Picture) -> str:
-    inner = f'<p class="soft">{visible(picture.caption)}</p><div class="card">{picture.svg}</div>'
+    inner = (
+        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>'
+    )
     return _section(picture.title, inner)
 
 
 def _section(name: str, inner: str) -> str:
-    return f"<section><h2>{visible(name)}</h2>{inner}</section>"
+    return f"<section><h2>{escape_html(name)}</h2>{inner}</section>"
 
 
 def _sentence(line: str) -> str:

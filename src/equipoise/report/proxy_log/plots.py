@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.report import plot_helpers
-from equipoise.report.proxy_log.figures import Loads, Reals, loads_of
-from equipoise.report.proxy_log.requests import COMPLETED, Routed, Trip
+from equipoise.report.proxy_log.figures import Reals, WorkerLoads, worker_loads
+from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
 from equipoise.report.run.table import printable
-from equipoise.report.simulation.plot_style import gridded
-from equipoise.report.svg import INK, MUTED, SEQUENTIAL, Picture, draw
+from equipoise.report.simulation.plot_style import add_grid
+from equipoise.report.svg import MUTED, SEQUENTIAL, TEXT_COLOUR, Picture, draw
 
 MOST_WORKERS = 8
 """That are drawn: more would be a carpet."""
@@ -25,7 +25,7 @@ MOST_REQUESTS = 480
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class LogExcerpt:
     """Requests that arrived one after the other, and the workers that had them.
 
     Attributes:
@@ -36,12 +36,12 @@ class Excerpt:
     """
 
     workers: tuple[str, ...]
-    lanes: tuple[tuple[tuple[Trip, ...], ...], ...]
+    lanes: tuple[tuple[tuple[LoggedRequest, ...], ...], ...]
     whole: bool
     begin: float
 
 
-def excerpt_of(routed: Routed) -> Excerpt | None:
+def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     """Those in the middle, where there are more than can be drawn; None where there are none."""
     workers = routed.workers[:MOST_WORKERS]
     shown = set(workers)
@@ -52,13 +52,13 @@ def excerpt_of(routed: Routed) -> Excerpt | None:
         return None
     skipped = max(0, len(known) - MOST_REQUESTS) // 2
     middle = known[skipped : skipped + MOST_REQUESTS]
-    lanes = tuple(packed([t for t in middle if t.worker == worker]) for worker in workers)
-    return Excerpt(workers, lanes, len(middle) == len(routed.bound), middle[0].arrival)
+    lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
+    return LogExcerpt(workers, lanes, len(middle) == len(routed.bound), middle[0].arrival)
 
 
-def packed(trips: Sequence[Trip]) -> tuple[tuple[Trip, ...], ...]:
+def pack_lanes(trips: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
     """In as few lanes as can be: each request takes the lane that is free first."""
-    lanes: list[list[Trip]] = []
+    lanes: list[list[LoggedRequest]] = []
     free: list[tuple[float, int]] = []
     for trip in sorted(trips, key=lambda one: one.arrival):
         if free and free[0][0] <= trip.arrival:
@@ -75,26 +75,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PARTS = {
+PART_COLOURS = {
     "waits at the proxy": "#d8d3c7",
     "until the first token": "#e0a458",
     "makes tokens": "#3d6fb6",
     "whole answer, not streamed": "#7a5ba6",
 }
-ILL = "ended otherwise than well"
-ILL_COLOUR = "#b3331d"
+FAILED_LABEL = "ended otherwise than well"
+FAILED_COLOUR = "#b3331d"
 LEAST, MOST = 0.55, 2.2
 """Inches for a worker."""
-A_LANE = 0.035
+LANE_HEIGHT = 0.035
 LONGEST_NAME = 18
 
 
-def gantt(routed: Routed) -> Picture | None:
+def request_gantt(routed: ProxyLog) -> Picture | None:
     """None where no worker had a request."""
-    excerpt = excerpt_of(routed)
+    excerpt = log_excerpt(routed)
     if excerpt is None:
         return None
-    heights = [min(MOST, max(LEAST, A_LANE * len(lanes))) for lanes in excerpt.lanes]
+    heights = [min(MOST, max(LEAST, LANE_HEIGHT * len(lanes))) for lanes in excerpt.lanes]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[
@@ -114,7 +114,7 @@ def gantt(routed: Routed) -> Picture | None:
     )
 
 
-def _which(routed: Routed, excerpt: Excerpt) -> str:
+def _which(routed: ProxyLog, excerpt: LogExcerpt) -> str:
     shown = sum(len(lane) for lanes in excerpt.lanes for lane in lanes)
     if excerpt.whole:
         return f"All {shown:,} requests that a worker had."
@@ -124,14 +124,16 @@ def _which(routed: Routed, excerpt: Excerpt) -> str:
     return f"{shown:,} requests from the middle {of}{fewer}."
 
 
-def _worker(axis: "Axes", name: str, lanes: Sequence[Sequence[Trip]], begin: float) -> None:
+def _worker(
+    axis: "Axes", name: str, lanes: Sequence[Sequence[LoggedRequest]], begin: float
+) -> None:
     bars = [
         (number, part, start - begin, end - start)
         for number, lane in enumerate(lanes)
         for trip in lane
-        for part, start, end in parts(trip)
+        for part, start, end in request_parts(trip)
     ]
-    for part, colour in PARTS.items():
+    for part, colour in PART_COLOURS.items():
         own = [bar for bar in bars if bar[1] == part]
         axis.barh(
             [bar[0] for bar in own], [bar[3] for bar in own], left=[bar[2] for bar in own],
@@ -144,7 +146,7 @@ def _worker(axis: "Axes", name: str, lanes: Sequence[Sequence[Trip]], begin: flo
         if trip.outcome != COMPLETED
     ]
     axis.plot([end[0] for end in ends], [end[1] for end in ends], marker="|", markersize=5,
-              linestyle="none", color=ILL_COLOUR, markeredgewidth=1.6)  # fmt: skip
+              linestyle="none", color=FAILED_COLOUR, markeredgewidth=1.6)  # fmt: skip
     _tidy(axis, name, len(lanes))
 
 
@@ -160,9 +162,9 @@ def _tidy(axis: "Axes", name: str, lanes: int) -> None:
     axis.set_axisbelow(True)
 
 
-def parts(trip: Trip) -> Iterator[tuple[str, float, float]]:
+def request_parts(trip: LoggedRequest) -> Iterator[tuple[str, float, float]]:
     """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
-    waits, prompts, makes, whole = PARTS
+    waits, prompts, makes, whole = PART_COLOURS
     bound = trip.end if trip.bound is None else max(trip.bound, trip.arrival)
     yield waits, trip.arrival, bound
     if trip.bound is None:
@@ -179,9 +181,9 @@ def _legend(figure: "Figure") -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Patch | Line2D] = [Patch(color=c, label=name) for name, c in PARTS.items()]
-    handles.append(Line2D([], [], marker="|", linestyle="none", color=ILL_COLOUR,
-                          markeredgewidth=1.6, label=ILL))  # fmt: skip
+    handles: list[Patch | Line2D] = [Patch(color=c, label=name) for name, c in PART_COLOURS.items()]
+    handles.append(Line2D([], [], marker="|", linestyle="none", color=FAILED_COLOUR,
+                          markeredgewidth=1.6, label=FAILED_LABEL))  # fmt: skip
     figure.legend(handles=handles, loc="outside upper right", ncols=5, frameon=False, fontsize=8.5,
                   handlelength=1.0, columnspacing=1.4)  # fmt: skip
 
@@ -190,19 +192,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DRAWN = 800
+DRAWN_MOMENTS = 800
 """Moments of a line."""
 RASTER_FROM = 16
 """Lines as such up to so many; more are an image, which does not grow with their number."""
 CLASSES = 10
-FEWEST = 20
+MIN_REQUESTS = 20
 """Requests, of which classes can be told apart."""
 BLUE, RED = "#3d6fb6", "#b3331d"
 
 
-def load_lines(routed: Routed) -> Picture | None:
+def worker_load_plot(routed: ProxyLog) -> Picture | None:
     """None where no worker had a request."""
-    loads = loads_of(routed, DRAWN)
+    loads = worker_loads(routed, DRAWN_MOMENTS)
     if loads is None:
         return None
 
@@ -226,43 +228,47 @@ def load_lines(routed: Routed) -> Picture | None:
     )
 
 
-def _loads(axis: "Axes", loads: Loads) -> None:
-    tones = plot_helpers.colours(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.tokens.shape[1]))
+def _loads(axis: "Axes", loads: WorkerLoads) -> None:
+    tones = plot_helpers.colour_map(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.tokens.shape[1]))
     raster = loads.tokens.shape[1] > RASTER_FROM
     for worker, tone in enumerate(tones):
         axis.plot(loads.times, loads.tokens[:, worker] / 1e3, color=tone, linewidth=0.9, alpha=0.85,
                   rasterized=raster)  # fmt: skip
-    axis.plot(loads.times, loads.tokens.max(axis=1) / 1e3, color=INK, linewidth=1.0)
+    axis.plot(loads.times, loads.tokens.max(axis=1) / 1e3, color=TEXT_COLOUR, linewidth=1.0)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("KV tokens, thousands")
-    gridded(axis)
+    add_grid(axis)
 
 
-def _idle(axis: "Axes", loads: Loads) -> None:
+def _idle(axis: "Axes", loads: WorkerLoads) -> None:
     envelope = loads.envelope
     gap = envelope - loads.tokens.sum(axis=1)
     share = np.divide(gap, envelope, out=np.zeros_like(gap), where=envelope > 0)
     axis.fill_between(loads.times, share * 100, color=MUTED, alpha=0.55, linewidth=0, step="mid")
     axis.set_ylim(0, 100)
     axis.set_ylabel("idle, %")
-    gridded(axis)
+    add_grid(axis)
 
 
 def _keys() -> list[object]:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], color=INK, linewidth=1.4, label="the fullest worker"),
+        Line2D([], [], color=TEXT_COLOUR, linewidth=1.4, label="the fullest worker"),
         Line2D(
-            [], [], color=plot_helpers.colours(SEQUENTIAL)(0.5), linewidth=1.4, label="each worker"
+            [],
+            [],
+            color=plot_helpers.colour_map(SEQUENTIAL)(0.5),
+            linewidth=1.4,
+            label="each worker",
         ),
     ]
 
 
-def classes_of(routed: Routed) -> list[Reals]:
+def prompt_classes(routed: ProxyLog) -> list[Reals]:
     """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
     known = [(trip.prompt, trip.wait) for trip in routed.bound if trip.wait is not None]
-    if len(known) < FEWEST:
+    if len(known) < MIN_REQUESTS:
         return []
     pairs = np.array(known, dtype=np.float64)
     edges = np.unique(np.quantile(pairs[:, 0], np.arange(1, CLASSES) / CLASSES))
@@ -270,9 +276,9 @@ def classes_of(routed: Routed) -> list[Reals]:
     return [pairs[which == number] for number in np.unique(which)]
 
 
-def wait_by_size(routed: Routed) -> Picture | None:
+def wait_by_prompt(routed: ProxyLog) -> Picture | None:
     """None where prompts are too few, or too much alike, to be classed."""
-    classes = classes_of(routed)
+    classes = prompt_classes(routed)
     if len(classes) < 2:
         return None
 
@@ -288,7 +294,7 @@ def wait_by_size(routed: Routed) -> Picture | None:
         axis.set_xlabel("mean prompt of each class of requests, tokens")
         axis.set_ylabel("wait at the proxy, s")
         axis.legend(frameon=False, fontsize=9)
-        gridded(axis)
+        add_grid(axis)
 
     return Picture(
         "Who waits: small requests or large ones",

@@ -8,7 +8,7 @@ COMPLETED = "completed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trip:
+class LoggedRequest:
     """One request; times in seconds of one clock, None: it did not come to that.
 
     Attributes:
@@ -59,7 +59,7 @@ class Trip:
 
 
 @dataclass(frozen=True)
-class Routed:
+class ProxyLog:
     """All requests of one run of a proxy, at least one.
 
     Attributes:
@@ -69,13 +69,13 @@ class Routed:
     """
 
     log: str
-    trips: tuple[Trip, ...]
+    trips: tuple[LoggedRequest, ...]
     cut: int = 0
 
     @cached_property
-    def by_worker(self) -> dict[str, tuple[Trip, ...]]:
+    def by_worker(self) -> dict[str, tuple[LoggedRequest, ...]]:
         """Requests by the worker that had them last, numbers in names in order."""
-        found: dict[str, list[Trip]] = {}
+        found: dict[str, list[LoggedRequest]] = {}
         for trip in self.trips:
             if trip.worker is not None:
                 found.setdefault(trip.worker, []).append(trip)
@@ -87,7 +87,7 @@ class Routed:
         return tuple(self.by_worker)
 
     @cached_property
-    def bound(self) -> tuple[Trip, ...]:
+    def bound(self) -> tuple[LoggedRequest, ...]:
         """Requests that a worker had."""
         return tuple(trip for trip in self.trips if trip.bound is not None)
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from math import isnan
 
-from equipoise.report.placement.forecast import counted
-from equipoise.report.proxy_log.figures import Figures, Share, Spread
+from equipoise.report.placement.forecast import pluralize
+from equipoise.report.proxy_log.figures import MeanAndP99, ProxyLogFigures, RequestFigures
 from equipoise.report.run.table import printable
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 HEADS = (
     "requests", "prompt", "output", "load", "wait", "P99", "TTFT", "P99", "TPOT", "P99",
@@ -16,38 +16,38 @@ ALL = "all"
 NONE = "\u2013"
 
 
-def render(figures: Figures, log: str, ink: Ink) -> str:
+def render(figures: ProxyLogFigures, log: str, ink: ColourMode) -> str:
     """The whole table."""
     rows = [("", *HEADS), ("", *UNITS), *rows_of(figures)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [_aligned(row, widths) for row in rows]
-    lines[:2] = [paint(line, Tint.DIM, ink) for line in lines[:2]]
-    lines[-1] = paint(lines[-1], Tint.BOLD, ink)
-    head = paint(f"{printable(log)}: {title(figures)}", Tint.BOLD, ink)
+    lines[:2] = [styled(line, TextStyle.DIM, ink) for line in lines[:2]]
+    lines[-1] = styled(lines[-1], TextStyle.BOLD, ink)
+    head = styled(f"{printable(log)}: {title(figures)}", TextStyle.BOLD, ink)
     return "\n".join([head, *outcomes(figures), "", *lines, "", *notes(figures)])
 
 
-def title(figures: Figures) -> str:
+def title(figures: ProxyLogFigures) -> str:
     """How many requests, workers, seconds."""
     requests, workers = figures.total.requests, len(figures.workers)
     return (
-        f"{counted(requests, 'request')} in {figures.seconds:,.1f} s on "
-        f"{counted(workers, 'worker')}"
+        f"{pluralize(requests, 'request')} in {figures.seconds:,.1f} s on "
+        f"{pluralize(workers, 'worker')}"
     )
 
 
-def outcomes(figures: Figures) -> Iterator[str]:
+def outcomes(figures: ProxyLogFigures) -> Iterator[str]:
     """How they ended, in a line."""
     yield ", ".join(f"{count:,} {name}" for name, count in figures.outcomes.items())
 
 
-def rows_of(figures: Figures) -> list[tuple[str, ...]]:
+def rows_of(figures: ProxyLogFigures) -> list[tuple[str, ...]]:
     """A row for each worker, then one for all; as many cells as `HEADS`, behind the name."""
     rows = [(printable(name), *_cells(share)) for name, share in figures.workers.items()]
     return [*rows, (ALL, *_cells(figures.total))]
 
 
-def notes(figures: Figures) -> Iterator[str]:
+def notes(figures: ProxyLogFigures) -> Iterator[str]:
     """Below the table."""
     if not isnan(figures.imbalance):
         yield (
@@ -55,29 +55,29 @@ def notes(figures: Figures) -> Iterator[str]:
             " load on every one; mean while requests were bound"
         )
     if figures.total.retried:
-        yield f"{counted(figures.total.retried, 'request')} sent more than once; the last counts"
+        yield f"{pluralize(figures.total.retried, 'request')} sent more than once; the last counts"
     if figures.cut:
-        lines = counted(figures.cut, "line")
+        lines = pluralize(figures.cut, "line")
         yield f"{lines} of the log cut off and left out: a proxy was killed, or a disk was full"
     yield "requests that were under way when the proxy was killed are in no log"
 
 
-def _cells(share: Share) -> Iterator[str]:
+def _cells(share: RequestFigures) -> Iterator[str]:
     yield f"{share.requests:,}"
     yield f"{share.prompt:,}"
     yield f"{share.output:,}"
-    yield number(share.load, 1.0, 0)
+    yield format_value(share.load, 1.0, 0)
     yield from _two(share.wait, 1.0, 3)
     yield from _two(share.ttft, 1.0, 3)
     yield from _two(share.tpot, 1e3, 2)
 
 
-def _two(spread: Spread, scale: float, decimals: int) -> Iterator[str]:
-    yield number(spread.mean, scale, decimals)
-    yield number(spread.p99, scale, decimals)
+def _two(spread: MeanAndP99, scale: float, decimals: int) -> Iterator[str]:
+    yield format_value(spread.mean, scale, decimals)
+    yield format_value(spread.p99, scale, decimals)
 
 
-def number(value: float, scale: float, decimals: int) -> str:
+def format_value(value: float, scale: float, decimals: int) -> str:
     """A dash for what is not known."""
     return NONE if isnan(value) else f"{value * scale:,.{decimals}f}"
 

@@ -6,15 +6,15 @@ from html import escape
 
 from equipoise.demo.run_record import RunRecord
 from equipoise.report.run.plots import pictures
-from equipoise.report.run.summary import Summary
-from equipoise.report.run.table import COLUMNS, cells, human_bytes, ordered, verdict
+from equipoise.report.run.summary import RunSummary
+from equipoise.report.run.table import COLUMNS, cells, human_bytes, ordered_variants, verdict
 from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import Picture, PlotsMissing
 
 __all__ = ["PlotsMissing", "render_html"]
 
 
-def render_html(record: RunRecord, summary: Summary, command: str) -> str:
+def render_html(record: RunRecord, summary: RunSummary, command: str) -> str:
     """The whole file as text. Raises PlotsMissing without matplotlib.
 
     Every text of the run is escaped: prompts are whatever a file held.
@@ -39,25 +39,25 @@ def render_html(record: RunRecord, summary: Summary, command: str) -> str:
     )
 
 
-def visible(text: str) -> str:
+def escape_html(text: str) -> str:
     """Escaped for HTML; control characters, which no page may hold, are replaced."""
     kept = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     return escape(kept, quote=True)
 
 
-def _head(summary: Summary) -> str:
-    kinds = " \u2192 ".join(visible(phase) for phase in summary.phases)
+def _head(summary: RunSummary) -> str:
+    kinds = " \u2192 ".join(escape_html(phase) for phase in summary.phases)
     mood = "bad" if summary.exit_code else "good"
     return (
         "<header><h1>Equipoise</h1>"
         f'<p class="soft">{summary.where}, {summary.layers} layers of {summary.experts} '
-        f"experts in {summary.slots} slots, {visible(summary.way)}. "
+        f"experts in {summary.slots} slots, {escape_html(summary.way)}. "
         f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}.</p>"
-        f'<div class="verdict {mood}">{visible(verdict(summary))}</div></header>'
+        f'<div class="verdict {mood}">{escape_html(verdict(summary))}</div></header>'
     )
 
 
-def _tiles(summary: Summary) -> str:
+def _tiles(summary: RunSummary) -> str:
     compared = summary.has_unbalanced
     noise = f"; noise {_seconds(summary.stall_noise_seconds)}" if compared else ""
     untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
@@ -76,18 +76,18 @@ def _tiles(summary: Summary) -> str:
         (_rate(summary.tokens_per_second), f"tokens/s{untouched if compared else ''}"),
     ]
     inner = "".join(
-        f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
+        f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
         for value, words in tiles
     )
     return f'<div class="tiles">{inner}</div>'
 
 
-def _table(summary: Summary) -> str:
-    header = "".join(f"<th>{visible(column)}</th>" for column in COLUMNS)
+def _table(summary: RunSummary) -> str:
+    header = "".join(f"<th>{escape_html(column)}</th>" for column in COLUMNS)
     lines = []
-    for name, _ in ordered(summary):
+    for name, _ in ordered_variants(summary):
         texts = (text.removeprefix("* ").strip() for text in cells(summary, name))
-        row = "".join(f"<td>{visible(text)}</td>" for text in texts)
+        row = "".join(f"<td>{escape_html(text)}</td>" for text in texts)
         lines.append(f'<tr class="{"main" if name == summary.shares else "other"}">{row}</tr>')
     return (
         '<p class="soft">Imbalance is max / mean \u2212 1 of the rows that ranks computed, mean '
@@ -98,7 +98,7 @@ def _table(summary: Summary) -> str:
     )
 
 
-def _compared_with(summary: Summary) -> str:
+def _compared_with(summary: RunSummary) -> str:
     """What the columns of the table are compared with, in words."""
     if summary.has_unbalanced:
         return (
@@ -115,14 +115,14 @@ def _picture(picture: Picture) -> str:
     # An <svg> of our own making: its texts were escaped when it was drawn.
     return _section(
         picture.title,
-        f'<p class="soft">{visible(picture.caption)}</p><div class="card">{picture.svg}</div>',
+        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>',
     )
 
 
 def _samples(record: RunRecord) -> str:
     cards = "".join(
-        f'<div class="card"><h3>{visible(phase)}</h3>'
-        f"<pre>{visible(prompt)}<mark>{visible(written)}</mark></pre></div>"
+        f'<div class="card"><h3>{escape_html(phase)}</h3>'
+        f"<pre>{escape_html(prompt)}<mark>{escape_html(written)}</mark></pre></div>"
         for phase, prompt, written in zip(
             record.phases, record.prompts, record.continuations, strict=False
         )
@@ -131,7 +131,7 @@ def _samples(record: RunRecord) -> str:
     return f'{note}<div class="samples">{cards}</div>' if cards else "<p>No sample was kept.</p>"
 
 
-def _engine(summary: Summary) -> list[str]:
+def _engine(summary: RunSummary) -> list[str]:
     """What the engine was told; nothing where there was none."""
     if not summary.engine:
         return []
@@ -143,7 +143,7 @@ def _engine(summary: Summary) -> list[str]:
     return [_section("What the engine was told", note + _list(facts))]
 
 
-def _machine(summary: Summary, command: str) -> str:
+def _machine(summary: RunSummary, command: str) -> str:
     facts: Iterable[tuple[str, str]] = (
         ("command", command),
         ("equipoise", f"{summary.version}, {summary.backend} over {summary.communicator}"),
@@ -155,21 +155,21 @@ def _machine(summary: Summary, command: str) -> str:
 
 
 def _list(facts: Iterable[tuple[str, object]]) -> str:
-    items = "".join(f"<dt>{visible(k)}</dt><dd>{visible(str(v))}</dd>" for k, v in facts)
+    items = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in facts)
     return f'<div class="card"><dl>{items}</dl></div>'
 
 
-def _figures(summary: Summary) -> str:
+def _figures(summary: RunSummary) -> str:
     text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{visible(text)}</pre>"
+    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
     return f'<div class="card"><details>{inner}</details></div>'
 
 
 def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{visible(title)}</h2>{inner}</section>"
+    return f"<section><h2>{escape_html(title)}</h2>{inner}</section>"
 
 
-def _smaller(summary: Summary) -> str:
+def _smaller(summary: RunSummary) -> str:
     before, after = summary.imbalance_unbalanced, summary.imbalance_balanced
     return f"{before / after:.1f}\u00d7" if before is not None and after else "\u2013"
 

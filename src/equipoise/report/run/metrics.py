@@ -35,12 +35,12 @@ def noise_floor(rows: int, ranks: int) -> float:
     if rows < 1 or ranks < 1:
         raise ValueError(f"a noise floor needs rows and ranks, got {rows} rows on {ranks} ranks")
     if rows <= EXACT_UP_TO * ranks:
-        return exact_floor(rows, ranks)
-    return normal_floor(rows, ranks)
+        return exact_noise_floor(rows, ranks)
+    return normal_noise_floor(rows, ranks)
 
 
 @lru_cache(maxsize=4096)
-def exact_floor(rows: int, ranks: int) -> float:
+def exact_noise_floor(rows: int, ranks: int) -> float:
     """The floor as the sum of P(maximum > m), by the generating function of truncated Poissons.
 
     Given their sum, independent Poisson counts are multinomial; hence P(maximum <= m) is the
@@ -61,7 +61,7 @@ def exact_floor(rows: int, ranks: int) -> float:
     return expected * ranks / rows - 1.0
 
 
-def normal_floor(rows: int, ranks: int) -> float:
+def normal_noise_floor(rows: int, ranks: int) -> float:
     """The floor in the limit of many rows: sqrt(ranks / rows) times the expected maximum of
     `ranks` standard normal variables (the mean of the counts cancels their correlation)."""
     return math.sqrt(ranks / rows) * _expected_normal_maximum(ranks)
@@ -95,7 +95,7 @@ def _expected_normal_maximum(ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Window:
+class StepRange:
     """The steps `first` to `last` - 1 that figures are taken over."""
 
     first: int
@@ -119,17 +119,17 @@ def imbalance_by_step(rank_rows: Counts) -> Reals:
     return _mean_over_layers(relative_load(rank_rows).max(axis=-1) - 1.0)
 
 
-def imbalance(rank_rows: Counts, window: Window) -> float:
+def imbalance(rank_rows: Counts, window: StepRange) -> float:
     """max / mean - 1 over ranks, mean over layers and the window's steps; nan without rows."""
     return _mean(relative_load(rank_rows[window.steps]).max(axis=-1) - 1.0)
 
 
-def balancedness(rank_rows: Counts, window: Window) -> float:
+def balancedness(rank_rows: Counts, window: StepRange) -> float:
     """mean / max over ranks (vLLM's word), mean over layers and steps; nan without rows."""
     return _mean(1.0 / relative_load(rank_rows[window.steps]).max(axis=-1))
 
 
-def floor_by_step(rank_rows: Counts) -> Reals:
+def noise_floor_by_step(rank_rows: Counts) -> Reals:
     """The noise floor of each step, mean over layers: (steps,) float64; nan without rows."""
     ranks = rank_rows.shape[-1]
     rows = rank_rows.sum(axis=-1)
@@ -137,12 +137,12 @@ def floor_by_step(rank_rows: Counts) -> Reals:
     return _mean_over_layers(np.vectorize(lambda n: floors.get(int(n), np.nan), [float])(rows))
 
 
-def floor(rank_rows: Counts, window: Window) -> float:
+def mean_noise_floor(rank_rows: Counts, window: StepRange) -> float:
     """The noise floor, mean over layers and the window's steps; nan without rows."""
-    return _mean(floor_by_step(rank_rows[window.steps]))
+    return _mean(noise_floor_by_step(rank_rows[window.steps]))
 
 
-def stall_seconds(step_seconds: Reals, unbalanced_seconds: Reals, window: Window) -> float:
+def stall_seconds(step_seconds: Reals, unbalanced_seconds: Reals, window: StepRange) -> float:
     """Sum over the window of max(0, step - median of the unbalanced steps of the same window).
 
     Seconds; both arguments are (steps,) float64. With both the same it is the A/A stall: what
@@ -154,16 +154,16 @@ def stall_seconds(step_seconds: Reals, unbalanced_seconds: Reals, window: Window
     return float(np.maximum(0.0, step_seconds[window.steps] - usual).sum())
 
 
-def after_first_commit(balanced: VariantRecord | None, steps: int) -> Window:
+def after_first_commit(balanced: VariantRecord | None, steps: int) -> StepRange:
     """From the first committed epoch's step to the end; the whole run where none committed."""
     commits = [e.step for e in balanced.epochs if e.outcome == COMMITTED] if balanced else []
-    return Window(min(commits, default=0), steps)
+    return StepRange(min(commits, default=0), steps)
 
 
-def after_first_epoch_began(balanced: VariantRecord | None, steps: int) -> Window:
+def after_first_epoch_began(balanced: VariantRecord | None, steps: int) -> StepRange:
     """From the step that closed the first epoch's load window to the end: where stalls count."""
     begun = [e.planned_at for e in balanced.epochs] if balanced else []
-    return Window(min(begun, default=0), steps)
+    return StepRange(min(begun, default=0), steps)
 
 
 def _mean(values: Reals) -> float:

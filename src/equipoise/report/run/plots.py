@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import Traced
+from equipoise.balancer.observe.trace import RecordedSpan
 from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
 from equipoise.report import plot_helpers
 from equipoise.report.run import metrics
 from equipoise.report.run.metrics import Reals
-from equipoise.report.run.summary import committed, main_variant
+from equipoise.report.run.summary import committed_epochs, main_variant
 from equipoise.report.run.table import ORDER
 from equipoise.report.svg import (
     DIVERGING,
-    INK,
+    HEAT_MAP_LINES,
     MUTED,
-    ON_HEAT,
-    PHASES,
+    PHASE_COLOURS,
     SEQUENTIAL,
-    WORK,
+    TEXT_COLOUR,
+    WORK_COLOURS,
     Picture,
     draw,
-    of_variant,
+    variant_colour,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _present(record: RunRecord) -> list[VariantRecord]:
 def _floors(record: RunRecord) -> dict[str, Reals]:
     """The noise floor by step: the same rows, hence the same floor, for every variant."""
     some = next(iter(record.variants.values()), None)
-    return {"noise floor": metrics.floor_by_step(some.rank_rows)} if some else {}
+    return {"noise floor": metrics.noise_floor_by_step(some.rank_rows)} if some else {}
 
 
 def _line(axis: "Axes", values: Reals, name: str, record: RunRecord) -> None:
@@ -108,7 +108,7 @@ def _line(axis: "Axes", values: Reals, name: str, record: RunRecord) -> None:
     shown = np.maximum(values, LEAST_SHOWN)
     middle = np.arange(len(shown)) + 0.5
     axis.plot(
-        middle, shown, color=of_variant(name), linewidth=1.9 if main else 1.1, zorder=3 + main
+        middle, shown, color=variant_colour(name), linewidth=1.9 if main else 1.1, zorder=3 + main
     )
 
 
@@ -123,9 +123,9 @@ def _finish(axis: "Axes", record: RunRecord) -> None:
     axis.set_xlabel("step")
     axis.grid(axis="y", color=MUTED, alpha=0.25, linewidth=0.6)
     axis.minorticks_off()
-    plot_helpers.switches(axis, record, INK)
-    plot_helpers.phase_names(axis, record)
-    plot_helpers.epochs(axis, main_variant(record))
+    plot_helpers.mark_switches(axis, record, TEXT_COLOUR)
+    plot_helpers.label_phases(axis, record)
+    plot_helpers.mark_epochs(axis, main_variant(record))
 
 
 def _label_ends(axis: "Axes", lines: dict[str, Reals]) -> None:
@@ -136,18 +136,18 @@ def _label_ends(axis: "Axes", lines: dict[str, Reals]) -> None:
         tail = values[~np.isnan(values)][-5:]
         if tail.size:
             height = to_axis.transform((0.0, max(float(tail.mean()), LEAST_SHOWN)))[1]
-            ends[name] = (float(height), of_variant(name))
-    plot_helpers.end_labels(axis, ends, least_gap=0.075)
+            ends[name] = (float(height), variant_colour(name))
+    plot_helpers.label_line_ends(axis, ends, least_gap=0.075)
 
 
-TITLES = {"unbalanced": "without balancing", "placement": "balanced, the given placement"}
+PANEL_TITLES = {"unbalanced": "without balancing", "placement": "balanced, the given placement"}
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def rank_heat(record: RunRecord) -> Picture:
+def rank_heat_map(record: RunRecord) -> Picture:
     """Load / mean of every rank and layer by step, before and after, on one scale."""
     shown = [record.variants.get("unbalanced"), main_variant(record)]
     panels = [variant for variant in shown if variant is not None]
@@ -158,10 +158,10 @@ def rank_heat(record: RunRecord) -> Picture:
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axis, variant, load in zip(axes, panels, loads, strict=True):
             _rank_panel(axis, record, variant, load, max(top, 1.2))
-        plot_helpers.phase_names(axes[0], record)
+        plot_helpers.label_phases(axes[0], record)
         axes[0].set_title(axes[0].get_title(loc="left"), pad=19)
         axes[-1].set_xlabel("step")
-        plot_helpers.scale(figure, list(axes), "rows of the rank / mean over ranks")
+        plot_helpers.colour_bar(figure, list(axes), "rows of the rank / mean over ranks")
 
     return Picture(
         "Tokens by rank and step",
@@ -179,11 +179,11 @@ def by_rank_and_layer(variant: VariantRecord) -> Reals:
     return load.transpose(2, 1, 0).reshape(ranks * layers, steps)
 
 
-def expert_heat(record: RunRecord) -> Picture:
+def expert_heat_map(record: RunRecord) -> Picture:
     """Load / mean of every expert by step, in the layer that is least balanced untouched."""
-    layer = telling_layer(record)
+    layer = least_balanced_layer(record)
     relative = metrics.relative_load(record.expert_rows[:, layer]).T
-    order = by_favourite_phase(record, relative)
+    order = experts_by_busiest_phase(record, relative)
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
@@ -191,7 +191,7 @@ def expert_heat(record: RunRecord) -> Picture:
             relative[order],
             aspect="auto",
             interpolation="nearest",
-            cmap=plot_helpers.colours(SEQUENTIAL),
+            cmap=plot_helpers.colour_map(SEQUENTIAL),
             vmin=0.0,
             vmax=max(1.0, _top(relative)),
             extent=(0, record.steps, len(order), 0),
@@ -199,10 +199,10 @@ def expert_heat(record: RunRecord) -> Picture:
         axis.set_yticks(np.arange(len(order)) + 0.5, [str(e) for e in order], fontsize=7)
         axis.set_ylabel("expert")
         axis.set_xlabel("step")
-        plot_helpers.switches(axis, record, ON_HEAT)
-        plot_helpers.phase_names(axis, record)
-        plot_helpers.frameless(axis)
-        plot_helpers.scale(figure, [axis], "rows of the expert / mean over experts")
+        plot_helpers.mark_switches(axis, record, HEAT_MAP_LINES)
+        plot_helpers.label_phases(axis, record)
+        plot_helpers.hide_spines(axis)
+        plot_helpers.colour_bar(figure, [axis], "rows of the expert / mean over experts")
 
     return Picture(
         "Tokens by expert and step",
@@ -212,7 +212,7 @@ def expert_heat(record: RunRecord) -> Picture:
     )
 
 
-def telling_layer(record: RunRecord) -> int:
+def least_balanced_layer(record: RunRecord) -> int:
     """The layer with the largest imbalance untouched, or 0 where nothing was served untouched."""
     unbalanced = record.variants.get("unbalanced")
     if unbalanced is None:
@@ -221,7 +221,7 @@ def telling_layer(record: RunRecord) -> int:
     return int(excess.mean(axis=0).argmax())
 
 
-def by_favourite_phase(record: RunRecord, relative: Reals) -> list[int]:
+def experts_by_busiest_phase(record: RunRecord, relative: Reals) -> list[int]:
     """Expert ids by the phase in which each is busiest, busiest first within a phase.
 
     `relative`: load / mean, (experts, steps) float64.
@@ -248,7 +248,7 @@ def _rank_panel(
         load,
         aspect="auto",
         interpolation="nearest",
-        cmap=plot_helpers.colours(DIVERGING),
+        cmap=plot_helpers.colour_map(DIVERGING),
         norm=TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top),
         extent=(0, record.steps, len(load), 0),
     )
@@ -256,10 +256,10 @@ def _rank_panel(
     axis.set_yticks(middle, [f"rank {rank}" for rank in range(record.ranks)])
     for rank in range(1, record.ranks):
         axis.axhline(rank * record.layers, color="white", linewidth=1.6)
-    plot_helpers.switches(axis, record, ON_HEAT)
-    plot_helpers.frameless(axis)
-    plot_helpers.epochs(axis, variant)
-    axis.set_title(TITLES.get(variant.name, f"balanced, {variant.name} shares"), pad=6)
+    plot_helpers.mark_switches(axis, record, HEAT_MAP_LINES)
+    plot_helpers.hide_spines(axis)
+    plot_helpers.mark_epochs(axis, variant)
+    axis.set_title(PANEL_TITLES.get(variant.name, f"balanced, {variant.name} shares"), pad=6)
 
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 """Ranks that are drawn: more would be a carpet."""
 LANES = (Track.REBALANCE, Track.COMPUTE, Track.TRANSFER, Track.COPY, Track.PLANNER, Track.VOTE)
-NAMES = {
+LANE_NAMES = {
     Track.REBALANCE: "phase",
     Track.COMPUTE: "steps",
     Track.TRANSFER: "transfer",
@@ -282,7 +282,7 @@ SHORTEST = 0.0015
 
 
 @dataclass(frozen=True)
-class Extent:
+class EpochExtent:
     """Wall-clock seconds from which to which the picture goes, and the epoch within."""
 
     begin: float
@@ -293,8 +293,8 @@ class Extent:
 
 def epoch_gantt(record: RunRecord) -> Picture | None:
     """The committed epoch that moved most; None where nothing was moved under observation."""
-    epoch = telling_epoch(record)
-    extent = None if epoch is None else extent_of(epoch, record.spans)
+    epoch = largest_epoch(record)
+    extent = None if epoch is None else epoch_extent(epoch, record.spans)
     if epoch is None or extent is None:
         return None
     ranks = sorted({span.rank for span in record.spans})[:MOST_RANKS]
@@ -316,14 +316,14 @@ def epoch_gantt(record: RunRecord) -> Picture | None:
     )
 
 
-def telling_epoch(record: RunRecord) -> Epoch | None:
+def largest_epoch(record: RunRecord) -> Epoch | None:
     """The committed epoch with most copies, the first of several; none without a copy."""
     main = main_variant(record)
-    moved = [epoch for epoch in committed(main) if epoch.slots_moved] if main else []
+    moved = [epoch for epoch in committed_epochs(main) if epoch.slots_moved] if main else []
     return max(moved, key=lambda epoch: epoch.slots_moved, default=None)
 
 
-def extent_of(epoch: Epoch, spans: Sequence[Traced]) -> Extent | None:
+def epoch_extent(epoch: Epoch, spans: Sequence[RecordedSpan]) -> EpochExtent | None:
     """When it was, over all ranks; None where its spans were not kept."""
     own = [
         span
@@ -334,10 +334,10 @@ def extent_of(epoch: Epoch, spans: Sequence[Traced]) -> Extent | None:
         return None
     first, last = min(span.begin for span in own), max(span.end for span in own)
     margin = (last - first) * MARGIN
-    return Extent(first - margin, last + margin, first, last)
+    return EpochExtent(first - margin, last + margin, first, last)
 
 
-def _within(spans: Sequence[Traced], rank: int, extent: Extent) -> list[Traced]:
+def _within(spans: Sequence[RecordedSpan], rank: int, extent: EpochExtent) -> list[RecordedSpan]:
     """Of one rank, cut to the extent."""
     return [
         span
@@ -346,13 +346,13 @@ def _within(spans: Sequence[Traced], rank: int, extent: Extent) -> list[Traced]:
     ]
 
 
-def _rank(axis: "Axes", rank: int, spans: Sequence[Traced], extent: Extent) -> None:
+def _rank(axis: "Axes", rank: int, spans: Sequence[RecordedSpan], extent: EpochExtent) -> None:
     for lane, track in enumerate(LANES):
         for span in spans:
             if span.track == track and not span.name.startswith("epoch"):
                 _bar(axis, lane, span, extent)
     axis.set_ylim(len(LANES) - 0.4, -0.6)
-    axis.set_yticks(range(len(LANES)), [NAMES.get(track, str(track)) for track in LANES])
+    axis.set_yticks(range(len(LANES)), [LANE_NAMES.get(track, str(track)) for track in LANES])
     axis.tick_params(axis="y", length=0, labelsize=7.5)
     axis.set_xlim((extent.begin - extent.first) * 1e3, (extent.end - extent.first) * 1e3)
     axis.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", labelpad=26)
@@ -360,10 +360,10 @@ def _rank(axis: "Axes", rank: int, spans: Sequence[Traced], extent: Extent) -> N
     axis.grid(axis="x", color=MUTED, alpha=0.2, linewidth=0.6)
     axis.set_axisbelow(True)
     for edge in (0.0, (extent.last - extent.first) * 1e3):
-        axis.axvline(edge, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+        axis.axvline(edge, color=TEXT_COLOUR, linewidth=0.9, linestyle=(0, (4, 3)))
 
 
-def _bar(axis: "Axes", lane: int, span: Traced, extent: Extent) -> None:
+def _bar(axis: "Axes", lane: int, span: RecordedSpan, extent: EpochExtent) -> None:
     begin, end = max(span.begin, extent.begin), min(span.end, extent.end)
     width = max(end - begin, (extent.end - extent.begin) * SHORTEST)
     axis.barh(
@@ -376,8 +376,8 @@ def _bar(axis: "Axes", lane: int, span: Traced, extent: Extent) -> None:
     )
 
 
-def _colour(span: Traced) -> str:
-    return (PHASES if span.track == Track.REBALANCE else WORK).get(
+def _colour(span: RecordedSpan) -> str:
+    return (PHASE_COLOURS if span.track == Track.REBALANCE else WORK_COLOURS).get(
         span.name if span.track == Track.REBALANCE else span.track, MUTED
     )
 
@@ -386,9 +386,9 @@ def _legend(axis: "Axes", present: set[str]) -> None:
     """The colours of the phases; every other lane has one colour and its name beside it."""
     from matplotlib.patches import Patch
 
-    shown = [name for name in PHASES if name in present]
+    shown = [name for name in PHASE_COLOURS if name in present]
     axis.legend(
-        handles=[Patch(color=PHASES[name], label=name) for name in shown],
+        handles=[Patch(color=PHASE_COLOURS[name], label=name) for name in shown],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         ncols=len(shown),
@@ -403,9 +403,9 @@ def pictures(record: RunRecord) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
     gantt = epoch_gantt(record)
     return (
-        rank_heat(record),
+        rank_heat_map(record),
         imbalance_curve(record),
-        expert_heat(record),
+        expert_heat_map(record),
         step_time_curve(record),
         *([] if gantt is None else [gantt]),
     )

@@ -4,11 +4,11 @@ import math
 from dataclasses import asdict, dataclass
 
 from equipoise.balancer.experts.runtime.events import COMMITTED, COMPLETED, UNCHANGED
-from equipoise.demo.engine_options import Told, is_ours
+from equipoise.demo.engine_options import EngineOptions, uses_shares
 from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
 from equipoise.demo.settings import VariantName
 from equipoise.report.run import metrics
-from equipoise.report.run.metrics import Window
+from equipoise.report.run.metrics import StepRange
 
 EPOCHS_PER_PHASE = 2
 """Epochs, committed or unchanged, that every phase needs before a run counts as having balanced."""
@@ -40,7 +40,7 @@ class VariantSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class RunSummary:
     """The JSON of a run, key by key (`docs/run.md` explains each); None: was not run."""
 
     version: str
@@ -55,7 +55,7 @@ class Summary:
     shares: str
     placement: str
     """Digest of the placement that was given; empty where none was."""
-    engine: Told
+    engine: EngineOptions
     """What the engine was told, by option; empty without one."""
     steps: int
     tokens: int
@@ -113,7 +113,7 @@ class Summary:
     @property
     def way(self) -> str:
         """How the variant that the run is about served, in words."""
-        rule = "" if is_ours(self.engine) else f", rule {self.engine['rule']}"
+        rule = "" if uses_shares(self.engine) else f", rule {self.engine['rule']}"
         if self.is_given:
             return f"the given placement{rule}"
         return "no balancing" if self.main is None else f"{self.shares} shares{rule}"
@@ -128,7 +128,7 @@ class Summary:
         return asdict(self)
 
 
-def summarise(record: RunRecord) -> Summary:
+def summarise(record: RunRecord) -> RunSummary:
     """Every figure of a run. Raises KeyError if the run's own variant is not in the record."""
     if record.shares != "none" and main_variant(record) is None:
         raise KeyError(f"the run was about {record.shares!r}, which is not in its record")
@@ -136,7 +136,7 @@ def summarise(record: RunRecord) -> Summary:
     variants = {name: _variant(record, v, window) for name, v in record.variants.items()}
     main = variants.get(record.shares)
     unbalanced = variants.get(VariantName.UNBALANCED)
-    return Summary(
+    return RunSummary(
         **{name: getattr(record, name) for name in SETUP},
         tokens=int(record.step_tokens.sum()),
         measured_from_step=window.first,
@@ -171,7 +171,7 @@ def outputs_identical(record: RunRecord) -> bool:
     return outputs == {record.reference_outputs}
 
 
-def committed(variant: VariantRecord) -> tuple[Epoch, ...]:
+def committed_epochs(variant: VariantRecord) -> tuple[Epoch, ...]:
     """The epochs that changed what slots hold."""
     return tuple(epoch for epoch in variant.epochs if epoch.outcome == COMMITTED)
 
@@ -181,8 +181,8 @@ def main_variant(record: RunRecord) -> VariantRecord | None:
     return record.variants.get(record.shares)
 
 
-def _variant(record: RunRecord, variant: VariantRecord, window: Window) -> VariantSummary:
-    epochs = committed(variant)
+def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> VariantSummary:
+    epochs = committed_epochs(variant)
     return VariantSummary(
         imbalance=_known(metrics.imbalance(variant.rank_rows, window)),
         balancedness=_known(metrics.balancedness(variant.rank_rows, window)),
@@ -237,10 +237,10 @@ def _imbalance(variant: VariantSummary | None) -> float | None:
     return variant.imbalance if variant else None
 
 
-def _noise_floor(record: RunRecord, window: Window) -> float | None:
+def _noise_floor(record: RunRecord, window: StepRange) -> float | None:
     """Of the rows of any variant: they all serve the same tokens."""
     some = next(iter(record.variants.values()), None)
-    return _known(metrics.floor(some.rank_rows, window)) if some else None
+    return _known(metrics.mean_noise_floor(some.rank_rows, window)) if some else None
 
 
 def _known(value: float) -> float | None:

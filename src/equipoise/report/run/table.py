@@ -2,34 +2,34 @@
 
 from collections.abc import Sequence
 
-from equipoise.demo.engine_options import Told, is_ours
+from equipoise.demo.engine_options import EngineOptions, uses_shares
 from equipoise.demo.settings import VariantName
-from equipoise.report.run.summary import Summary, VariantSummary
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.run.summary import RunSummary, VariantSummary
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 ORDER = tuple(VariantName)
 WIDTH = 80
 COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
 
 
-def render(summary: Summary, ink: Ink) -> str:
+def render(summary: RunSummary, ink: ColourMode) -> str:
     """The whole table; its last line is `verdict(summary)`. No line is wider than `WIDTH`, save
     where a phase's name is longer than a line."""
     lines = [
-        paint(_title(summary), Tint.BOLD, ink),
-        paint(_traffic(summary), Tint.DIM, ink),
+        styled(_title(summary), TextStyle.BOLD, ink),
+        styled(_traffic(summary), TextStyle.DIM, ink),
         "",
         *_rows(summary, ink),
-        paint("-" * WIDTH, Tint.DIM, ink),
+        styled("-" * WIDTH, TextStyle.DIM, ink),
         *_moves(summary),
         *_notes(summary),
         "",
-        paint(verdict(summary), Tint.RED if summary.exit_code else Tint.GREEN, ink),
+        styled(verdict(summary), TextStyle.RED if summary.exit_code else TextStyle.GREEN, ink),
     ]
     return "\n".join(lines)
 
 
-def verdict(summary: Summary) -> str:
+def verdict(summary: RunSummary) -> str:
     """`outputs identical: yes` or `no`, followed by why nothing was exercised, if so."""
     line = f"outputs identical: {'yes' if summary.outputs_identical else 'no'}"
     if summary.not_exercised is None:
@@ -37,13 +37,13 @@ def verdict(summary: Summary) -> str:
     return f"{line}; not exercised: {printable(summary.not_exercised)}; try more --steps"
 
 
-def ordered(summary: Summary) -> tuple[tuple[str, VariantSummary], ...]:
+def ordered_variants(summary: RunSummary) -> tuple[tuple[str, VariantSummary], ...]:
     """The variants that were run, from no balancing to the most."""
     rank = {str(name): place for place, name in enumerate(ORDER)}
     return tuple(sorted(summary.variants.items(), key=lambda v: rank.get(v[0], len(ORDER))))
 
 
-def cells(summary: Summary, name: str) -> tuple[str, ...]:
+def cells(summary: RunSummary, name: str) -> tuple[str, ...]:
     """The row of one variant, as text under `COLUMNS`."""
     variant = summary.variants[name]
     same = variant.outputs == summary.reference_outputs
@@ -58,7 +58,7 @@ def cells(summary: Summary, name: str) -> tuple[str, ...]:
     )
 
 
-def _title(summary: Summary) -> str:
+def _title(summary: RunSummary) -> str:
     return (
         f"equipoise {summary.version}: {summary.where} on {summary.backend} over "
         f"{summary.communicator}, {summary.layers} layers, "
@@ -66,18 +66,18 @@ def _title(summary: Summary) -> str:
     )
 
 
-def _traffic(summary: Summary) -> str:
+def _traffic(summary: RunSummary) -> str:
     kinds = " > ".join(printable(phase) for phase in summary.phases)
     switches = ", ".join(str(step) for step in summary.switch_steps)
     tail = f" (switch at {switches})" if switches else ""
     return f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}{tail}"
 
 
-def _rows(summary: Summary, ink: Ink) -> list[str]:
-    lines = [paint(_aligned(COLUMNS), Tint.DIM, ink)]
-    for name, _ in ordered(summary):
+def _rows(summary: RunSummary, ink: ColourMode) -> list[str]:
+    lines = [styled(_aligned(COLUMNS), TextStyle.DIM, ink)]
+    for name, _ in ordered_variants(summary):
         line = _aligned(cells(summary, name))
-        lines.append(paint(line, Tint.BOLD, ink) if name == summary.shares else line)
+        lines.append(styled(line, TextStyle.BOLD, ink) if name == summary.shares else line)
     return lines
 
 
@@ -87,7 +87,7 @@ def _aligned(texts: Sequence[str]) -> str:
     return first + "".join(f"{t:>{w}}" for t, w in zip(texts[1:], widths[1:], strict=True))
 
 
-def _moves(summary: Summary) -> list[str]:
+def _moves(summary: RunSummary) -> list[str]:
     if summary.main is None:
         return ["balancing was off: nothing moved"]
     if summary.is_given:
@@ -112,7 +112,7 @@ def _moves(summary: Summary) -> list[str]:
     return lines
 
 
-def _engine(told: Told) -> list[str]:
+def _engine(told: EngineOptions) -> list[str]:
     """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
     lines = []
     match told:
@@ -123,12 +123,12 @@ def _engine(told: Told) -> list[str]:
             )
         case {"commit": "locked", "layer_updates_per_iter": layers}:
             lines.append(f"path       locked: {layers} layer(s) a step")
-    if not is_ours(told):
+    if not uses_shares(told):
         lines.append(f"rule       {told['rule']}: even parts, no shares")
     return lines
 
 
-def _notes(summary: Summary) -> list[str]:
+def _notes(summary: RunSummary) -> list[str]:
     floor = _number(summary.noise_floor, "{:.4f}")
     if not summary.has_unbalanced:
         stall = "stall      above the variant's own median step: unbalanced was not served"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import Level, Traced
+from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import RunRecord
 
 MICRO = 1e6
@@ -28,8 +28,8 @@ def render_trace(record: RunRecord) -> str:
 
 
 def trace_of(
-    spans: Sequence[Traced],
-    levels: Sequence[Level],
+    spans: Sequence[RecordedSpan],
+    levels: Sequence[ImbalanceSample],
     about: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """What the span books of one engine have kept, of any number of ranks, as the text of a file.
@@ -53,12 +53,12 @@ def trace_of(
     return json.dumps(whole, allow_nan=False)
 
 
-def _outer_first(span: Traced) -> tuple[float, float]:
+def _outer_first(span: RecordedSpan) -> tuple[float, float]:
     """Of two that begin together the longer one encloses the other."""
     return span.begin, -span.end
 
 
-def _metadata(spans: Sequence[Traced]) -> Iterable[Event]:
+def _metadata(spans: Sequence[RecordedSpan]) -> Iterable[Event]:
     """Names, and the order in which they are shown."""
     for rank in sorted({span.rank for span in spans}):
         yield _said("process_name", rank, 0, {"name": f"rank {rank}"})
@@ -72,7 +72,7 @@ def _said(name: str, rank: int, track: int, arguments: Event) -> Event:
     return {"name": name, "ph": "M", "pid": rank, "tid": track, "args": arguments}
 
 
-def _complete(span: Traced, origin: float) -> Event:
+def _complete(span: RecordedSpan, origin: float) -> Event:
     # Both ends are rounded alike, so that what borders on something else goes on doing so.
     begin, end = _micro(span.begin - origin), _micro(span.end - origin)
     return {
@@ -87,7 +87,7 @@ def _complete(span: Traced, origin: float) -> Event:
     }
 
 
-def _counters(levels: Iterable[Level], origin: float) -> Iterable[Event]:
+def _counters(levels: Iterable[ImbalanceSample], origin: float) -> Iterable[Event]:
     """The imbalance by sub-window, as a curve above the rank that saw it."""
     for level in levels:
         if math.isfinite(level.imbalance):

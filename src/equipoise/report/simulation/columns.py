@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, unique
 from math import floor, isnan, log10
 
-from equipoise.balancer.requests.policy_comparison import Interval, Result, interval
-from equipoise.report.simulation.result import Simulated
+from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult, interval
+from equipoise.report.simulation.result import SimulationResult
 
 MOST_DECIMALS = 4
 SHORT = 0.5
@@ -26,7 +26,7 @@ class Better(Enum):
 
 
 @dataclass(frozen=True)
-class Column:
+class FigureColumn:
     """A figure as tables show it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Column:
     better: Better
     about: str
 
-    def fitted(self, results: Iterable[Result]) -> "Column":
+    def fitted(self, results: Iterable[PolicyResult]) -> "FigureColumn":
         """The same in milliseconds, where it is in seconds and nobody has half of one."""
         means = [result.interval(self.figure).mean for result in results]
         if self.unit != "s" or not any(mean > 0 for mean in means):
@@ -53,7 +53,7 @@ class Column:
         short = max(mean for mean in means if mean > 0) < SHORT
         return replace(self, unit="ms", scale=self.scale * 1e3) if short else self
 
-    def decimals(self, results: Iterable[Result]) -> int:
+    def decimals(self, results: Iterable[PolicyResult]) -> int:
         """So many that the largest value of the column shows three digits, the smallest two."""
         means = [abs(result.interval(self.figure).mean * self.scale) for result in results]
         sizes = [floor(log10(size)) for size in means if size > 0]
@@ -75,24 +75,24 @@ class Column:
 
 _LESS, _MORE, _NEITHER = Better.LESS, Better.MORE, Better.NEITHER
 COLUMNS = (
-    Column("imbalance", "imbalance", "k tokens", 1e-3, _LESS,
+    FigureColumn("imbalance", "imbalance", "k tokens", 1e-3, _LESS,
            "tokens that could have been read while workers waited at the barrier"),
-    Column("idle", "idle", "%", 1e2, _LESS, "of the time for reading, waited at the barrier"),
-    Column("throughput", "throughput", "tokens/s", 1.0, _MORE, "tokens made"),
-    Column("bound", "bound", "tokens/s", 1.0, _NEITHER,
+    FigureColumn("idle", "idle", "%", 1e2, _LESS, "of the time for reading, waited at the barrier"),
+    FigureColumn("throughput", "throughput", "tokens/s", 1.0, _MORE, "tokens made"),
+    FigureColumn("bound", "bound", "tokens/s", 1.0, _NEITHER,
            "tokens made, had every step's work been spread evenly"),
-    Column("gap", "gap", "%", 1e2, _LESS, "how far throughput is below its bound"),
-    Column("tpot_mean", "TPOT", "ms", 1e3, _LESS, "time per output token, mean over requests"),
-    Column("tpot_p95", "TPOT P95", "ms", 1e3, _LESS, "its 95th percentile"),
-    Column("ttft_mean", "TTFT", "s", 1.0, _LESS, "from arrival to the first token"),
-    Column("ttft_p99", "TTFT P99", "s", 1.0, _LESS, "its 99th percentile"),
-    Column("wait_mean", "wait", "s", 1.0, _LESS, "from arrival to a slot"),
-    Column("wait_p99", "wait P99", "s", 1.0, _LESS, "its 99th percentile"),
-    Column("wait_max", "longest wait", "s", 1.0, _LESS, "of any request"),
-    Column("failed", "failed", "%", 1e2, _LESS, "of the requests"),
-    Column("fairness", "fairness", "Jain", 1.0, _MORE,
+    FigureColumn("gap", "gap", "%", 1e2, _LESS, "how far throughput is below its bound"),
+    FigureColumn("tpot_mean", "TPOT", "ms", 1e3, _LESS, "time per output token, mean over requests"),
+    FigureColumn("tpot_p95", "TPOT P95", "ms", 1e3, _LESS, "its 95th percentile"),
+    FigureColumn("ttft_mean", "TTFT", "s", 1.0, _LESS, "from arrival to the first token"),
+    FigureColumn("ttft_p99", "TTFT P99", "s", 1.0, _LESS, "its 99th percentile"),
+    FigureColumn("wait_mean", "wait", "s", 1.0, _LESS, "from arrival to a slot"),
+    FigureColumn("wait_p99", "wait P99", "s", 1.0, _LESS, "its 99th percentile"),
+    FigureColumn("wait_max", "longest wait", "s", 1.0, _LESS, "of any request"),
+    FigureColumn("failed", "failed", "%", 1e2, _LESS, "of the requests"),
+    FigureColumn("fairness", "fairness", "Jain", 1.0, _MORE,
            "Jain's index of the waits of small and large requests"),
-    Column("occupancy", "slots taken", "%", 1e2, _NEITHER, "of all"),
+    FigureColumn("occupancy", "slots taken", "%", 1e2, _NEITHER, "of all"),
 )  # fmt: skip
 """In the order of tables. Not among them, but in the figures: `preempted` and `steps`."""
 REPORT_ONLY = ("wait_mean",)
@@ -101,7 +101,7 @@ BY_FIGURE = {column.figure: column for column in COLUMNS}
 
 
 @dataclass(frozen=True)
-class Judged:
+class ColumnBest:
     """Of one column.
 
     Attributes:
@@ -111,24 +111,24 @@ class Judged:
             interval that includes 0; empty with one seed, where there are none.
     """
 
-    column: Column
+    column: FigureColumn
     best: str
     alike: tuple[str, ...]
 
 
-def judge(results: Sequence[Result]) -> tuple[Judged, ...]:
+def best_of_columns(results: Sequence[PolicyResult]) -> tuple[ColumnBest, ...]:
     """Every column that has a best: not those in which all are equal, or nobody has a figure."""
     found = (_judged(column, results) for column in COLUMNS if column.better is not Better.NEITHER)
     return tuple(judged for judged in found if judged is not None)
 
 
-def paired(result: Result, other: Result, figure: str) -> Interval:
+def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) -> Interval:
     """Of the difference, seed by seed, in the figure's own unit."""
     pairs = zip(result.figures, other.figures, strict=True)
     return interval([getattr(a, figure) - getattr(b, figure) for a, b in pairs])
 
 
-def alike_lines(found: Simulated, judged: Sequence[Judged]) -> Iterator[str]:
+def indistinguishable_lines(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[str]:
     """What cannot be told apart, a line for each column, and one for those without a winner."""
     others = len(found.results) - 1
     if not judged:
@@ -147,7 +147,7 @@ def alike_lines(found: Simulated, judged: Sequence[Judged]) -> Iterator[str]:
         yield f"no policy can be told from the best (paired by seed, 95 %): {', '.join(none)}"
 
 
-def _judged(column: Column, results: Sequence[Result]) -> Judged | None:
+def _judged(column: FigureColumn, results: Sequence[PolicyResult]) -> ColumnBest | None:
     means = {r.contender.label: r.interval(column.figure).mean for r in results}
     known = {label: mean for label, mean in means.items() if mean == mean}
     if len(set(known.values())) < 2:
@@ -156,8 +156,8 @@ def _judged(column: Column, results: Sequence[Result]) -> Judged | None:
     label = choose(known, key=lambda one: known[one])
     best = next(r for r in results if r.contender.label == label)
     others = (r for r in results if r is not best and r.contender.label in known)
-    alike = (r for r in others if _includes_zero(paired(r, best, column.figure)))
-    return Judged(column, label, tuple(r.contender.label for r in alike))
+    alike = (r for r in others if _includes_zero(paired_difference(r, best, column.figure)))
+    return ColumnBest(column, label, tuple(r.contender.label for r in alike))
 
 
 def _includes_zero(difference: Interval) -> bool:

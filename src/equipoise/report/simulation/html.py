@@ -7,30 +7,30 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.balancer.requests.policy_comparison import Interval, Result
-from equipoise.report.run.html import visible
+from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
+from equipoise.report.run.html import escape_html
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
-    Column,
-    Judged,
-    alike_lines,
-    judge,
+    ColumnBest,
+    FigureColumn,
+    best_of_columns,
+    indistinguishable_lines,
 )
-from equipoise.report.simulation.load_plots import barrier_gantt, load_lines
+from equipoise.report.simulation.load_plots import barrier_gantt, worker_load_plot
 from equipoise.report.simulation.policy_plots import (
     balance_curve,
     idle_bars,
     sweep_pictures,
-    wait_by_size,
+    wait_by_prompt,
 )
-from equipoise.report.simulation.result import Simulated, Sweep
+from equipoise.report.simulation.result import SimulationResult, Sweep
 from equipoise.report.simulation.table import (
-    BEST,
-    SHOWN,
-    facts_of,
-    fill,
-    sentence,
+    BEST_MARK,
+    SWEEP_FIGURES,
+    capitalised,
+    fill_columns,
+    subject_facts,
     sweep_cells,
     title,
 )
@@ -38,14 +38,14 @@ from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import Picture
 
 
-def pictures(found: Simulated) -> tuple[Picture, ...]:
+def pictures(found: SimulationResult) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
     drawn = (
         idle_bars(found),
         barrier_gantt(found),
-        load_lines(found),
+        worker_load_plot(found),
         balance_curve(found),
-        wait_by_size(found),
+        wait_by_prompt(found),
         *(() if found.sweep is None else sweep_pictures(found.sweep)),
     )
     return tuple(picture for picture in drawn if picture is not None)
@@ -69,9 +69,11 @@ TILES = {
 COMPARED = "imbalance", "throughput", "tpot_p95", "ttft_p99", "wait_p99"
 
 
-def render_html(found: Simulated, about: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+def render_html(
+    found: SimulationResult, about: Mapping[str, Any], figures: Mapping[str, Any]
+) -> str:
     """The whole file as text. Raises PlotsMissing without matplotlib."""
-    judged = judge(found.results)
+    judged = best_of_columns(found.results)
     body = "\n".join(
         (
             _head(found, judged),
@@ -88,29 +90,29 @@ def render_html(found: Simulated, about: Mapping[str, Any], figures: Mapping[str
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: routers on {visible(found.subject.workload)}</title>\n"
+        f"<title>Equipoise: routers on {escape_html(found.subject.workload)}</title>\n"
         f"<style>{CSS}{MORE_CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _head(found: Simulated, judged: Sequence[Judged]) -> str:
+def _head(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
     return (
         "<header><h1>Which worker serves a request</h1>"
-        f'<p class="soft">{visible(title(found))}. {visible(sentence(found.subject.arrivals))}. '
+        f'<p class="soft">{escape_html(title(found))}. {escape_html(capitalised(found.subject.arrivals))}. '
         "A simulation, not a measurement.</p>"
-        f'<div class="verdict good">{visible(_verdict(found, judged))}</div></header>'
+        f'<div class="verdict good">{escape_html(_verdict(found, judged))}</div></header>'
     )
 
 
-def _verdict(found: Simulated, judged: Sequence[Judged]) -> str:
+def _verdict(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
     most = next((one for one in judged if one.column.figure == "throughput"), None)
     if most is None:
         return "no policy makes more tokens a second than another"
     return f"most tokens a second: {most.best}{_doubt(found, most)}"
 
 
-def _doubt(found: Simulated, most: Judged) -> str:
+def _doubt(found: SimulationResult, most: ColumnBest) -> str:
     if len(found.seeds) == 1:
         return "; one seed, so chance is not excluded"
     if not most.alike:
@@ -120,7 +122,7 @@ def _doubt(found: Simulated, most: Judged) -> str:
     return f"; cannot be told from it: {names}"
 
 
-def _tiles(found: Simulated, judged: Sequence[Judged]) -> str:
+def _tiles(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
     best = {one.column.figure: one.best for one in judged}
     named = {result.contender.label: result for result in found.results}
     tiles = []
@@ -133,13 +135,13 @@ def _tiles(found: Simulated, judged: Sequence[Judged]) -> str:
             tiles.append((text, f"{words}: {best[figure]}"))
     tiles += _spread(found)
     inner = "".join(
-        f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
+        f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
         for value, words in tiles
     )
     return f'<div class="tiles">{inner}</div>'
 
 
-def _spread(found: Simulated) -> list[tuple[str, str]]:
+def _spread(found: SimulationResult) -> list[tuple[str, str]]:
     """How far the fastest is from the slowest."""
     known = [r for r in found.results if r.interval("throughput").mean > 0]
     if len(known) < 2:
@@ -150,8 +152,8 @@ def _spread(found: Simulated) -> list[tuple[str, str]]:
     return [(f"{gain:+.1%}", f"tokens a second, {names}")]
 
 
-def _tables(found: Simulated, judged: Sequence[Judged]) -> str:
-    filled = {one.column.figure: one for one in fill(found, judged)}
+def _tables(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
+    filled = {one.column.figure: one for one in fill_columns(found, judged)}
     parts = []
     for name, figures in PARTS:
         columns = [filled[figure] for figure in figures]
@@ -159,7 +161,7 @@ def _tables(found: Simulated, judged: Sequence[Judged]) -> str:
         rows = [
             [
                 (label, ""),
-                *((one.texts[row].strip(BEST + " "), _mark(row, one.best)) for one in columns),
+                *((one.texts[row].strip(BEST_MARK + " "), _mark(row, one.best)) for one in columns),
             ]
             for row, label in enumerate(found.labels)
         ]
@@ -171,22 +173,22 @@ def _mark(row: int, best: int | None) -> str:
     return "best" if row == best else ""
 
 
-def _told_apart(found: Simulated, judged: Sequence[Judged]) -> str:
+def _told_apart(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
     if len(found.seeds) == 1:
         return (
             '<p class="soft">One seed: no intervals, and no difference can be told from chance.</p>'
         )
-    first, *more = alike_lines(found, judged)
-    items = "".join(f"<li>{visible(line.strip())}</li>" for line in more)
+    first, *more = indistinguishable_lines(found, judged)
+    items = "".join(f"<li>{escape_html(line.strip())}</li>" for line in more)
     return (
         f'<p class="soft">Mean and half of the 95 % confidence interval over {len(found.seeds)} '
         "seeds (Student's t); the best of each column is green. "
-        f"{visible(sentence(first))}</p>"
+        f"{escape_html(capitalised(first))}</p>"
         f"{f'<ul class=soft>{items}</ul>' if items else ''}"
     )
 
 
-def _differences(found: Simulated) -> list[str]:
+def _differences(found: SimulationResult) -> list[str]:
     """Paired with the default policy; nothing with one seed or one policy."""
     others = [result for result in found.results if result is not found.reference]
     if not others or len(found.seeds) == 1:
@@ -195,14 +197,14 @@ def _differences(found: Simulated) -> list[str]:
     rows = [[(r.contender.label, ""), *(_beside(r, found, c) for c in columns)] for r in others]
     name = found.reference.contender.label
     note = (
-        f'<p class="soft">Paired by seed, in per cent of {visible(name)}\'s; grey where the 95 % '
+        f'<p class="soft">Paired by seed, in per cent of {escape_html(name)}\'s; grey where the 95 % '
         "confidence interval includes no difference.</p>"
     )
     table = _table(("", *(column.head for column in columns)), rows)
     return [_section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
 
 
-def _beside(result: Result, found: Simulated, column: Column) -> tuple[str, str]:
+def _beside(result: PolicyResult, found: SimulationResult, column: FigureColumn) -> tuple[str, str]:
     value: Interval = result.beside(found.reference, column.figure)
     if value.mean != value.mean:
         return "\u2013", "alike"
@@ -212,7 +214,7 @@ def _beside(result: Result, found: Simulated, column: Column) -> tuple[str, str]
 
 def _swept(sweep: Sweep) -> str:
     tables = []
-    for figure in SHOWN[sweep.over]:
+    for figure in SWEEP_FIGURES[sweep.over]:
         column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
         heads = (f"{column.head}, {column.unit}", *(f"{point.value:g}" for point in sweep.points))
         rows = [[(label, ""), *((text, "") for text in row)] for label, row in cells.items()]
@@ -221,11 +223,12 @@ def _swept(sweep: Sweep) -> str:
     return f'{note}<div class="card">{"".join(tables)}</div>'
 
 
-def _facts(found: Simulated) -> str:
-    lines = (*facts_of(found.subject), *found.subject.notes)
-    items = "".join(f"<li>{visible(sentence(line))}</li>" for line in lines)
+def _facts(found: SimulationResult) -> str:
+    lines = (*subject_facts(found.subject), *found.subject.notes)
+    items = "".join(f"<li>{escape_html(capitalised(line))}</li>" for line in lines)
     columns = "".join(
-        f"<dt>{visible(column.head)}</dt><dd>{visible(column.about)}</dd>" for column in COLUMNS
+        f"<dt>{escape_html(column.head)}</dt><dd>{escape_html(column.about)}</dd>"
+        for column in COLUMNS
     )
     return f'<ul>{items}</ul><div class="card"><dl>{columns}</dl></div>'
 
@@ -235,30 +238,36 @@ def _about(about: Mapping[str, Any]) -> str:
     for value in about.values():
         if isinstance(value, Mapping):
             flat |= {k: v for k, v in value.items() if v is not None}
-    pairs = "".join(f"<dt>{visible(k)}</dt><dd>{visible(str(v))}</dd>" for k, v in flat.items())
+    pairs = "".join(
+        f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in flat.items()
+    )
     return f'<div class="card"><dl>{pairs}</dl></div>'
 
 
 def _figures(figures: Mapping[str, Any]) -> str:
     text = json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{visible(text)}</pre>"
+    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
     return f'<div class="card"><details>{inner}</details></div>'
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    head = "".join(f"<th>{visible(name)}</th>" for name in heads)
+    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(_cell(*cell) for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(text: str, mark: str) -> str:
-    return f'<td class="{mark}">{visible(text)}</td>' if mark else f"<td>{visible(text)}</td>"
+    return (
+        f'<td class="{mark}">{escape_html(text)}</td>' if mark else f"<td>{escape_html(text)}</td>"
+    )
 
 
 def _picture(picture: Picture) -> str:
-    inner = f'<p class="soft">{visible(picture.caption)}</p><div class="card">{picture.svg}</div>'
+    inner = (
+        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>'
+    )
     return _section(picture.title, inner)
 
 
 def _section(name: str, inner: str) -> str:
-    return f"<section><h2>{visible(name)}</h2>{inner}</section>"
+    return f"<section><h2>{escape_html(name)}</h2>{inner}</section>"

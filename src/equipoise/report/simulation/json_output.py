@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 
 from equipoise import __version__
-from equipoise.balancer.requests.policy_comparison import Interval, Result
-from equipoise.balancer.requests.simulation_run import Figures
-from equipoise.report.simulation.columns import judge
-from equipoise.report.simulation.result import QUANTILES, Seen, Simulated, Subject, Sweep
+from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
+from equipoise.balancer.requests.simulation_run import SimulationMetrics
+from equipoise.report.simulation.columns import best_of_columns
+from equipoise.report.simulation.result import (
+    QUANTILES,
+    PolicyPlotData,
+    SimulationResult,
+    SimulationSubject,
+    Sweep,
+)
 
 
-def to_json(found: Simulated) -> dict[str, Any]:
+def to_json(found: SimulationResult) -> dict[str, Any]:
     """Everything but the pictures; null where there is no such figure."""
     return {
         "equipoise": __version__,
@@ -30,48 +36,51 @@ def to_json(found: Simulated) -> dict[str, Any]:
         },
         "best": {
             judged.column.figure: {"policy": judged.best, "not_told_apart": list(judged.alike)}
-            for judged in judge(found.results)
+            for judged in best_of_columns(found.results)
         },
         "sweep": None if found.sweep is None else _sweep(found.sweep),
     }
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """As JSON has it: enums by value, paths by name, no NaN."""
     if isinstance(value, Enum):
-        return plain(value.value)
+        return json_value(value.value)
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def _subject(subject: Subject) -> dict[str, Any]:
-    return dict(plain(asdict(subject)))
+def _subject(subject: SimulationSubject) -> dict[str, Any]:
+    return dict(json_value(asdict(subject)))
 
 
-def _policy(result: Result, reference: Result) -> dict[str, Any]:
-    names = Figures.names()
+def _policy(result: PolicyResult, reference: PolicyResult) -> dict[str, Any]:
+    names = SimulationMetrics.names()
     beside = {name: _interval(result.beside(reference, name)) for name in names}
     return {
-        "settings": plain(asdict(result.contender.policy)),
-        "figures": {n: [plain(getattr(run, n)) for run in result.figures] for n in names},
+        "settings": json_value(asdict(result.contender.policy)),
+        "figures": {n: [json_value(getattr(run, n)) for run in result.figures] for n in names},
         "intervals": {name: _interval(result.interval(name)) for name in names},
         "beside_reference": None if result is reference else beside,
     }
 
 
-def _seen(seen: Seen | None) -> dict[str, Any]:
+def _seen(seen: PolicyPlotData | None) -> dict[str, Any]:
     if seen is None:
         return {"balance": None, "wait_by_size": None}
     return {
-        "balance": {"quantiles": plain(QUANTILES.tolist()), "values": plain(seen.balance.tolist())},
+        "balance": {
+            "quantiles": json_value(QUANTILES.tolist()),
+            "values": json_value(seen.balance.tolist()),
+        },
         "wait_by_size": {
-            "prompt_tokens": plain(seen.sizes.tolist()),
-            "seconds": plain(seen.waits.tolist()),
+            "prompt_tokens": json_value(seen.sizes.tolist()),
+            "seconds": json_value(seen.waits.tolist()),
         },
     }
 
@@ -89,9 +98,9 @@ def _sweep(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _intervals(result: Result) -> dict[str, Any]:
-    return {name: _interval(result.interval(name)) for name in Figures.names()}
+def _intervals(result: PolicyResult) -> dict[str, Any]:
+    return {name: _interval(result.interval(name)) for name in SimulationMetrics.names()}
 
 
 def _interval(value: Interval) -> dict[str, Any]:
-    return {"mean": plain(value.mean), "half": plain(value.half)}
+    return {"mean": json_value(value.mean), "half": json_value(value.half)}

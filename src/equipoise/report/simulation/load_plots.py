@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.policy_comparison import Result
-from equipoise.balancer.requests.simulation_run import Reals
+from equipoise.balancer.requests.policy_comparison import PolicyResult
+from equipoise.balancer.requests.simulation_run import FloatArray
 from equipoise.report import plot_helpers
-from equipoise.report.simulation.plot_style import gridded, of_policy
-from equipoise.report.simulation.result import EXCERPT, Excerpt, Lines, Simulated
-from equipoise.report.svg import INK, MUTED, SEQUENTIAL, Picture, draw
+from equipoise.report.simulation.plot_style import add_grid, policy_colour
+from equipoise.report.simulation.result import (
+    EXCERPT_STEPS,
+    LoadCurves,
+    SimulationResult,
+    StepExcerpt,
+)
+from equipoise.report.svg import MUTED, SEQUENTIAL, TEXT_COLOUR, Picture, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +32,7 @@ MOST_DRAWN = 16
 """Lines as such; more are drawn as an image, which does not grow with their number."""
 
 
-def load_lines(found: Simulated) -> Picture | None:
+def worker_load_plot(found: SimulationResult) -> Picture | None:
     """None where nobody served anything."""
     shown = [r for r in found.results if r.contender.label in found.seen]
     if not shown:
@@ -58,23 +63,23 @@ def load_lines(found: Simulated) -> Picture | None:
     )
 
 
-def _load_panel(axis: "Axes", result: Result, lines: Lines) -> None:
+def _load_panel(axis: "Axes", result: PolicyResult, lines: LoadCurves) -> None:
     steps, loads = lines.steps, lines.loads
-    tones = plot_helpers.colours(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.shape[1]))
+    tones = plot_helpers.colour_map(SEQUENTIAL)(np.linspace(0.3, 0.75, loads.shape[1]))
     raster = loads.shape[1] > MOST_DRAWN
     for worker, tone in enumerate(tones):
         axis.plot(
             steps, loads[:, worker] / 1e3, color=tone, linewidth=0.8, alpha=0.8, rasterized=raster
         )
-    axis.plot(steps, loads.max(axis=1) / 1e3, color=INK, linewidth=0.9)
+    axis.plot(steps, loads.max(axis=1) / 1e3, color=TEXT_COLOUR, linewidth=0.9)
     if lines.warm <= steps[-1]:
         axis.axvline(lines.warm, color=MUTED, linewidth=0.9, linestyle=DASHES)
     label, idle = result.contender.label, result.interval("idle").mean
-    axis.set_title(f"{label}, {idle:.1%} idle", color=of_policy(label), fontsize=9.5, pad=4)
-    gridded(axis)
+    axis.set_title(f"{label}, {idle:.1%} idle", color=policy_colour(label), fontsize=9.5, pad=4)
+    add_grid(axis)
 
 
-def _extent(lines: Sequence[Lines]) -> tuple[float, float]:
+def _extent(lines: Sequence[LoadCurves]) -> tuple[float, float]:
     """From somewhat below the lowest load, once workers have filled, to above the highest."""
     filled = [one.loads[len(one.loads) // 10 :] for one in lines]
     low, high = min(int(one.min()) for one in filled), max(int(one.max()) for one in filled)
@@ -86,9 +91,13 @@ def _load_legend(figure: "Figure", dashed: bool) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=INK, linewidth=1.4, label="the fullest worker"),
+        Line2D([], [], color=TEXT_COLOUR, linewidth=1.4, label="the fullest worker"),
         Line2D(
-            [], [], color=plot_helpers.colours(SEQUENTIAL)(0.5), linewidth=1.4, label="the others"
+            [],
+            [],
+            color=plot_helpers.colour_map(SEQUENTIAL)(0.5),
+            linewidth=1.4,
+            label="the others",
         ),
     ]
     if dashed:
@@ -107,7 +116,7 @@ READING, WAITING, FIXED = "#82aedb", "#d9604a", "#c9c4b8"
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StepTimes:
     """Consecutive steps; seconds from the first, k steps, g workers.
 
     Attributes:
@@ -117,16 +126,16 @@ class Stretch:
         seconds: of each step, [k].
     """
 
-    begins: Reals
-    reading: Reals
-    barrier: Reals
-    seconds: Reals
+    begins: FloatArray
+    reading: FloatArray
+    barrier: FloatArray
+    seconds: FloatArray
 
 
-def stretch(excerpt: Excerpt, cluster: Cluster) -> Stretch:
+def step_times(excerpt: StepExcerpt, cluster: Cluster) -> StepTimes:
     """From tokens to seconds."""
     rate = cluster.step.per_token
-    return Stretch(
+    return StepTimes(
         excerpt.clock - excerpt.clock[0],
         np.asarray(excerpt.loads * rate, dtype=np.float64),
         excerpt.largest * rate,
@@ -134,7 +143,7 @@ def stretch(excerpt: Excerpt, cluster: Cluster) -> Stretch:
     )
 
 
-def barrier_gantt(found: Simulated) -> Picture | None:
+def barrier_gantt(found: SimulationResult) -> Picture | None:
     """The routers with most and with least idle time, and the default; None without any."""
     shown = _telling(found)
     if not shown:
@@ -146,13 +155,13 @@ def barrier_gantt(found: Simulated) -> Picture | None:
         axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for axis, result in zip(axes, shown, strict=True):
             excerpt = found.seen[result.contender.label].excerpt
-            _barrier_panel(axis, result, stretch(excerpt, cluster), workers)
+            _barrier_panel(axis, result, step_times(excerpt, cluster), workers)
         _barrier_legend(figure)
         axes[-1].set_xlabel("milliseconds")
 
     more = "" if workers == cluster.workers else f" The first {workers} workers."
     return Picture(
-        f"{EXCERPT} steps, worker by worker",
+        f"{EXCERPT_STEPS} steps, worker by worker",
         "Every worker reads the KV of its requests, then waits at the barrier for the fullest one; "
         "the rest of the step is the same for all. Most idle, least idle, and the default, on one "
         f"scale; steps as idle as the run is, first seed.{more}{_caveat(cluster)}",
@@ -166,7 +175,7 @@ def _caveat(cluster: Cluster) -> str:
     return " Prompts that are computed, and noise, count as waiting here: only loads were kept."
 
 
-def _telling(found: Simulated) -> list[Result]:
+def _telling(found: SimulationResult) -> list[PolicyResult]:
     """At most three, by falling idle time."""
     drawn = [r for r in found.results if r.contender.label in found.seen]
     ranked = sorted(drawn, key=lambda result: -result.interval("idle").mean)
@@ -174,7 +183,7 @@ def _telling(found: Simulated) -> list[Result]:
     return [r for r in ranked if any(r is one for one in wanted)]
 
 
-def _barrier_panel(axis: "Axes", result: Result, seen: Stretch, workers: int) -> None:
+def _barrier_panel(axis: "Axes", result: PolicyResult, seen: StepTimes, workers: int) -> None:
     for left, width, row, colour in _boxes(seen, workers):
         axis.barh(row, width * 1e3, left=left * 1e3, height=0.8, color=colour, linewidth=0)
     for begin in seen.begins[1:]:
@@ -185,11 +194,11 @@ def _barrier_panel(axis: "Axes", result: Result, seen: Stretch, workers: int) ->
     axis.spines["left"].set_visible(False)
     axis.set_xlim(left=0)
     label, idle = result.contender.label, result.interval("idle").mean
-    axis.set_title(f"{label}, {idle:.1%} idle", color=of_policy(label), pad=4)
+    axis.set_title(f"{label}, {idle:.1%} idle", color=policy_colour(label), pad=4)
     axis.set_ylabel("worker")
 
 
-def _boxes(seen: Stretch, workers: int) -> Iterator[tuple[Reals, Reals, int, str]]:
+def _boxes(seen: StepTimes, workers: int) -> Iterator[tuple[FloatArray, FloatArray, int, str]]:
     """Left edges and widths of all steps [k], row and colour."""
     for row in range(workers):
         reading = seen.reading[:, row]

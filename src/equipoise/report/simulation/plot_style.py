@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.balancer.requests.policy_settings import RULES
-from equipoise.report.simulation.result import REFERENCE
+from equipoise.balancer.requests.policy_settings import POLICIES
+from equipoise.report.simulation.result import REFERENCE_POLICY
 from equipoise.report.svg import MUTED
 
 if TYPE_CHECKING:
@@ -19,29 +19,29 @@ CACHING = ("#c77f9f", "#a8547c", "#d9a3bb", "#86405f")
 LOADED = ("#a67c1a",)
 POOLING = ("#4f8f8b", "#7ab08a")
 IN_ORDER = (*COUNTING, *WEIGHING, *CACHING, *LOADED, *POOLING, "#dcb968", "#3b78d0")
-SHADES = dict(zip(RULES, IN_ORDER, strict=True))
-"""In the order of `RULES`."""
+SHADES = dict(zip(POLICIES, IN_ORDER, strict=True))
+"""In the order of `POLICIES`."""
 ORACLE = "#7a5ba6"
 
 
-def of_policy(label: str) -> str:
+def policy_colour(label: str) -> str:
     """Grey for one that this palette does not know."""
     if label in SHADES:
         return SHADES[label]
     return ORACLE if label.endswith("oracle") else MUTED
 
 
-def width_of(label: str) -> float:
+def line_width(label: str) -> float:
     """Of its line."""
-    return 2.4 if label == REFERENCE else 1.3
+    return 2.4 if label == REFERENCE_POLICY else 1.3
 
 
 def layer_of(label: str) -> int:
     """The default above the others."""
-    return 5 if label == REFERENCE else 3
+    return 5 if label == REFERENCE_POLICY else 3
 
 
-def names_beside(axis: "Axes", rows: Sequence[tuple[str, str]]) -> None:
+def label_beside(axis: "Axes", rows: Sequence[tuple[str, str]]) -> None:
     """Right of the axis, from the top: (label, words behind it), each in its colour."""
     step = min(0.075, 1.0 / max(len(rows), 1))
     for place, (label, words) in enumerate(rows):
@@ -49,19 +49,19 @@ def names_beside(axis: "Axes", rows: Sequence[tuple[str, str]]) -> None:
             1.02,
             0.985 - place * step,
             f"{label}  {words}".rstrip(),
-            color=of_policy(label),
+            color=policy_colour(label),
             transform=axis.transAxes,
             va="top",
             fontsize=9,
-            fontweight="bold" if label == REFERENCE else "normal",
+            fontweight="bold" if label == REFERENCE_POLICY else "normal",
         )
 
 
-def names_below(figure: "Figure", labels: Sequence[str]) -> None:
+def legend_below(figure: "Figure", labels: Sequence[str]) -> None:
     """A legend of all, below all axes."""
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], color=of_policy(name), linewidth=2.4) for name in labels]
+    lines = [Line2D([], [], color=policy_colour(name), linewidth=2.4) for name in labels]
     figure.legend(
         lines,
         list(labels),
@@ -73,7 +73,7 @@ def names_below(figure: "Figure", labels: Sequence[str]) -> None:
     )
 
 
-def gridded(axis: "Axes") -> None:
+def add_grid(axis: "Axes") -> None:
     """Thin lines behind everything."""
     axis.grid(color=MUTED, alpha=0.22, linewidth=0.6)
     axis.set_axisbelow(True)

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.balancer.requests.policy_comparison import Result
+from equipoise.balancer.requests.policy_comparison import PolicyResult
 from equipoise.report.simulation.plot_style import (
-    gridded,
+    add_grid,
+    label_beside,
     layer_of,
-    names_below,
-    names_beside,
-    of_policy,
-    width_of,
+    legend_below,
+    line_width,
+    policy_colour,
 )
-from equipoise.report.simulation.result import QUANTILES, Simulated, Sweep
-from equipoise.report.svg import INK, MUTED, Picture, draw
+from equipoise.report.simulation.result import QUANTILES, SimulationResult, Sweep
+from equipoise.report.svg import MUTED, TEXT_COLOUR, Picture, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def idle_bars(found: Simulated) -> Picture:
+def idle_bars(found: SimulationResult) -> Picture:
     """Idle on the left, tokens a second and their bound on the right."""
     results = [r for r in found.results if r.interval("idle").mean == r.interval("idle").mean]
 
@@ -50,15 +50,17 @@ def idle_bars(found: Simulated) -> Picture:
     )
 
 
-def _idle(axis: "Axes", results: list[Result]) -> None:
+def _idle(axis: "Axes", results: list[PolicyResult]) -> None:
     values = [result.interval("idle") for result in results]
-    colours = [of_policy(result.contender.label) for result in results]
+    colours = [policy_colour(result.contender.label) for result in results]
     means = [value.mean * 100 for value in values]
     axis.barh(range(len(results)), means, color=colours, height=0.68, linewidth=0)
     ends = []
     for row, value in enumerate(values):
         half = 0.0 if value.half != value.half else value.half * 100
-        axis.plot([means[row] - half, means[row] + half], [row, row], color=INK, linewidth=1.0)
+        axis.plot(
+            [means[row] - half, means[row] + half], [row, row], color=TEXT_COLOUR, linewidth=1.0
+        )
         ends.append(means[row] + half)
     for row, end in enumerate(ends):
         axis.annotate(
@@ -67,23 +69,25 @@ def _idle(axis: "Axes", results: list[Result]) -> None:
         )  # fmt: skip
     axis.set_xlim(0, max([*ends, 1e-3]) * 1.14)
     axis.set_xlabel("idle, % of the time for reading")
-    gridded(axis)
+    add_grid(axis)
     axis.grid(axis="y", visible=False)
 
 
-def _tokens(axis: "Axes", results: list[Result]) -> None:
+def _tokens(axis: "Axes", results: list[PolicyResult]) -> None:
     for row, result in enumerate(results):
         made, bound = result.interval("throughput"), result.interval("bound").mean
-        colour = of_policy(result.contender.label)
+        colour = policy_colour(result.contender.label)
         axis.plot([made.mean, bound], [row, row], color=MUTED, linewidth=1.0, alpha=0.6, zorder=2)
-        axis.plot(bound, row, marker="|", markersize=11, color=INK, markeredgewidth=1.6, zorder=3)
+        axis.plot(
+            bound, row, marker="|", markersize=11, color=TEXT_COLOUR, markeredgewidth=1.6, zorder=3
+        )
         axis.plot(made.mean, row, marker="o", markersize=6.5, color=colour, zorder=4)
         if made.half == made.half:
             axis.plot([made.low, made.high], [row, row], color=colour, linewidth=1.6, zorder=3)
     axis.set_xlabel("tokens/s, and their bound")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.locator_params(axis="x", nbins=6)
-    gridded(axis)
+    add_grid(axis)
     axis.grid(axis="y", alpha=0.12)
 
 
@@ -97,7 +101,7 @@ SEEN = 0.01
 """Quantile of the most uneven router at which the axis begins."""
 
 
-def balance_curve(found: Simulated) -> Picture | None:
+def balance_curve(found: SimulationResult) -> Picture | None:
     """Distribution of mean / largest work over steps; None where nobody served anything."""
     if not found.seen:
         return None
@@ -111,10 +115,10 @@ def balance_curve(found: Simulated) -> Picture | None:
         axis.set_ylim(0, 1)
         axis.set_xlabel("balance ratio of a step: mean / largest work of the workers")
         axis.set_ylabel("part of the steps below")
-        gridded(axis)
+        add_grid(axis)
         medians = {n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in found.seen.items()}
         ranked = sorted(medians, key=lambda label: medians[label])
-        names_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
+        label_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
 
     return Picture(
         "How balanced steps are",
@@ -124,7 +128,7 @@ def balance_curve(found: Simulated) -> Picture | None:
     )
 
 
-def wait_by_size(found: Simulated) -> Picture | None:
+def wait_by_prompt(found: SimulationResult) -> Picture | None:
     """Mean wait of ten classes of requests by prompt; None where nobody served anything."""
     if not found.seen:
         return None
@@ -140,8 +144,8 @@ def wait_by_size(found: Simulated) -> Picture | None:
         axis.set_ylim(bottom=0)
         axis.set_xlabel("mean prompt of each tenth of the requests, tokens")
         axis.set_ylabel("mean wait for a slot, s")
-        gridded(axis)
-        names_beside(axis, _by_fairness(found))
+        add_grid(axis)
+        label_beside(axis, _by_fairness(found))
 
     return Picture(
         "Who waits: small requests or large ones",
@@ -156,14 +160,14 @@ def _policy_curve(axis: "Axes", label: str, across: object, up: object, **look: 
     axis.plot(
         across,  # type: ignore[arg-type]
         up,  # type: ignore[arg-type]
-        color=of_policy(label),
-        linewidth=width_of(label),
+        color=policy_colour(label),
+        linewidth=line_width(label),
         zorder=layer_of(label),
         **look,  # type: ignore[arg-type]
     )
 
 
-def _by_fairness(found: Simulated) -> list[tuple[str, str]]:
+def _by_fairness(found: SimulationResult) -> list[tuple[str, str]]:
     """Those drawn, fairest first."""
     values = {r.contender.label: r.interval("fairness").mean for r in found.results}
     ranked = sorted(found.seen, key=lambda label: -values[label])
@@ -215,7 +219,7 @@ def _by_load(sweep: Sweep) -> Picture:
         idle.set_ylim(bottom=0)
         wait.set_yscale("log")
         wait.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        names_below(figure, labels_of(sweep))
+        legend_below(figure, labels_of(sweep))
 
     return Picture(
         "From idle to overload",
@@ -246,7 +250,7 @@ def _by_workers(sweep: Sweep) -> Picture:
         for axis in (idle, smaller):
             axis.set_ylim(bottom=0)
             _doubling(axis, counts)
-        names_below(figure, labels)
+        legend_below(figure, labels)
 
     return Picture(
         "More workers",
@@ -284,7 +288,7 @@ def _doubling(axis: "Axes", counts: list[float]) -> None:
 
 def _sweep_curve(axis: "Axes", label: str, across: list[float], up: list[float]) -> None:
     axis.plot(
-        across, up, color=of_policy(label), linewidth=width_of(label), marker="o", markersize=3,
+        across, up, color=policy_colour(label), linewidth=line_width(label), marker="o", markersize=3,
         zorder=layer_of(label),
     )  # fmt: skip
 
@@ -292,7 +296,7 @@ def _sweep_curve(axis: "Axes", label: str, across: list[float], up: list[float])
 def _axes(axis: "Axes", across: str, up: str) -> None:
     axis.set_xlabel(across)
     axis.set_ylabel(up)
-    gridded(axis)
+    add_grid(axis)
 
 
 def _times(values: list[float], scale: float) -> list[float]:

@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.policy_comparison import Contender, Result, Trial
-from equipoise.balancer.requests.simulation import Saturated
-from equipoise.balancer.requests.simulation_run import Outcome, Reals
-from equipoise.balancer.requests.workload import Summary
+from equipoise.balancer.requests.policy_comparison import ComparisonSetup, NamedPolicy, PolicyResult
+from equipoise.balancer.requests.simulation import SaturatedArrivals
+from equipoise.balancer.requests.simulation_run import FloatArray, SimulationRun
+from equipoise.balancer.requests.workload import WorkloadSummary
 
-TRAJECTORY = 4000
+DRAWN_STEPS = 4000
 """Steps of which the load of every worker is drawn."""
-POINTS = 200
+CURVE_POINTS = 200
 """Of a line: steps between are left out."""
-KEPT = 1 << 22
+MAX_KEPT_LOADS = 1 << 22
 """Loads that a run keeps: 32 MiB, until it has been looked at."""
-EXCERPT = 12
+EXCERPT_STEPS = 12
 """Steps that are drawn one by one."""
 QUANTILES = np.linspace(0.0, 1.0, 201)
 CLASSES = 10
@@ -30,8 +30,8 @@ Loads = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
-    """Loads of the first steps of a run; k <= about `POINTS`.
+class LoadCurves:
+    """Loads of the first steps of a run; k <= about `CURVE_POINTS`.
 
     Attributes:
         steps: their numbers, [k].
@@ -44,16 +44,16 @@ class Lines:
     warm: int
 
     @classmethod
-    def of(cls, outcome: Outcome) -> "Lines":
+    def of(cls, outcome: SimulationRun) -> "LoadCurves":
         """Copies: the outcome can go."""
-        count = min(len(outcome.steps.loads), TRAJECTORY)
-        steps = np.arange(0, count, max(1, count // POINTS))
+        count = min(len(outcome.steps.loads), DRAWN_STEPS)
+        steps = np.arange(0, count, max(1, count // CURVE_POINTS))
         return cls(steps, outcome.steps.loads[steps], outcome.window.start)
 
 
 @dataclass(frozen=True, eq=False)
-class Excerpt:
-    """A few consecutive steps of a run, k <= `EXCERPT`.
+class StepExcerpt:
+    """A few consecutive steps of a run, k <= `EXCERPT_STEPS`.
 
     Attributes:
         loads: KV tokens by worker, [k, workers].
@@ -63,15 +63,15 @@ class Excerpt:
     """
 
     loads: Loads
-    clock: Reals
-    seconds: Reals
-    largest: Reals
+    clock: FloatArray
+    seconds: FloatArray
+    largest: FloatArray
 
     @classmethod
-    def of(cls, outcome: Outcome) -> "Excerpt":
+    def of(cls, outcome: SimulationRun) -> "StepExcerpt":
         """Those whose idle part is nearest to the whole run's; copies."""
-        steps, first = outcome.steps, typical(outcome)
-        part = slice(first, min(first + EXCERPT, len(steps.loads)))
+        steps, first = outcome.steps, typical_step(outcome)
+        part = slice(first, min(first + EXCERPT_STEPS, len(steps.loads)))
         return cls(
             steps.loads[part].copy(),
             steps.clock[part].copy(),
@@ -80,21 +80,21 @@ class Excerpt:
         )
 
 
-def typical(outcome: Outcome) -> int:
-    """First of `EXCERPT` steps that stand for the run: of its window, as far as loads were kept."""
-    last = len(outcome.steps.loads) - EXCERPT
+def typical_step(outcome: SimulationRun) -> int:
+    """First of `EXCERPT_STEPS` steps that stand for the run: of its window, as far as loads were kept."""
+    last = len(outcome.steps.loads) - EXCERPT_STEPS
     start: int = outcome.window.start
     if start >= last:
         return max(last, 0)
-    balance = outcome.balance[: last - start + EXCERPT]
-    means = np.convolve(balance, np.full(EXCERPT, 1 / EXCERPT), mode="valid")
+    balance = outcome.balance[: last - start + EXCERPT_STEPS]
+    means = np.convolve(balance, np.full(EXCERPT_STEPS, 1 / EXCERPT_STEPS), mode="valid")
     if not means.size:
         return start
     return start + int(np.abs(means - outcome.balance.mean()).argmin())
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class PolicyPlotData:
     """Of one contender.
 
     Attributes:
@@ -105,45 +105,45 @@ class Seen:
         waits: mean wait of each, seconds.
     """
 
-    lines: Lines
-    excerpt: Excerpt
-    balance: Reals
-    sizes: Reals
-    waits: Reals
+    lines: LoadCurves
+    excerpt: StepExcerpt
+    balance: FloatArray
+    sizes: FloatArray
+    waits: FloatArray
 
 
 @dataclass
-class Watch:
+class PlotDataCollector:
     """Is shown every outcome, and keeps what pictures need."""
 
-    first: dict[str, tuple[Lines, Excerpt]] = field(default_factory=dict)
-    balances: dict[str, list[Reals]] = field(default_factory=dict)
-    classes: dict[str, list[tuple[Reals, Reals]]] = field(default_factory=dict)
+    first: dict[str, tuple[LoadCurves, StepExcerpt]] = field(default_factory=dict)
+    balances: dict[str, list[FloatArray]] = field(default_factory=dict)
+    classes: dict[str, list[tuple[FloatArray, FloatArray]]] = field(default_factory=dict)
 
-    def keep(self, contender: Contender, seed: int, outcome: Outcome) -> None:
+    def keep(self, contender: NamedPolicy, seed: int, outcome: SimulationRun) -> None:
         """As `compare` hands it out; contenders whose requests all failed are left out."""
         if not outcome.balance.size or not outcome.waits.size:
             return
         label = contender.label
         if label not in self.first:
-            self.first[label] = Lines.of(outcome), Excerpt.of(outcome)
+            self.first[label] = LoadCurves.of(outcome), StepExcerpt.of(outcome)
         self.balances.setdefault(label, []).append(np.quantile(outcome.balance, QUANTILES))
         self.classes.setdefault(label, []).append(by_size(outcome))
 
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, PolicyPlotData]:
         """By label."""
         return {
-            label: Seen(*first, _mean(self.balances[label]), *self._classes(label))
+            label: PolicyPlotData(*first, _mean(self.balances[label]), *self._classes(label))
             for label, first in self.first.items()
         }
 
-    def _classes(self, label: str) -> tuple[Reals, Reals]:
+    def _classes(self, label: str) -> tuple[FloatArray, FloatArray]:
         sizes, waits = zip(*self.classes[label], strict=True)
         fewest = min(len(one) for one in sizes)
         return _mean([s[:fewest] for s in sizes]), _mean([w[:fewest] for w in waits])
 
 
-def by_size(outcome: Outcome) -> tuple[Reals, Reals]:
+def by_size(outcome: SimulationRun) -> tuple[FloatArray, FloatArray]:
     """Mean prompt and mean wait of `CLASSES` classes of as many requests, small ones first; fewer
     where there are fewer requests."""
     prompts, waits = outcome.workload.prompts[outcome.measured], outcome.waits
@@ -155,16 +155,16 @@ def by_size(outcome: Outcome) -> tuple[Reals, Reals]:
     )
 
 
-def _mean(rows: Sequence[Reals]) -> Reals:
+def _mean(rows: Sequence[FloatArray]) -> FloatArray:
     return np.asarray(np.mean(rows, axis=0), dtype=np.float64)
 
 
-REFERENCE = "fit"
+REFERENCE_POLICY = "fit"
 """The default policy: differences are to it, where it is among the contenders."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class SimulationSubject:
     """What was simulated, as the first seed has it.
 
     Attributes:
@@ -183,14 +183,14 @@ class Subject:
     notes: tuple[str, ...]
     sampling: str
     arrivals: str
-    requests: Summary
+    requests: WorkloadSummary
     cluster: Cluster
     full_load: float
     capacity: float
     rate: float | None
 
     @classmethod
-    def of(cls, trial: Trial, sampling: str, arrivals: str) -> "Subject":
+    def of(cls, trial: ComparisonSetup, sampling: str, arrivals: str) -> "SimulationSubject":
         """The first seed's. Raises what drawing raises."""
         workload, scenario = trial.staged(trial.seeds[0])
         requests, cluster = workload.summary(), scenario.cluster
@@ -203,16 +203,16 @@ class Subject:
             cluster=cluster,
             full_load=cluster.full_load(workload),
             capacity=cluster.capacity(workload),
-            rate=None if isinstance(scenario.arrivals, Saturated) else requests.rate,
+            rate=None if isinstance(scenario.arrivals, SaturatedArrivals) else requests.rate,
         )
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One value of what is swept, and what everybody did there."""
 
     value: float
-    results: tuple[Result, ...]
+    results: tuple[PolicyResult, ...]
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,11 @@ class Sweep:
     """The same again, over `load` or over `workers`."""
 
     over: str
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
+class SimulationResult:
     """All of it.
 
     Attributes:
@@ -235,10 +235,10 @@ class Simulated:
         sweep: None without one.
     """
 
-    subject: Subject
+    subject: SimulationSubject
     seeds: tuple[int, ...]
-    results: tuple[Result, ...]
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    results: tuple[PolicyResult, ...]
+    seen: Mapping[str, PolicyPlotData] = field(default_factory=dict)
     sweep: Sweep | None = None
 
     @property
@@ -247,7 +247,7 @@ class Simulated:
         return tuple(result.contender.label for result in self.results)
 
     @property
-    def reference(self) -> Result:
+    def reference(self) -> PolicyResult:
         """The default policy, or the first contender where it is not among them."""
         named = {result.contender.label: result for result in self.results}
-        return named.get(REFERENCE, self.results[0])
+        return named.get(REFERENCE_POLICY, self.results[0])

@@ -10,48 +10,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.report.placement.forecast import counted
+from equipoise.report.placement.forecast import pluralize
 from equipoise.report.run.table import printable
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
     REPORT_ONLY,
-    Column,
-    Judged,
-    alike_lines,
-    judge,
+    ColumnBest,
+    FigureColumn,
+    best_of_columns,
+    indistinguishable_lines,
 )
-from equipoise.report.simulation.result import Simulated, Subject, Sweep
-from equipoise.report.terminal import Ink, Tint, paint
+from equipoise.report.simulation.result import SimulationResult, SimulationSubject, Sweep
+from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 100
 
 
-def about_lines(found: Simulated, ink: Ink) -> Iterator[str]:
+def about_lines(found: SimulationResult, ink: ColourMode) -> Iterator[str]:
     """Head of the table."""
     subject = found.subject
-    yield paint(title(found), Tint.BOLD, ink)
-    facts = (*facts_of(subject), *subject.notes)
+    yield styled(title(found), TextStyle.BOLD, ink)
+    facts = (*subject_facts(subject), *subject.notes)
     for fact in facts:
-        for line in folded(printable(fact), WIDTH):
-            yield paint(line, Tint.DIM, ink)
+        for line in wrap_lines(printable(fact), WIDTH):
+            yield styled(line, TextStyle.DIM, ink)
 
 
-def title(found: Simulated) -> str:
+def title(found: SimulationResult) -> str:
     """Who serves what."""
-    requests = counted(found.subject.requests.count, "request")
+    requests = pluralize(found.subject.requests.count, "request")
     policies = f"{len(found.results)} polic{'y' if len(found.results) == 1 else 'ies'}"
-    served = f"{printable(found.subject.workload)}: {requests} on {workers(found.subject.cluster)}"
-    return f"{served}; {policies}, {counted(len(found.seeds), 'seed')}"
+    served = f"{printable(found.subject.workload)}: {requests} on {describe_workers(found.subject.cluster)}"
+    return f"{served}; {policies}, {pluralize(len(found.seeds), 'seed')}"
 
 
-def workers(cluster: Cluster) -> str:
+def describe_workers(cluster: Cluster) -> str:
     """How many, and how large."""
     room = "" if cluster.kv_tokens is None else f" and {cluster.kv_tokens:,} KV tokens"
-    return f"{counted(cluster.workers, 'worker')} of {counted(cluster.slots, 'slot')}{room}"
+    return f"{pluralize(cluster.workers, 'worker')} of {pluralize(cluster.slots, 'slot')}{room}"
 
 
-def facts_of(subject: Subject) -> tuple[str, ...]:
+def subject_facts(subject: SimulationSubject) -> tuple[str, ...]:
     """A line each: requests, seeds, arrivals, step."""
     prompts, outputs = subject.requests.prompts, subject.requests.outputs
     return (
@@ -59,11 +59,11 @@ def facts_of(subject: Subject) -> tuple[str, ...]:
         f"{outputs.mean:,.0f} (P95 {outputs.p95:,.0f})",
         subject.sampling,
         subject.arrivals,
-        step_words(subject),
+        describe_step(subject),
     )
 
 
-def step_words(subject: Subject) -> str:
+def describe_step(subject: SimulationSubject) -> str:
     """How long a step takes."""
     step = subject.cluster.step
     full = step.seconds(subject.full_load)
@@ -76,24 +76,24 @@ def step_words(subject: Subject) -> str:
     )
 
 
-def sentence(text: str) -> str:
+def capitalised(text: str) -> str:
     """With a capital."""
     return text[:1].upper() + text[1:]
 
 
-def folded(text: str, width: int) -> list[str]:
+def wrap_lines(text: str, width: int) -> list[str]:
     """In lines, set in from the second on."""
     return textwrap.wrap(text, width, subsequent_indent="    ", drop_whitespace=True) or [""]
 
 
-SHOWN = {"load": ("idle", "throughput", "wait_p99"), "workers": ("idle", "gap", "wait_p99")}
+SWEEP_FIGURES = {"load": ("idle", "throughput", "wait_p99"), "workers": ("idle", "gap", "wait_p99")}
 """By what is swept: figures that are shown."""
-NAMES = {"load": "load", "workers": "workers"}
+SWEEP_NAMES = {"load": "load", "workers": "workers"}
 
 
-def sweep_lines(sweep: Sweep, ink: Ink) -> Iterator[str]:
+def sweep_lines(sweep: Sweep, ink: ColourMode) -> Iterator[str]:
     """A block for each figure, means only."""
-    for place, figure in enumerate(SHOWN[sweep.over]):
+    for place, figure in enumerate(SWEEP_FIGURES[sweep.over]):
         if place:
             yield ""
         yield from _sweep_block(sweep, figure, ink)
@@ -113,13 +113,13 @@ def sweep_cells(sweep: Sweep, figure: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _sweep_block(sweep: Sweep, figure: str, ink: Ink) -> Iterator[str]:
+def _sweep_block(sweep: Sweep, figure: str, ink: ColourMode) -> Iterator[str]:
     column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
     heads = [f"{point.value:g}" for point in sweep.points]
     space = max(len(label) for label in cells)
     wide = 2 + max(len(text) for row in (heads, *cells.values()) for text in row)
-    yield paint(f"{column.head}, {column.unit}, by {NAMES[sweep.over]}", Tint.BOLD, ink)
-    yield paint(" " * space + "".join(f"{head:>{wide}}" for head in heads), Tint.DIM, ink)
+    yield styled(f"{column.head}, {column.unit}, by {SWEEP_NAMES[sweep.over]}", TextStyle.BOLD, ink)
+    yield styled(" " * space + "".join(f"{head:>{wide}}" for head in heads), TextStyle.DIM, ink)
     for label, row in cells.items():
         yield f"{label:<{space}}" + "".join(f"{text:>{wide}}" for text in row)
 
@@ -128,11 +128,11 @@ def _mean(value: float, decimals: int) -> str:
     return "-" if value != value else f"{value:,.{decimals}f}"
 
 
-BEST = "*"
+BEST_MARK = "*"
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledColumn:
     """A column with its texts, one for each contender.
 
     Attributes:
@@ -141,7 +141,7 @@ class Filled:
         best: which row is the best; None where none is.
     """
 
-    column: Column
+    column: FigureColumn
     texts: tuple[str, ...]
     best: int | None
 
@@ -151,9 +151,9 @@ class Filled:
         return 2 + max(map(len, (self.column.head + " ", self.column.unit + " ", *self.texts)))
 
 
-def render(found: Simulated, ink: Ink) -> str:
+def render(found: SimulationResult, ink: ColourMode) -> str:
     """Everything; no line is wider than `WIDTH`, save where a name is."""
-    judged = judge(found.results)
+    judged = best_of_columns(found.results)
     parts = [
         list(about_lines(found, ink)),
         *(_column_block(found.labels, block, ink) for block in _blocks(found, judged)),
@@ -164,21 +164,21 @@ def render(found: Simulated, ink: Ink) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def fill(found: Simulated, judged: Sequence[Judged]) -> Iterator[Filled]:
+def fill_columns(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[FilledColumn]:
     """Every column of the table, in order."""
     best = {one.column.figure: found.labels.index(one.best) for one in judged}
     for plain in COLUMNS:
         column = plain.fitted(found.results)
         decimals, place = column.decimals(found.results), best.get(column.figure)
         texts = (column.cell(r.interval(column.figure), decimals) for r in found.results)
-        marked = (t + (BEST if row == place else " ") for row, t in enumerate(texts))
-        yield Filled(column, tuple(marked), place)
+        marked = (t + (BEST_MARK if row == place else " ") for row, t in enumerate(texts))
+        yield FilledColumn(column, tuple(marked), place)
 
 
-def _blocks(found: Simulated, judged: Sequence[Judged]) -> list[list[Filled]]:
+def _blocks(found: SimulationResult, judged: Sequence[ColumnBest]) -> list[list[FilledColumn]]:
     """As many columns beside each other as there is room for."""
-    blocks: list[list[Filled]] = [[]]
-    for filled in fill(found, judged):
+    blocks: list[list[FilledColumn]] = [[]]
+    for filled in fill_columns(found, judged):
         if filled.column.figure in REPORT_ONLY or _nobody_failed(found, filled.column):
             continue
         taken = _names(found.labels) + sum(one.width for one in blocks[-1])
@@ -188,7 +188,7 @@ def _blocks(found: Simulated, judged: Sequence[Judged]) -> list[list[Filled]]:
     return blocks
 
 
-def _nobody_failed(found: Simulated, column: Column) -> bool:
+def _nobody_failed(found: SimulationResult, column: FigureColumn) -> bool:
     return column.figure == "failed" and all(
         result.interval("failed").mean == 0 for result in found.results
     )
@@ -198,29 +198,33 @@ def _names(labels: Sequence[str]) -> int:
     return max(len(label) for label in labels)
 
 
-def _column_block(labels: Sequence[str], block: Sequence[Filled], ink: Ink) -> list[str]:
+def _column_block(
+    labels: Sequence[str], block: Sequence[FilledColumn], ink: ColourMode
+) -> list[str]:
     space = _names(labels)
     heads = "".join(f"{one.column.head + ' ':>{one.width}}" for one in block)
     units = "".join(f"{one.column.unit + ' ':>{one.width}}" for one in block)
-    lines = [paint((" " * space + words).rstrip(), Tint.DIM, ink) for words in (heads, units)]
+    lines = [styled((" " * space + words).rstrip(), TextStyle.DIM, ink) for words in (heads, units)]
     for row, label in enumerate(labels):
         cells = (_cell(one, row, ink) for one in block)
         lines.append(f"{label:<{space}}{''.join(cells)}".rstrip())
     return lines
 
 
-def _cell(filled: Filled, row: int, ink: Ink) -> str:
+def _cell(filled: FilledColumn, row: int, ink: ColourMode) -> str:
     text = f"{filled.texts[row]:>{filled.width}}"
-    return paint(text, Tint.GREEN, ink) if row == filled.best else text
+    return styled(text, TextStyle.GREEN, ink) if row == filled.best else text
 
 
-def _notes(found: Simulated, judged: Sequence[Judged]) -> Iterator[str]:
+def _notes(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[str]:
     failed = "; no request failed" if _nobody_failed(found, BY_FIGURE["failed"]) else ""
-    yield f"{BEST} best of its column; the page Metrics says what each is{failed}"
+    yield f"{BEST_MARK} best of its column; the page Metrics says what each is{failed}"
     if len(found.seeds) == 1:
         yield "one seed: no intervals, and no difference can be told from chance"
         return
-    seeds = counted(len(found.seeds), "seed")
+    seeds = pluralize(len(found.seeds), "seed")
     yield f"\u00b1 half of the 95 % confidence interval over {seeds} (Student's t)"
-    for line in alike_lines(found, [j for j in judged if j.column.figure not in REPORT_ONLY]):
-        yield from folded(line, WIDTH)
+    for line in indistinguishable_lines(
+        found, [j for j in judged if j.column.figure not in REPORT_ONLY]
+    ):
+        yield from wrap_lines(line, WIDTH)

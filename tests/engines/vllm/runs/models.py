@@ -55,7 +55,7 @@ EXPERTS: dict[str, Any] = {
 
 
 def make_models(folder: Path) -> dict[str, Path]:
-    """Write every model of `MODELS` with its tokenizer; the folder of each by name."""
+    """Write every model of `MODELS_PATH` with its tokenizer; the folder of each by name."""
     tokenizer = _tokenizer()
     made = {}
     for name, (family, config) in MODELS.items():

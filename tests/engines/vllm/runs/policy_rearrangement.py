@@ -25,7 +25,7 @@ from vllm.distributed.eplb.rebalance_execute import rearrange_expert_weights_inp
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.eplb.policy import policy_class
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 SHAPE = ExpertShape(layers=3, experts=16, slots=20, ranks=2)
 WIDTHS = 5, 3
@@ -77,7 +77,7 @@ def move(rank: int, meeting: str) -> Told:
     """Four windows: the first moves much, the second nothing, and then the traffic is another."""
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{meeting}", limit, world_size=2, rank=rank)
-    policy = policy_class(PolicySettings())
+    policy = policy_class(EplbPolicySettings())
     old = torch.from_numpy(first_map(SHAPE)).long()
     weights, model = rows(old, rank), model_state(old)
     told: Told = []

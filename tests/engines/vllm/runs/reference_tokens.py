@@ -14,7 +14,7 @@ class Reference:
     Attributes:
         folder: of configuration, weights and tokenizer.
         prompts: token ids by prompt.
-        tokens: greedy tokens by prompt, `TOKENS` each.
+        tokens: greedy tokens by prompt, `SAMPLED_TOKENS` each.
         margin: least distance of the best logit from the second best in all of that. Another
             order of float32 sums changes logits by about 1e-5; a margin far above that makes
             equality of tokens a statement about the program, not about luck.

@@ -7,7 +7,7 @@ from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.agreement.ballot import Pending, Verdict
 from equipoise.balancer.experts.engine.engine import RebalanceEngine
-from equipoise.balancer.experts.engine.share_refresh import LaggedShares, Resting, Solving
+from equipoise.balancer.experts.engine.share_refresh import LaggedShares, NotSolving, Solving
 from equipoise.balancer.experts.engine.states import Draining, Idle, State, Voting
 from equipoise.balancer.experts.runtime.jobs import Job
 
@@ -69,7 +69,7 @@ class SwallowsErrors(LaggedShares):
         try:
             yield from super()._take()
         except Exception:
-            self._state = Resting()
+            self._state = NotSolving()
 
 
 MUTANTS = (

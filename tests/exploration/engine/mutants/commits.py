@@ -14,15 +14,15 @@ from equipoise.balancer.experts.agreement.ballot import (
     Verdict,
     tally,
 )
-from equipoise.balancer.experts.engine.serving_state import Copies, ServingState
+from equipoise.balancer.experts.engine.serving_state import ServingState, SlotCopies
 from equipoise.balancer.experts.engine.staged_path import StagedPath
 from equipoise.balancer.experts.engine.states import (
     Failed,
     Finished,
+    InTransfer,
     Staged,
     TransferProgress,
     Transferring,
-    Travelling,
 )
 from equipoise.balancer.experts.planning.migration import RankTransfers
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate
@@ -39,7 +39,7 @@ class CommitsEarly(StagedPath):
         super().__init__(*args)
         self._ahead: list[ReadyChunk] = []
 
-    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         after = super().poll(voyage)
         if isinstance(after, Staged):
             for lot in after.staged:
@@ -63,7 +63,7 @@ class _Nowhere:
     def __init__(self, installed: ServingState) -> None:
         self.settled = installed.last_change
 
-    def commit(self, change: LayerUpdate, copies: Copies) -> None:
+    def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
         """Nothing is left to do."""
 
 
@@ -90,7 +90,7 @@ class OverwritesSources(StagedPath):
         super().__init__(*args)
         self._late: list[Any] = []
 
-    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         self._catch_up()
         after = super().poll(voyage)
         return Staged(after.voyage, ()) if isinstance(after, Transferring) else after
@@ -128,7 +128,7 @@ def any_rank(ballots: Sequence[Ballot]) -> Verdict:
 class TablesFirst(ServingState):
     """Flips generations, and holds readers for the copying of the weights only."""
 
-    def commit(self, change: LayerUpdate, copies: Copies) -> None:
+    def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
         self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
         held = self.readers.hold(self._compute)
         if copies:

@@ -8,14 +8,14 @@ from equipoise.balancer.experts.agreement.ballot import Ballot, Pending, Verdict
 from equipoise.balancer.experts.agreement.key_collector import KeyCollector
 from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import ControlLost
+from equipoise.hal.errors import ControlPlaneLost
 
 
 def forgetful(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Forget an outcome as soon as it is known here."""
     verdict = yield from vote(control, question, ballot)
     if not isinstance(verdict, Pending):
-        with suppress(ControlLost):
+        with suppress(ControlPlaneLost):
             control.forget(question.outcome)
     return verdict
 

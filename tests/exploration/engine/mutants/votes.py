@@ -14,14 +14,14 @@ from equipoise.balancer.experts.agreement.ballot import (
     Pending,
     Verdict,
     VoteSpec,
-    _wish,
+    _tally_when_complete,
     tally,
     to_decision,
     vote,
 )
 from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, VoteOutcomeUnknown
 
 Blank = Callable[[ChunkChecksum], ChunkChecksum]
 
@@ -30,7 +30,7 @@ def without_vote(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> J
     """Settle for a commit when the own staging is full, and do so."""
     if not ballot.staged:
         return (yield from vote(control, question, ballot))
-    with suppress(ControlLost):
+    with suppress(ControlPlaneLost):
         control.cast(question.ballots, ballot.to_bytes())
         control.decide(question.outcome, to_decision(Commit(len(ballot.staged))))
     return Commit(len(ballot.staged))
@@ -40,19 +40,19 @@ def own_wish(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[V
     """Write the wish down, and obey it whatever the answer is."""
     try:
         control.cast(question.ballots, ballot.to_bytes())
-        wish = yield from _wish(control, question)
+        wish = yield from _tally_when_complete(control, question)
         if not isinstance(wish, Pending):
             control.decide(question.outcome, to_decision(wish))
         return wish
-    except ControlLost as error:
-        raise AgreementLost(str(error)) from error
+    except ControlPlaneLost as error:
+        raise VoteOutcomeUnknown(str(error)) from error
 
 
 def guessing(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Take it for an abort when the outcome cannot be learnt."""
     try:
         return (yield from vote(control, question, ballot))
-    except AgreementLost:
+    except VoteOutcomeUnknown:
         return Abort("guessed")
 
 
@@ -70,8 +70,8 @@ def endless(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Ve
                 yield BallotsReady(control, question.ballots, question.ranks)
                 break
         return (yield from vote(control, question, ballot))
-    except ControlLost as error:
-        raise AgreementLost(str(error)) from error
+    except ControlPlaneLost as error:
+        raise VoteOutcomeUnknown(str(error)) from error
 
 
 def blind_to_bytes(ballots: Sequence[Ballot]) -> Verdict:

@@ -6,18 +6,18 @@ from torch import Tensor
 
 from equipoise.hal.stream import Event, Stream
 from equipoise.pipeline.all_to_all.fixed_capacity import (
-    Arrived,
-    Berth,
+    BatchTracker,
+    Combined,
+    Combining,
+    Dispatched,
+    Dispatching,
     Idle,
-    Returned,
-    Returning,
-    Sending,
 )
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch, Messages
-from equipoise.pipeline.all_to_all.status import LOST, Ledger, absorb
+from equipoise.pipeline.all_to_all.formats import Batch, DispatchMessages, ReceivedRows
+from equipoise.pipeline.all_to_all.status import OVERFLOW, StatusReader, merge_headers
 
 
-class ReusedWhileRead(Berth):
+class ReusedWhileRead(BatchTracker):
     """Gives the room on while somebody reads the results on another stream."""
 
     def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
@@ -25,40 +25,40 @@ class ReusedWhileRead(Berth):
         super().dispatch(batch, ticket, stream)
 
 
-class ReusedInFlight(Berth):
+class ReusedInFlight(BatchTracker):
     """Gives the room on once its results have been sent, whether they came or not."""
 
     def deliver(self, ticket: int, stream: Stream) -> Tensor:
         state = self._own(ticket)
-        assert isinstance(state, Returning | Returned)
-        if isinstance(state, Returning):
+        assert isinstance(state, Combining | Combined)
+        if isinstance(state, Combining):
             self._kernels.unpack_results(state.tokens, self._room, stream)
             stream.record(self._returned)
-            self._state = Returned(ticket, state.tokens)
+            self._state = Combined(ticket, state.tokens)
         return self._room.results[: state.tokens]
 
 
-class ListsTooEarly(Berth):
+class ListsTooEarly(BatchTracker):
     """Lists the entries of what has not come."""
 
-    def arrive(self, ticket: int, stream: Stream) -> Arrivals:
+    def arrive(self, ticket: int, stream: Stream) -> ReceivedRows:
         state = self._own(ticket)
-        if isinstance(state, Sending):
+        if isinstance(state, Dispatching):
             self._kernels.unpack_rows(self._room, stream)
             stream.record(self._unpacked)
             self._entered = (self._unpacked,)
-            self._state = Arrived(ticket, state.tokens)
+            self._state = Dispatched(ticket, state.tokens)
         return self._room.arrivals
 
 
-class WordsReadTooEarly(Berth):
+class WordsReadTooEarly(BatchTracker):
     """Reads the words without waiting for the stream that enters them."""
 
     def read_words(self, stream: Stream) -> None:
         """Whatever is there."""
 
 
-class WordsWrittenTooEarly(Berth):
+class WordsWrittenTooEarly(BatchTracker):
     """Lets a batch enter words that are being read."""
 
     def follow(self, event: Event) -> None:
@@ -67,7 +67,7 @@ class WordsWrittenTooEarly(Berth):
         super().follow(event)
 
 
-class NeverClears(Ledger):
+class NeverClears(StatusReader):
     """Keeps the words of the step before."""
 
     def _copy(self) -> None:
@@ -75,22 +75,24 @@ class NeverClears(Ledger):
             into.copy_(found)
 
 
-def latest_only(told: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+def latest_only(told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Forgets what an earlier dispatch of the step said."""
-    told[LOST].zero_()
-    absorb(told, arrived, own, active)
+    told[OVERFLOW].zero_()
+    merge_headers(told, arrived, own, active)
 
 
-def any_generation(told: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+def any_generation(told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Compares no generation."""
-    absorb(told, arrived, own, torch.zeros_like(active))
+    merge_headers(told, arrived, own, torch.zeros_like(active))
     seen = torch.where(active[:, None], arrived.lost.long(), 0).amax(0)
-    told[LOST].copy_(torch.maximum(told[LOST], seen))
+    told[OVERFLOW].copy_(torch.maximum(told[OVERFLOW], seen))
 
 
-def listens_to_the_absent(told: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+def listens_to_the_absent(
+    told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor
+) -> None:
     """Compares the generation of ranks that never send one."""
-    absorb(told, arrived, own, torch.ones_like(active))
+    merge_headers(told, arrived, own, torch.ones_like(active))
 
 
 MUTANTS = (

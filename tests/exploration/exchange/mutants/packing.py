@@ -11,26 +11,28 @@ from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline.all_to_all import sorting, status
 from equipoise.pipeline.all_to_all.formats import Batch, ExchangeFormat
-from equipoise.pipeline.all_to_all.kernels import Room
-from equipoise.pipeline.all_to_all.sorting import Sorted
+from equipoise.pipeline.all_to_all.kernels import BufferSet
+from equipoise.pipeline.all_to_all.sorting import SortedBatch
 from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
-from equipoise.pipeline.all_to_all.transport import WholeGroup
+from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 
 
 class KeepsToItself(TorchKernels):
     """Knows of its overflow, and tells nobody."""
 
-    def _pack_rows(self, batch: Batch, room: Room) -> None:
+    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         super()._pack_rows(batch, room)
         lost = self._buffers[room.number].sent.lost
-        room.words[status.LOST].copy_(torch.maximum(room.words[status.LOST], lost[0].long()))
+        room.words[status.OVERFLOW].copy_(
+            torch.maximum(room.words[status.OVERFLOW], lost[0].long())
+        )
         lost.zero_()
 
 
 class LeavesOldIds(TorchKernels):
     """Writes the ids of rows that are used, and no others."""
 
-    def _pack_rows(self, batch: Batch, room: Room) -> None:
+    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         ids = self._buffers[room.number].sent.ids
         seen = self._seen = getattr(self, "_seen", set[int]())
         before = ids.clone() if room.number in seen else torch.full_like(ids, self._form.invalid)
@@ -44,7 +46,7 @@ class LeavesOldIds(TorchKernels):
 class LoadsOfTheStepBefore(TorchKernels):
     """Sends the histogram that the batch before had."""
 
-    def _pack_rows(self, batch: Batch, room: Room) -> None:
+    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         super()._pack_rows(batch, room)
         loads = self._buffers[room.number].sent.loads
         kept, self._kept = getattr(self, "_kept", loads.clone()), loads.clone()
@@ -54,7 +56,7 @@ class LoadsOfTheStepBefore(TorchKernels):
 class GenerationOfTheFirstStep(TorchKernels):
     """Writes the generation once."""
 
-    def _pack_rows(self, batch: Batch, room: Room) -> None:
+    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         self._first = getattr(self, "_first", batch.generation.clone())
         super()._pack_rows(replace(batch, generation=self._first), room)
 
@@ -62,7 +64,7 @@ class GenerationOfTheFirstStep(TorchKernels):
 class LeavesOldResults(TorchKernels):
     """Writes results where some came, and leaves the rest."""
 
-    def _unpack_results(self, tokens: int, room: Room) -> None:
+    def _unpack_results(self, tokens: int, room: BufferSet) -> None:
         before = room.results.clone()
         super()._unpack_results(tokens, room)
         form = self._form
@@ -76,7 +78,7 @@ class LeavesOldResults(TorchKernels):
 class SharesBlobs(TorchKernels):
     """Both rooms send their results from one buffer."""
 
-    def _pack_results(self, rows: Tensor, room: Room) -> None:
+    def _pack_results(self, rows: Tensor, room: BufferSet) -> None:
         first, other = self._buffers[0], self._buffers[room.number]
         self._buffers[room.number] = replace(
             other, result_blobs=(first.result_blobs[0], other.result_blobs[1])
@@ -84,7 +86,7 @@ class SharesBlobs(TorchKernels):
         super()._pack_results(rows, room)
 
 
-class OutOfOrder(WholeGroup):
+class OutOfOrder(AllRanksTransport):
     """Sends without a look at what the stream has still to pack."""
 
     def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
@@ -92,13 +94,13 @@ class OutOfOrder(WholeGroup):
         return group.all_to_all(into, source)
 
 
-def one_too_many(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+def one_too_many(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Takes a message for full when one row more has come than fits."""
     found = sorting.sort_batch(slots, form, active)
     return replace(found, lost=(found.lost - 1).clamp(min=0))
 
 
-def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Never uses the last row."""
     found = sorting.sort_batch(slots, form, active)
     tokens = found.tokens.clone()
@@ -106,7 +108,7 @@ def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
     return replace(found, tokens=tokens)
 
 
-def row_a_choice(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+def row_a_choice(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Counts a row for each choice of a token, also where they go to one rank."""
     found = sorting.sort_batch(slots, form, active)
     homes = torch.where((slots >= 0) & (slots < form.slots), slots // form.slots_per_rank, -1)
@@ -116,13 +118,13 @@ def row_a_choice(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
     return replace(found, lost=lost)
 
 
-def strays_uncounted(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+def strays_uncounted(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Says nothing of choices that fall on ranks that take no part."""
     found = sorting.sort_batch(slots, form, active)
     return replace(found, stray=torch.zeros_like(found.stray))
 
 
-def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Takes every rank for active."""
     everybody = torch.ones_like(active)
     everybody[-1] = False

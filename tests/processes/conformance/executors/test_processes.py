@@ -9,7 +9,7 @@ from equipoise.hal.conformance.executors import multi_rank
 from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.program import Case, Step, program
 from equipoise.hal.conformance.property import Property
-from equipoise.hal.conformance.search import Effort, Held, Violated, search
+from equipoise.hal.conformance.search import PropertyHeld, PropertyViolated, SearchSettings, search
 from equipoise.hal.errors import UsageError, Violation
 
 CASE = Case(program([Step("sum", (7,))], size=2))
@@ -23,7 +23,7 @@ def subject() -> Iterator[ProcessSubject]:
 
 
 def healthy(subject: ProcessSubject) -> bool:
-    return isinstance(search(planted.SOUND, subject, Effort(cases=3)), Held)
+    return isinstance(search(planted.SOUND, subject, SearchSettings(cases=3)), PropertyHeld)
 
 
 def pids(subject: ProcessSubject) -> list[int]:
@@ -32,7 +32,7 @@ def pids(subject: ProcessSubject) -> list[int]:
 
 
 def test_process_subject_keeps_ranks_between_cases(subject: ProcessSubject) -> None:
-    assert search(planted.SOUND, subject, Effort(cases=20)) == Held(20)
+    assert search(planted.SOUND, subject, SearchSettings(cases=20)) == PropertyHeld(20)
     assert len(pids(subject)) == 2
     before = pids(subject)
     assert healthy(subject)
@@ -40,8 +40,8 @@ def test_process_subject_keeps_ranks_between_cases(subject: ProcessSubject) -> N
 
 
 def test_process_subject_finds_and_shrinks_wrong_answer(subject: ProcessSubject) -> None:
-    verdict = search(planted.WRONG, subject, Effort(cases=50))
-    assert isinstance(verdict, Violated)
+    verdict = search(planted.WRONG, subject, SearchSettings(cases=50))
+    assert isinstance(verdict, PropertyViolated)
     assert (verdict.clause, verdict.case.program.steps) == ("X4", (Step("sum", (5,)),))
     assert healthy(subject)
 
@@ -81,7 +81,7 @@ def test_process_subject_ends_hanging_rank_with_stacks(
 
 
 def test_process_subject_orders_answers_by_rank_and_host(subject: ProcessSubject) -> None:
-    assert search(planted.HOSTS, subject, Effort(cases=3)) == Held(3)
+    assert search(planted.HOSTS, subject, SearchSettings(cases=3)) == PropertyHeld(3)
 
 
 def test_process_subject_closes_communicators_between_cases(

@@ -4,18 +4,21 @@ import pytest
 from processes.conformance import planted_properties as planted
 
 from equipoise.hal.conformance import suite
-from equipoise.hal.conformance.executors.property_reference import refer, resolve
+from equipoise.hal.conformance.executors.property_reference import (
+    property_reference,
+    resolve_property,
+)
 from equipoise.hal.errors import UsageError
 
 
 def test_suite_properties_resolve_from_their_reference() -> None:
     for claim in suite.properties():
-        assert resolve(refer(claim)) is claim
+        assert resolve_property(property_reference(claim)) is claim
 
 
 def test_foreign_property_reference_is_module_and_name() -> None:
-    assert refer(planted.SOUND) == "processes.conformance.planted_properties:SOUND"
-    assert resolve(refer(planted.SOUND)) is planted.SOUND
+    assert property_reference(planted.SOUND) == "processes.conformance.planted_properties:SOUND"
+    assert resolve_property(property_reference(planted.SOUND)) is planted.SOUND
 
 
 @pytest.mark.parametrize(
@@ -31,9 +34,9 @@ def test_foreign_property_reference_is_module_and_name() -> None:
 )
 def test_property_reference_to_no_property_is_refused(reference: str) -> None:
     with pytest.raises(UsageError, match=reference):
-        resolve(reference)
+        resolve_property(reference)
 
 
 def test_property_reference_requires_module_name() -> None:
     with pytest.raises(UsageError, match="nameless"):
-        refer(planted.NAMELESS[0])
+        property_reference(planted.NAMELESS[0])

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from processes.conformance import rank_driver as driving
 
-from equipoise.hal.conformance.executors.leak_detector import halted
-from equipoise.hal.conformance.executors.worker_pool import Crew
+from equipoise.hal.conformance.executors.leak_detector import all_threads_stopped
+from equipoise.hal.conformance.executors.worker_pool import WorkerPool
 from equipoise.hal.errors import Violation
 
 PATIENCE = 200.0
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew([driving.RANK])
+def crew() -> Iterator[WorkerPool]:
+    made = WorkerPool([driving.RANK])
     yield made
     made.close()
 
 
-def ask(crew: Crew, rank: int, **order: object) -> dict[str, Any]:
+def ask(crew: WorkerPool, rank: int, **order: object) -> dict[str, Any]:
     crew.order({rank: order})
     return crew.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
 
@@ -52,7 +52,7 @@ def wait_until_all_ended(pids: list[int]) -> None:
     wait_until(lambda: all(map(ended, pids)))
 
 
-def test_crew_ranks_are_forks_of_one_template(crew: Crew) -> None:
+def test_crew_ranks_are_forks_of_one_template(crew: WorkerPool) -> None:
     crew.start(range(3))
     told = [ask(crew, rank) for rank in range(3)]
     assert [one["pid"] for one in told] == [crew.members[rank].pid for rank in range(3)]
@@ -61,7 +61,7 @@ def test_crew_ranks_are_forks_of_one_template(crew: Crew) -> None:
 
 
 def test_crew_spawns_ranks_when_import_starts_threads() -> None:
-    crew = Crew([driving.THREADED])
+    crew = WorkerPool([driving.THREADED])
     try:
         crew.start(range(2))
         told = [ask(crew, rank) for rank in range(2)]
@@ -70,13 +70,13 @@ def test_crew_spawns_ranks_when_import_starts_threads() -> None:
         crew.close()
 
 
-def test_crew_ranks_share_no_descriptors(crew: Crew) -> None:
+def test_crew_ranks_share_no_descriptors(crew: WorkerPool) -> None:
     crew.start(range(3))
     counts = [ask(crew, rank)["descriptors"] for rank in range(3)]
     assert counts[0] == counts[1] == counts[2]
 
 
-def test_crew_reports_how_rank_ended(crew: Crew) -> None:
+def test_crew_reports_how_rank_ended(crew: WorkerPool) -> None:
     crew.start(range(2))
     with pytest.raises(Violation, match="rank 0 exited with 3"):
         ask(crew, 0, exit=3)
@@ -86,16 +86,16 @@ def test_crew_reports_how_rank_ended(crew: Crew) -> None:
     assert crew.members == {}
 
 
-def test_halted_detects_stopped_and_ended_process(crew: Crew) -> None:
+def test_halted_detects_stopped_and_ended_process(crew: WorkerPool) -> None:
     crew.start([0])
     pid = ask(crew, 0)["pid"]
-    assert not halted(pid)
+    assert not all_threads_stopped(pid)
     for how in (signal.SIGSTOP, signal.SIGKILL):
         os.kill(pid, how)
-        wait_until(lambda: halted(pid))
+        wait_until(lambda: all_threads_stopped(pid))
 
 
-def test_crew_replaces_stopped_rank(crew: Crew) -> None:
+def test_crew_replaces_stopped_rank(crew: WorkerPool) -> None:
     crew.start(range(2))
     before = ask(crew, 0)
     os.kill(before["pid"], signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_crew_replaces_stopped_rank(crew: Crew) -> None:
 
 
 def test_crew_quotes_error_of_rank_that_fails_to_start() -> None:
-    crew = Crew([driving.FAILING])
+    crew = WorkerPool([driving.FAILING])
     try:
         crew.start([0])
         with pytest.raises(Violation, match=r"rank 0 exited with 1(?s:.*)this module is no rank"):
@@ -118,7 +118,7 @@ def test_crew_quotes_error_of_rank_that_fails_to_start() -> None:
 
 
 def test_crew_quotes_import_error_of_rank_module() -> None:
-    crew = Crew(["equipoise.nowhere"])
+    crew = WorkerPool(["equipoise.nowhere"])
     with pytest.raises(Violation, match=r"no rank can be started(?s:.*)equipoise\.nowhere"):
         crew.start([0])
     assert crew.members == {}
@@ -126,7 +126,7 @@ def test_crew_quotes_import_error_of_rank_module() -> None:
 
 
 def test_crew_recovers_from_template_death(
-    crew: Crew,
+    crew: WorkerPool,
 ) -> None:
     crew.start([0])
     told = ask(crew, 0)
@@ -139,7 +139,7 @@ def test_crew_recovers_from_template_death(
 
 def test_crew_close_leaves_no_process_thread_or_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    crew = Crew([driving.RANK])
+    crew = WorkerPool([driving.RANK])
     crew.start(range(3))
     told = [ask(crew, rank) for rank in range(3)]
     os.kill(told[1]["pid"], signal.SIGSTOP)

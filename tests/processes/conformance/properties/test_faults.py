@@ -12,11 +12,11 @@ from equipoise.hal.conformance.executors.processes import ProcessSubject
 from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.properties.faults import (
     FAULTS,
-    MOST_STEPS,
-    Fault,
-    Plot,
+    MAX_STEPS,
+    FaultPlan,
+    RankFault,
+    fault_programs,
     plot,
-    programs,
 )
 from equipoise.hal.conformance.property import Traits
 from equipoise.hal.errors import Violation
@@ -26,7 +26,7 @@ ALONE = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True)
 SEND = Step("message", (3, 0, 1))
 
 
-def told(fault: Fault, at: int = 1, victim: int = 0) -> Plot:
+def told(fault: RankFault, at: int = 1, victim: int = 0) -> FaultPlan:
     settings = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
     return plot(program([SEND, SEND, SEND], 2, settings))
 
@@ -46,18 +46,18 @@ def violation(subject: ProcessSubject, case: Case) -> Violation | None:
     return None
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", list(RankFault))
 def test_fault_on_process_ranks_ends_only_dependents(
-    processes: ProcessSubject, fault: Fault
+    processes: ProcessSubject, fault: RankFault
 ) -> None:
     steps = [Step("all_reduce", (2, 0, 0)), Step("exchange", (5, 0, 0)), SEND]
-    settings = {"fault": fault.value, "victim": 1, "at": 1, "window": MOST_STEPS}
+    settings = {"fault": fault.value, "victim": 1, "at": 1, "window": MAX_STEPS}
     assert violation(processes, Case(program(steps, 3, settings))) is None
 
 
 @given(st.data())
 def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
-    found = data.draw(programs(TRAITS))
+    found = data.draw(fault_programs(TRAITS))
     story = plot(found)
     assert 2 <= found.size <= 4
     assert story.victim < found.size
@@ -68,22 +68,22 @@ def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
         assert max(first, second) < found.size
 
 
-@given(programs(ALONE))
+@given(fault_programs(ALONE))
 def test_fault_programs_end_no_irreplaceable_rank(found: Program) -> None:
     story = plot(found)
-    assert story.fault in (Fault.DELAY, Fault.DROP)
+    assert story.fault in (RankFault.DELAY, RankFault.DROP)
     assert story.lost == frozenset()
 
 
 def test_fault_plan_drop_excuses_only_last_step() -> None:
-    story = told(Fault.DROP)
+    story = told(RankFault.DROP)
     assert len(story.steps) == 2
     assert [story.misses(number) for number in range(2)] == [False, True]
     assert [story.spoils(number) for number in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.STOP])
-def test_fault_plan_lost_rank_excuses_all_later_steps(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [RankFault.KILL, RankFault.STOP])
+def test_fault_plan_lost_rank_excuses_all_later_steps(fault: RankFault) -> None:
     story = told(fault)
     assert story.lost == {0}
     assert [story.misses(number) for number in range(3)] == [False, True, True]
@@ -91,16 +91,16 @@ def test_fault_plan_lost_rank_excuses_all_later_steps(fault: Fault) -> None:
 
 
 def test_fault_plan_delay_requires_every_step() -> None:
-    story = told(Fault.DELAY)
+    story = told(RankFault.DELAY)
     assert not any(story.misses(n) or story.spoils(n) for n in range(3))
 
 
 def test_fault_programs_draw_every_fault() -> None:
-    seen: Counter[Fault] = Counter()
+    seen: Counter[RankFault] = Counter()
 
-    @given(programs(TRAITS))
+    @given(fault_programs(TRAITS))
     def draw(found: Program) -> None:
         seen[plot(found).fault] += 1
 
     draw()
-    assert min(seen[fault] for fault in Fault) >= 5, seen
+    assert min(seen[fault] for fault in RankFault) >= 5, seen

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from equipoise.backends.ascend.hccl import LAST, Introduction
-from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.ascend.hccl import LAST_KEY, BootstrapStore
+from equipoise.backends.common.bounded_wait import Deadline
 from equipoise.backends.common.control_plane import StoreControlPlane
-from equipoise.backends.devices.collectives.bootstrap import Talk
+from equipoise.backends.devices.collectives.bootstrap import Bootstrap
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
 
 DEADLINE = 20.0
@@ -16,9 +16,9 @@ SHORT = 0.05
 Planes = list[StoreControlPlane]
 
 
-def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> Introduction:
-    patience = Patience(time.monotonic() + seconds, threading.Event())
-    return Introduction(Talk(plane, "q", (0, 1), patience))
+def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> BootstrapStore:
+    patience = Deadline(time.monotonic() + seconds, threading.Event())
+    return BootstrapStore(Bootstrap(plane, "q", (0, 1), patience))
 
 
 def test_introduction_passes_value_from_first_rank(planes: Planes) -> None:
@@ -30,16 +30,16 @@ def test_introduction_passes_value_from_first_rank(planes: Planes) -> None:
 def test_introduction_last_set_waits_until_peers_read_it(planes: Planes) -> None:
     speaker, hearer = (introduced(plane) for plane in planes)
     heard: list[bytes] = []
-    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST)))
+    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST_KEY)))
     listening.start()
-    speaker.set(LAST, b"2.13")
+    speaker.set(LAST_KEY, b"2.13")
     listening.join(DEADLINE)
     assert heard == [b"2.13"]
 
 
 def test_introduction_last_set_times_out_without_peer(planes: Planes) -> None:
     with pytest.raises(BallotIncomplete) as raised:
-        introduced(planes[0], SHORT).set(LAST, b"2.13")
+        introduced(planes[0], SHORT).set(LAST_KEY, b"2.13")
     assert raised.value.missing == (1,)
 
 

@@ -7,8 +7,13 @@ import torch
 from helpers.paths import ROOT
 
 from equipoise.backends.ascend import HCCL, npu_runtime
-from equipoise.backends.ascend.hccl_settings import group_buffer, link_buffer, obstacle, sums
-from equipoise.backends.devices.collectives.comm_memory import Ledger
+from equipoise.backends.ascend.hccl_settings import (
+    blocking_setting,
+    group_buffer_mib,
+    link_buffer_mib,
+    sum_dtypes,
+)
+from equipoise.backends.devices.collectives.comm_memory import CommMemoryLedger
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -23,20 +28,20 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hccl_buffers_default_to_vendor_sizes() -> None:
-    assert (group_buffer(), link_buffer()) == (200, 20)
+    assert (group_buffer_mib(), link_buffer_mib()) == (200, 20)
 
 
 def test_hccl_buffer_sizes_follow_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "64")
     monkeypatch.setenv("P2P_HCCL_BUFFSIZE", "4")
-    assert (group_buffer(), link_buffer()) == (64, 4)
+    assert (group_buffer_mib(), link_buffer_mib()) == (64, 4)
 
 
 def test_link_buffer_of_zero_becomes_smallest_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("P2P_HCCL_BUFFSIZE", "0")
-    assert link_buffer() == 1
+    assert link_buffer_mib() == 1
 
 
 def test_device_bytes_counts_two_buffers_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +50,7 @@ def test_device_bytes_counts_two_buffers_each(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ledger_totals_entries_until_struck() -> None:
-    ledger = Ledger()
+    ledger = CommMemoryLedger()
     ledger.enter("model/0/0-1", 2 * 200 * MIB)
     ledger.enter("model/0/0-1/0-1", 2 * 20 * MIB)
     assert [holding.name for holding in ledger.held()] == ["model/0/0-1", "model/0/0-1/0-1"]
@@ -58,11 +63,11 @@ def test_ledger_totals_entries_until_struck() -> None:
 def test_float_reductions_declared_only_if_deterministic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert sums() == HCCL.capabilities.reductions == {torch.int32, torch.int64}
+    assert sum_dtypes() == HCCL.capabilities.reductions == {torch.int32, torch.int64}
     for word in ("true", "strict", "TRUE"):
         monkeypatch.setenv("HCCL_DETERMINISTIC", word)
-        assert sums() >= {torch.float32, torch.bfloat16, torch.float16, torch.int32}
-        assert torch.uint8 not in sums()
+        assert sum_dtypes() >= {torch.float32, torch.bfloat16, torch.float16, torch.int32}
+        assert torch.uint8 not in sum_dtypes()
     monkeypatch.setenv("HCCL_DETERMINISTIC", "false")
     assert torch.float32 not in HCCL.capabilities.reductions
 
@@ -73,7 +78,7 @@ def test_probe_refuses_hccl_blocking_wait(
     monkeypatch.setattr(npu_runtime, "probe", lambda: Available("a device"))
     assert HCCL.probe() == Available("a device")
     monkeypatch.setenv("TORCH_HCCL_BLOCKING_WAIT", "0")
-    assert not obstacle()
+    assert not blocking_setting()
     monkeypatch.setenv("TORCH_HCCL_BLOCKING_WAIT", "1")
     answer = HCCL.probe()
     assert isinstance(answer, Unavailable)

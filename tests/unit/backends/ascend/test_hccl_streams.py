@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 
-from equipoise.backends.ascend.hccl_streams import Lanes
+from equipoise.backends.ascend.hccl_streams import HcclStreamPool
 from equipoise.hal.errors import CommunicatorFailed
 
 POOL = 5
@@ -29,7 +29,7 @@ class Vendor:
 
 def test_lanes_aim_predicts_next_vendor_stream() -> None:
     vendor = Vendor()
-    account = Lanes(vendor.draw)
+    account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
         aimed = account.aim()
         assert account.take(vendor.draw().stream_id, f"c{number}") == aimed
@@ -37,14 +37,14 @@ def test_lanes_aim_predicts_next_vendor_stream() -> None:
 
 def test_lanes_give_each_communicator_and_bell_own_stream() -> None:
     vendor = Vendor()
-    account = Lanes(vendor.draw)
+    account = HcclStreamPool(vendor.draw)
     taken = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
     assert len(taken | {account.bell.stream_id}) == POOL
 
 
 def test_lanes_reuse_only_returned_stream() -> None:
     vendor = Vendor()
-    account = Lanes(vendor.draw)
+    account = HcclStreamPool(vendor.draw)
     lanes = [_take(account, vendor, f"c{n}") for n in range(POOL - 1)]
     account.give(lanes[1])
     assert _take(account, vendor, "new").stream_id == lanes[1].stream_id
@@ -52,7 +52,7 @@ def test_lanes_reuse_only_returned_stream() -> None:
 
 def test_lanes_exhausted_error_names_holders() -> None:
     vendor = Vendor()
-    account = Lanes(vendor.draw)
+    account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
         _take(account, vendor, f"c{number}")
     with pytest.raises(CommunicatorFailed, match=r"the pool has 5, held by c0, c1, c2, c3, the b"):
@@ -61,7 +61,7 @@ def test_lanes_exhausted_error_names_holders() -> None:
 
 def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
     vendor = Vendor()
-    account = Lanes(vendor.draw)
+    account = HcclStreamPool(vendor.draw)
     first = _take(account, vendor, "first")
     for _ in range(POOL - 1):
         vendor.draw()
@@ -71,7 +71,7 @@ def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
 
 def test_lanes_detect_communicator_on_taken_stream() -> None:
     vendor = Vendor()
-    account = Lanes(vendor.draw)
+    account = HcclStreamPool(vendor.draw)
     first = _take(account, vendor, "first")
     with pytest.raises(CommunicatorFailed, match="HCCL runs second on the stream of first"):
         account.take(first.stream_id, "second")
@@ -79,10 +79,10 @@ def test_lanes_detect_communicator_on_taken_stream() -> None:
 
 def test_lanes_detect_stream_of_another_pool() -> None:
     with pytest.raises(CommunicatorFailed, match="stream 7, which is not of its pool"):
-        Lanes(Vendor().draw).take(7, "c")
+        HcclStreamPool(Vendor().draw).take(7, "c")
 
 
-def _take(account: Lanes, vendor: Vendor, holder: str) -> Stream:
+def _take(account: HcclStreamPool, vendor: Vendor, holder: str) -> Stream:
     account.aim()
     number = vendor.draw().stream_id
     account.take(number, holder)

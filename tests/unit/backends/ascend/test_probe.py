@@ -61,7 +61,7 @@ def test_probe_mentions_transfer_to_npu_shim(monkeypatch: pytest.MonkeyPatch) ->
     pretend(monkeypatch, installed=True)
     monkeypatch.setattr(npu_runtime.RUNTIME, "devices", lambda: 2)
     monkeypatch.setattr(npu_runtime, "version", lambda: "2.13.0")
-    monkeypatch.setitem(sys.modules, npu_runtime.SHIM, sys)
+    monkeypatch.setitem(sys.modules, npu_runtime.CUDA_SHIM, sys)
     answer = BACKEND.probe()
     assert isinstance(answer, Available)
     assert "transfer_to_npu" in answer.detail

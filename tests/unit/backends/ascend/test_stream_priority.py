@@ -4,21 +4,21 @@ import os
 
 import pytest
 
-from equipoise.backends.ascend.hccl_comm import HIGH, HighPriorityStreams
+from equipoise.backends.ascend.hccl_comm import HIGH_PRIORITY_VARIABLE, HighPriorityStreams
 
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_variable_is_restored_after_last_communicator_is_made(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(HIGH, raising=False)
+    monkeypatch.delenv(HIGH_PRIORITY_VARIABLE, raising=False)
     if before is not None:
-        monkeypatch.setenv(HIGH, before)
+        monkeypatch.setenv(HIGH_PRIORITY_VARIABLE, before)
     making, seen = HighPriorityStreams(), []
     making.__enter__()
     making.__enter__()
     making.__exit__(None, None, None)  # the one that came first may well leave first
-    seen.append(os.environ.get(HIGH))
+    seen.append(os.environ.get(HIGH_PRIORITY_VARIABLE))
     making.__exit__(None, None, None)
-    seen.append(os.environ.get(HIGH))
+    seen.append(os.environ.get(HIGH_PRIORITY_VARIABLE))
     assert seen == ["1", before]

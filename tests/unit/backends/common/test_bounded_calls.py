@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from equipoise.backends.common.bounded_wait import BoundedCalls
-from equipoise.hal.errors import ControlLost
+from equipoise.hal.errors import ControlPlaneLost
 
 
 def test_bounded_call_returns_result() -> None:
@@ -20,8 +20,8 @@ def test_bounded_call_raises_error_and_stays_usable() -> None:
 
 def test_bounded_calls_refuse_more_after_timeout() -> None:
     calls, never = BoundedCalls("somebody"), threading.Event()
-    with pytest.raises(ControlLost, match=r"somebody did not answer within 0\.05 s"):
+    with pytest.raises(ControlPlaneLost, match=r"somebody did not answer within 0\.05 s"):
         calls.call(lambda: never.wait(60.0), 0.05)
-    with pytest.raises(ControlLost, match="somebody fell silent"):
+    with pytest.raises(ControlPlaneLost, match="somebody fell silent"):
         calls.call(lambda: "late", 20.0)
     never.set()

@@ -19,7 +19,7 @@ from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.backends.common.tcp_store import StoreHost
 from equipoise.backends.cpu import GLOO
 from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import BallotIncomplete, ControlLost
+from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost
 
 SOON = 20.0
 Pair = tuple[StoreControlPlane, StoreControlPlane]
@@ -161,7 +161,7 @@ def test_control_calls_fail_without_store(host: StoreHost, pair: Pair) -> None:
         lambda: pair[0].forget("before"),
     )
     for call in calls:
-        with pytest.raises(ControlLost):
+        with pytest.raises(ControlPlaneLost):
             call()
     pair[0].leave("no matter")
     assert pair[0].lost(0.0) is None
@@ -170,7 +170,7 @@ def test_control_calls_fail_without_store(host: StoreHost, pair: Pair) -> None:
 def test_connect_names_address_without_store(host: StoreHost) -> None:
     name, port = host.address
     host.close()
-    with pytest.raises(ControlLost, match=f"no store answers at {name}:{port}"):
+    with pytest.raises(ControlPlaneLost, match=f"no store answers at {name}:{port}"):
         GLOO.connect(Rendezvous(rank=0, size=1, host=name, port=port, deadline=0.5))
 
 
@@ -179,9 +179,9 @@ def test_store_host_closes_twice_and_answers_nothing_afterwards(host: StoreHost)
     host.close()
     host.close()
     assert host.address == (name, port)
-    with pytest.raises(ControlLost, match=f"store on {name}:{port} was closed"):
+    with pytest.raises(ControlPlaneLost, match=f"store on {name}:{port} was closed"):
         host.report_loss(0, "exited")
-    with pytest.raises(ControlLost, match="was closed"):
+    with pytest.raises(ControlPlaneLost, match="was closed"):
         host.beat(0)
 
 

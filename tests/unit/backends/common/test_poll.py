@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.backends.common import bounded_wait
-from equipoise.backends.common.bounded_wait import LONGEST, SHORTEST, SPIN, poll
+from equipoise.backends.common.bounded_wait import MAX_PAUSE, MIN_PAUSE, SPIN_SECONDS, poll
 
 
 class Clock:
@@ -42,13 +42,13 @@ def test_poll_looks_without_pause_at_first(clock: Clock) -> None:
 
     assert poll(ready, 1.0)
     assert clock.pauses == []
-    assert clock.now <= SPIN + 1e-9
+    assert clock.now <= SPIN_SECONDS + 1e-9
 
 
 def test_poll_pauses_double_up_to_longest(clock: Clock) -> None:
     assert not poll(clock.look, 0.02)
-    assert clock.pauses[:3] == [SHORTEST, 2 * SHORTEST, 4 * SHORTEST]
-    assert max(clock.pauses) == LONGEST
+    assert clock.pauses[:3] == [MIN_PAUSE, 2 * MIN_PAUSE, 4 * MIN_PAUSE]
+    assert max(clock.pauses) == MAX_PAUSE
     assert clock.now <= 0.02 + clock._a_look + 1e-9
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
-from equipoise.backends.cpu.stream import CpuStream, Verb
+from equipoise.backends.cpu.stream import CpuStream, CpuStreamOp
 from equipoise.hal.capabilities import Available
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
@@ -45,7 +45,7 @@ def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
         launched.set()
 
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(cpu.stream(Role.COPY).issue, Verb(issue))]
+        ends = [pool.submit(cpu.stream(Role.COPY).issue, CpuStreamOp(issue))]
         assert issuing.wait(SOON)
         ends.append(pool.submit(launch))
         assert not launched.wait(0.05)

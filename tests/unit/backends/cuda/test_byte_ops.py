@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.cuda import byte_ops
-from equipoise.backends.cuda.byte_ops import CHUNK, CudaBytes, _by_width
+from equipoise.backends.cuda.byte_ops import COPY_CHUNK, CudaByteOps, _by_width
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import Unsupported
@@ -38,7 +38,7 @@ def fingerprint(parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
     out[0] = as_int64(checksum(torch.cat(list(parts))))
 
 
-VERBS = CudaBytes(fingerprint)
+VERBS = CudaByteOps(fingerprint)
 STREAM = CPU.open(0).stream(Role.COMPUTE)
 
 
@@ -122,10 +122,10 @@ def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> N
     """Meta tensors stand for another device: nothing is copied, everything is asked for."""
     asked: list[int] = []
     monkeypatch.setattr(byte_ops, "copy", lambda to, source: asked.append(to.numel()))
-    size = 2 * CHUNK + 5
+    size = 2 * COPY_CHUNK + 5
     to = torch.empty(size, dtype=torch.uint8, device="meta")
     VERBS.copy([(to, torch.empty(size, dtype=torch.uint8))])
-    assert asked == [CHUNK, CHUNK, 5]
+    assert asked == [COPY_CHUNK, COPY_CHUNK, 5]
 
 
 def test_fingerprint_covers_concatenated_parts() -> None:

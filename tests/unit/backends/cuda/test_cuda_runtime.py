@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equipoise.backends.cuda import cuda_runtime
-from equipoise.backends.devices.event import Mark
+from equipoise.backends.devices.event import DeviceRecording
 from equipoise.backends.devices.runtime import Device
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -98,7 +98,7 @@ def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> N
 
 
 def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> None:
-    mark = Mark(Device(cuda_runtime.RUNTIME, 0))
+    mark = DeviceRecording(Device(cuda_runtime.RUNTIME, 0))
     mark.record("stream")
     driver.told.clear()
     assert mark.over()
@@ -107,7 +107,7 @@ def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> N
 
 def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
     def look() -> bool:
-        return Mark(Device(cuda_runtime.RUNTIME, 0)).over()
+        return DeviceRecording(Device(cuda_runtime.RUNTIME, 0)).over()
 
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         assert one.submit(look).result()
@@ -177,11 +177,11 @@ def test_choose_keeps_fewer_queues_that_the_user_set(
 def test_ask_for_queues_sets_them_for_children_before_cuda_only(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda_runtime.ask_for_queues()
+    cuda_runtime.request_queues()
     assert os.environ.pop(QUEUES) == "32"
     devices.initialised = True  # by an engine's worker
     assert cuda_runtime.shared_queues() == ""
     monkeypatch.setattr(cuda_runtime, "_queues", None)
-    cuda_runtime.ask_for_queues()
+    cuda_runtime.request_queues()
     assert os.environ.pop(QUEUES) == "32"
     assert "CUDA was initialised without" in cuda_runtime.shared_queues()

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from equipoise.backends.cuda import cuda_runtime, host_flags
-from equipoise.backends.cuda.host_flags import LINE, PAGE, CudaEmptyWord, CudaFullWord, Shelf, Word
+from equipoise.backends.cuda.host_flags import (
+    CACHE_LINE,
+    FLAGS_PER_PAGE,
+    CudaAcquireFlag,
+    CudaReleaseFlag,
+    HostFlag,
+    HostFlagPool,
+)
 from equipoise.backends.devices.runtime import Device
 
 MAPPED = 1 << 40
@@ -62,7 +69,7 @@ STREAM = SimpleNamespace(cuda_stream=77)
 
 
 def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
-    full = CudaFullWord(DEVICE)
+    full = CudaAcquireFlag(DEVICE)
     full.wait(STREAM)
     (kind, stream, place, value, how), (kind2, stream2, place2, value2, how2) = scribe.calls
     assert (kind, stream, value, how) == ("wait", 77, 1, "equal")
@@ -71,14 +78,14 @@ def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
 
 
 def test_full_word_give_stores_without_driver_call(scribe: Scribe) -> None:
-    full = CudaFullWord(DEVICE)
+    full = CudaAcquireFlag(DEVICE)
     full.give()
     assert full._word.value == 1
     assert scribe.calls == []
 
 
 def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
-    empty = CudaEmptyWord(DEVICE)
+    empty = CudaReleaseFlag(DEVICE)
     empty.set(STREAM)
     assert [(call[0], call[3]) for call in scribe.calls] == [("write", 1)]
     assert not empty.is_set()
@@ -89,8 +96,8 @@ def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
 
 
 def test_shelf_words_are_distinct_and_zero(scribe: Scribe) -> None:
-    shelf = Shelf(DEVICE)
-    words = [shelf.take() for _ in range(PAGE + 2)]
+    shelf = HostFlagPool(DEVICE)
+    words = [shelf.take() for _ in range(FLAGS_PER_PAGE + 2)]
     assert len({made._address for made in words}) == len(words)
     assert all(made.value == 0 for made in words)
     for number, made in enumerate(words):
@@ -99,20 +106,22 @@ def test_shelf_words_are_distinct_and_zero(scribe: Scribe) -> None:
 
 
 def test_shelf_words_have_own_cache_line_and_device_address(scribe: Scribe) -> None:
-    shelf = Shelf(DEVICE)
-    words = [shelf.take() for _ in range(PAGE)]
+    shelf = HostFlagPool(DEVICE)
+    words = [shelf.take() for _ in range(FLAGS_PER_PAGE)]
     (page,) = shelf._pages
     begin = page.data_ptr() + MAPPED
-    assert sorted(made._address - begin for made in words) == [LINE * n for n in range(PAGE)]
+    assert sorted(made._address - begin for made in words) == [
+        CACHE_LINE * n for n in range(FLAGS_PER_PAGE)
+    ]
     for made in words:
         assert made._cell.__array_interface__["data"][0] + MAPPED == made._address
 
 
 def test_shelf_memory_outlives_its_words(scribe: Scribe) -> None:
     """A stream writes what it was told to, also when its lock is forgotten."""
-    first = host_flags.shelf(DEVICE)
-    CudaFullWord(DEVICE)
-    assert host_flags.shelf(DEVICE) is first
+    first = host_flags.host_flag_pool(DEVICE)
+    CudaAcquireFlag(DEVICE)
+    assert host_flags.host_flag_pool(DEVICE) is first
     assert len(first._pages) == 1
 
 
@@ -126,7 +135,7 @@ def test_shelf_allocates_in_relaxed_capture_mode(
         return torch.zeros(nbytes, dtype=torch.uint8)
 
     monkeypatch.setattr(host_flags, "pinned", pinned)
-    Shelf(DEVICE).take()
+    HostFlagPool(DEVICE).take()
     assert seen == ["relaxed"]
     assert scribe.mode == "global"
 
@@ -142,7 +151,7 @@ def test_unrestricted_relaxes_capture_mode_without_stream_memory(
 
 
 def test_word_error_names_driver_call(scribe: Scribe) -> None:
-    made = Shelf(DEVICE).take()
+    made = HostFlagPool(DEVICE).take()
     scribe.status = 801
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32: 801"):
         made.enqueue_wait(STREAM, 1)
@@ -152,7 +161,7 @@ def test_word_error_names_driver_call(scribe: Scribe) -> None:
 
 def test_word_reads_value_stored_by_host() -> None:
     memory = torch.zeros(4, dtype=torch.int32)
-    made = Word(memory.numpy()[1:2], 0)
+    made = HostFlag(memory.numpy()[1:2], 0)
     made.store(5)
     assert memory.tolist() == [0, 5, 0, 0]
     assert made.value == 5
@@ -187,6 +196,6 @@ def test_give_context_sets_primary_context_once(
     known = Contexts()
     monkeypatch.setattr(cuda_runtime, "driver", lambda: known)
     for _ in range(2):
-        cuda_runtime.give_context(3)
+        cuda_runtime.bind_context(3)
     assert known.context == 5
     assert known.calls == [("retain", "device 3")]

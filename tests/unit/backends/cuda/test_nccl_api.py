@@ -10,12 +10,12 @@ import torch
 from equipoise.backends.cuda import nccl_api
 from equipoise.backends.cuda.nccl_api import (
     ID_BYTES,
-    TYPES,
-    Api,
-    Comm,
-    Config,
+    NCCL_DTYPES,
+    NcclApi,
+    NcclCommHandle,
+    NcclConfig,
     NcclError,
-    UniqueId,
+    NcclUniqueId,
 )
 
 ID = bytes(range(ID_BYTES))
@@ -51,12 +51,12 @@ class Scribe:
         return call
 
     def _told(self, name: str, value: Any) -> Any:
-        if isinstance(value, UniqueId):
+        if isinstance(value, NcclUniqueId):
             return ctypes.string_at(ctypes.addressof(value), ID_BYTES)
         if isinstance(value, (int, type(None))):
             return value
-        if isinstance(value, ctypes.POINTER(Config)):
-            return {field: getattr(value.contents, field) for field, _ in Config._fields_}
+        if isinstance(value, ctypes.POINTER(NcclConfig)):
+            return {field: getattr(value.contents, field) for field, _ in NcclConfig._fields_}
         if name == "ncclGetUniqueId":
             ctypes.memmove(value, ID, ID_BYTES)
         else:
@@ -71,18 +71,18 @@ def scribe() -> Scribe:
 
 
 @pytest.fixture
-def api(scribe: Scribe) -> Api:
-    return Api(scribe)
+def api(scribe: Scribe) -> NcclApi:
+    return NcclApi(scribe)
 
 
-def test_join_passes_whole_unique_id_by_value(api: Api, scribe: Scribe) -> None:
+def test_join_passes_whole_unique_id_by_value(api: NcclApi, scribe: Scribe) -> None:
     assert api.unique_id() == ID
     made = api.join(ID, 4, 3, 8)
     assert made.value == COMM
     assert scribe.calls[-1][:-1] == ("ncclCommInitRankConfig", "out", 4, ID, 3)
 
 
-def test_join_asks_for_non_blocking_communicator_of_few_ctas(api: Api, scribe: Scribe) -> None:
+def test_join_asks_for_non_blocking_communicator_of_few_ctas(api: NcclApi, scribe: Scribe) -> None:
     api.join(ID, 4, 3, 8)
     assert scribe.calls[-1][-1] == {
         "size": 40,
@@ -97,7 +97,7 @@ def test_join_asks_for_non_blocking_communicator_of_few_ctas(api: Api, scribe: S
 
 
 @pytest.mark.parametrize("name", ["ncclCommInitRankConfig", "ncclAllReduce", "ncclCommFinalize"])
-def test_calls_in_progress_are_no_errors(api: Api, scribe: Scribe, name: str) -> None:
+def test_calls_in_progress_are_no_errors(api: NcclApi, scribe: Scribe, name: str) -> None:
     scribe.codes[name] = 7
     made = api.join(ID, 2, 0, 8)
     api.all_reduce(SOURCE, 1, 0, made, STREAM)
@@ -105,15 +105,15 @@ def test_calls_in_progress_are_no_errors(api: Api, scribe: Scribe, name: str) ->
     assert scribe.calls[-1] == ("ncclCommFinalize", COMM)
 
 
-def test_in_progress_asks_for_state_and_raises_error(api: Api, scribe: Scribe) -> None:
+def test_in_progress_asks_for_state_and_raises_error(api: NcclApi, scribe: Scribe) -> None:
     seen = []
     for code in (7, 0):
         scribe.async_code = code
-        seen.append(api.in_progress(Comm(COMM)))
+        seen.append(api.in_progress(NcclCommHandle(COMM)))
     assert seen == [True, False]
     scribe.async_code = 6
     with pytest.raises(NcclError, match=r"error 6 \(no route to host\)"):
-        api.in_progress(Comm(COMM))
+        api.in_progress(NcclCommHandle(COMM))
 
 
 @pytest.mark.parametrize(
@@ -121,18 +121,18 @@ def test_in_progress_asks_for_state_and_raises_error(api: Api, scribe: Scribe) -
     [(2804, (2, 8, 4)), (21403, (2, 14, 3)), (22703, (2, 27, 3)), (23007, (2, 30, 7))],
 )
 def test_version_is_decoded_in_both_formats(
-    api: Api, scribe: Scribe, number: int, version: tuple[int, ...]
+    api: NcclApi, scribe: Scribe, number: int, version: tuple[int, ...]
 ) -> None:
     scribe.number = number
     assert api.version() == version
 
 
-def test_operations_pass_arguments_in_nccl_order(api: Api, scribe: Scribe) -> None:
-    comm = Comm(COMM)
-    api.all_reduce(SOURCE, 5, TYPES[torch.bfloat16], comm, STREAM)
-    api.reduce_scatter(TARGET, SOURCE, 5, TYPES[torch.int64], comm, STREAM)
-    api.broadcast(SOURCE, 5, TYPES[torch.int8], 2, comm, STREAM)
-    api.all_gather(TARGET, SOURCE, 5, TYPES[torch.int8], comm, STREAM)
+def test_operations_pass_arguments_in_nccl_order(api: NcclApi, scribe: Scribe) -> None:
+    comm = NcclCommHandle(COMM)
+    api.all_reduce(SOURCE, 5, NCCL_DTYPES[torch.bfloat16], comm, STREAM)
+    api.reduce_scatter(TARGET, SOURCE, 5, NCCL_DTYPES[torch.int64], comm, STREAM)
+    api.broadcast(SOURCE, 5, NCCL_DTYPES[torch.int8], 2, comm, STREAM)
+    api.all_gather(TARGET, SOURCE, 5, NCCL_DTYPES[torch.int8], comm, STREAM)
     api.send(SOURCE, 5, 1, comm, STREAM)
     api.receive(TARGET, 5, 1, comm, STREAM)
     assert scribe.calls == [
@@ -145,46 +145,48 @@ def test_operations_pass_arguments_in_nccl_order(api: Api, scribe: Scribe) -> No
     ]
 
 
-def test_send_passes_64_bit_addresses(api: Api, scribe: Scribe) -> None:
+def test_send_passes_64_bit_addresses(api: NcclApi, scribe: Scribe) -> None:
     high = (1 << 47) + 1
-    api.send(high, 1 << 33, 0, Comm(high + 1), high + 2)
+    api.send(high, 1 << 33, 0, NcclCommHandle(high + 1), high + 2)
     assert scribe.calls == [("ncclSend", high, 1 << 33, 0, 0, high + 1, high + 2)]
 
 
-def test_error_names_call_and_nccl_message(api: Api, scribe: Scribe) -> None:
+def test_error_names_call_and_nccl_message(api: NcclApi, scribe: Scribe) -> None:
     scribe.codes["ncclAllReduce"] = 3
     with pytest.raises(NcclError, match=r"^ncclAllReduce: error 3 \(no route to host\)$"):
-        api.all_reduce(SOURCE, 1, 0, Comm(COMM), STREAM)
+        api.all_reduce(SOURCE, 1, 0, NcclCommHandle(COMM), STREAM)
     scribe.last = None
     with pytest.raises(NcclError, match=r"^ncclAllReduce: error 3$"):
-        api.all_reduce(SOURCE, 1, 0, Comm(COMM), STREAM)
+        api.all_reduce(SOURCE, 1, 0, NcclCommHandle(COMM), STREAM)
 
 
-def test_async_error_ignores_operations_in_progress(api: Api, scribe: Scribe) -> None:
+def test_async_error_ignores_operations_in_progress(api: NcclApi, scribe: Scribe) -> None:
     for code, said in ((0, ""), (7, ""), (6, "error 6 (no route to host)")):
         scribe.async_code = code
-        assert api.async_error(Comm(COMM)) == said
+        assert api.async_error(NcclCommHandle(COMM)) == said
 
 
-def test_group_wraps_calls_in_start_and_end(api: Api, scribe: Scribe) -> None:
-    with api.group(Comm(COMM)):
-        api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
+def test_group_wraps_calls_in_start_and_end(api: NcclApi, scribe: Scribe) -> None:
+    with api.group(NcclCommHandle(COMM)):
+        api.send(SOURCE, 1, 0, NcclCommHandle(COMM), STREAM)
     assert [call[0] for call in scribe.calls] == ["ncclGroupStart", "ncclSend", "ncclGroupEnd"]
 
 
-def test_group_ends_after_failed_call_and_raises_first_error(api: Api, scribe: Scribe) -> None:
+def test_group_ends_after_failed_call_and_raises_first_error(api: NcclApi, scribe: Scribe) -> None:
     scribe.codes = {"ncclSend": 4, "ncclGroupEnd": 5}
-    with pytest.raises(NcclError, match="ncclSend: error 4"), api.group(Comm(COMM)):
-        api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
+    with pytest.raises(NcclError, match="ncclSend: error 4"), api.group(NcclCommHandle(COMM)):
+        api.send(SOURCE, 1, 0, NcclCommHandle(COMM), STREAM)
     assert scribe.calls[-1] == ("ncclGroupEnd",)
 
 
-def test_group_launches_nothing_when_python_raises_between_calls(api: Api, scribe: Scribe) -> None:
+def test_group_launches_nothing_when_python_raises_between_calls(
+    api: NcclApi, scribe: Scribe
+) -> None:
     """NCCL launches no group in which a call has failed: so one fails before the group ends."""
 
     def interrupted() -> None:
-        with api.group(Comm(COMM)):
-            api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
+        with api.group(NcclCommHandle(COMM)):
+            api.send(SOURCE, 1, 0, NcclCommHandle(COMM), STREAM)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -197,4 +199,4 @@ def test_api_refuses_library_without_required_function() -> None:
         """Has nothing."""
 
     with pytest.raises(AttributeError, match="ncclGetVersion"):
-        Api(Old())
+        NcclApi(Old())

@@ -11,10 +11,16 @@ from torch import Tensor
 
 from equipoise.backends.cuda import cuda_runtime, nccl
 from equipoise.backends.cuda.driver_streams import new_stream
-from equipoise.backends.cuda.nccl import CONNECTED, Nccl, NcclBackend, WordPromise, connect
-from equipoise.backends.cuda.nccl_api import Api, NcclError
-from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
-from equipoise.backends.devices.collectives.ccl import Membership
+from equipoise.backends.cuda.nccl import (
+    WARMUP_SIZES,
+    FlagEvent,
+    Nccl,
+    NcclBackend,
+    connect_algorithms,
+)
+from equipoise.backends.cuda.nccl_api import NcclApi, NcclError
+from equipoise.backends.cuda.nccl_settings import blocking_setting, estimate_bytes, sum_dtypes
+from equipoise.backends.devices.collectives.ccl import CommSpec
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
@@ -39,7 +45,7 @@ def backend(*version: int) -> NcclBackend:
     return NcclBackend(lambda: made)
 
 
-def absent() -> Api:
+def absent() -> NcclApi:
     raise OSError("libnccl.so.2: cannot open shared object file")
 
 
@@ -84,7 +90,7 @@ def test_probe_refuses_blocking_environment_settings(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: str, harmless: str
 ) -> None:
     monkeypatch.setenv(name, harmless)
-    assert obstacle() == ""
+    assert blocking_setting() == ""
     monkeypatch.setenv(name, wrong)
     assert f"{name}={wrong} is set" in reason(backend(2, 27, 3))
 
@@ -93,7 +99,7 @@ def test_float_reductions_declared_only_with_ring_algorithm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = backend(2, 27, 3)
-    assert sums() == found.capabilities.reductions == {torch.int32, torch.int64}
+    assert sum_dtypes() == found.capabilities.reductions == {torch.int32, torch.int64}
     for told, floats in (("Ring", True), ("ring", True), ("Tree", False), ("ring,tree", False)):
         monkeypatch.setenv("NCCL_ALGO", told)
         assert (torch.float32 in found.capabilities.reductions) == floats
@@ -119,7 +125,7 @@ def test_capabilities_are_readable_without_nccl() -> None:
 
 
 def test_device_bytes_follow_nccl_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (takes(link=False), takes(link=True)) == (2 * 8 * 4 * MIB, 8 * 4 * MIB)
+    assert (estimate_bytes(link=False), estimate_bytes(link=True)) == (2 * 8 * 4 * MIB, 8 * 4 * MIB)
     monkeypatch.setenv("NCCL_BUFFSIZE", str(MIB))
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     assert backend(2, 27, 3).device_bytes(communicators=3, links=4) == (3 * 2 + 4) * 2 * MIB
@@ -201,7 +207,7 @@ def test_promise_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPa
     vendor: Any = SimpleNamespace(
         current_stream=lambda index: "waiting", event=lambda: Moment(told)
     )
-    promise = WordPromise(Device(vendor, 0))
+    promise = FlagEvent(Device(vendor, 0))
     promise.wait()
     promise.record("writing")
     promise.wait()
@@ -214,7 +220,7 @@ def test_promise_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPa
 
 
 class Joining:
-    """NCCL's functions by the names of `Api`, where a peer never joins."""
+    """NCCL's functions by the names of `NcclApi`, where a peer never joins."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -256,7 +262,7 @@ def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(nccl, "bind", lambda device: None)
     api: Any = Joining()
     talk: Any = Talking()
-    members = Membership("pair", (0, 1), 0, link=True, deadline=1.0)
+    members = CommSpec("pair", (0, 1), 0, link=True, deadline=1.0)
     greet: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
         Nccl(lambda: api).meet(members, Device(cuda_runtime.RUNTIME, 0), talk, greet)
@@ -284,9 +290,9 @@ class Sizes:
 def test_connect_uses_each_collective_at_sizes_of_each_algorithm() -> None:
     """NCCL chooses the algorithm by the size, and connects it when it is first used."""
     group: Any = Sizes()
-    memory = connect(group, 3, "cpu")
-    assert group.used["all_reduce"] == list(CONNECTED)
+    memory = connect_algorithms(group, 3, "cpu")
+    assert group.used["all_reduce"] == list(WARMUP_SIZES)
     for name in ("reduce_scatter", "all_gather"):
         assert max(group.used[name]) > MIB
         assert min(group.used[name]) <= 12
-    assert sum(tensor.nbytes for tensor in memory) <= 2 * max(CONNECTED)
+    assert sum(tensor.nbytes for tensor in memory) <= 2 * max(WARMUP_SIZES)

@@ -11,9 +11,9 @@ import torch
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.backends.cuda.driver_streams import OwnStream, OwnStreams
-from equipoise.backends.cuda.nccl_api import Comm, NcclError
-from equipoise.backends.cuda.nccl_comm import NcclGroup
+from equipoise.backends.cuda.driver_streams import DriverStream, DriverStreamPool
+from equipoise.backends.cuda.nccl_api import NcclCommHandle, NcclError
+from equipoise.backends.cuda.nccl_comm import NcclComm
 from equipoise.backends.devices.runtime import Device
 
 HANDLE = 77
@@ -48,7 +48,7 @@ class Event:
 
 
 class Nccl:
-    """NCCL's functions by the names of `Api`; ends block until the test lets them go."""
+    """NCCL's functions by the names of `NcclApi`; ends block until the test lets them go."""
 
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
@@ -61,23 +61,23 @@ class Nccl:
         return lambda *given: self._diary.append((name, *given))
 
     @contextmanager
-    def group(self, comm: Comm) -> Iterator[None]:
+    def group(self, comm: NcclCommHandle) -> Iterator[None]:
         self._diary.append(("begin",))
         yield
         self._diary.append(("end",))
 
-    def async_error(self, comm: Comm) -> str:
+    def async_error(self, comm: NcclCommHandle) -> str:
         return self.error
 
-    def in_progress(self, comm: Comm) -> bool:
+    def in_progress(self, comm: NcclCommHandle) -> bool:
         self._diary.append(("look",))
         return self.progress.pop() if self.progress else False
 
-    def abort(self, comm: Comm) -> None:
+    def abort(self, comm: NcclCommHandle) -> None:
         self.ends.wait(WATCHDOG)
         self._diary.append(("abort", comm))
 
-    def destroy(self, comm: Comm) -> None:
+    def destroy(self, comm: NcclCommHandle) -> None:
         self.ends.wait(WATCHDOG)
         self._diary.append(("destroy", comm))
 
@@ -98,11 +98,11 @@ class Bench:
             unrestricted=nullcontext,
         )
         self.lane = Lane()
-        self.streams = OwnStreams(lambda: OwnStream(self.lane, HANDLE))
-        self.comm = Comm(5)
+        self.streams = DriverStreamPool(lambda: DriverStream(self.lane, HANDLE))
+        self.comm = NcclCommHandle(5)
         api: Any = self.nccl
         device = Device(vendor, 0)
-        self.group = NcclGroup(api, self.comm, (1, 3), self.streams, device, WATCHDOG)
+        self.group = NcclComm(api, self.comm, (1, 3), self.streams, device, WATCHDOG)
         self.diary.clear()
 
     def calls(self, *names: str) -> list[tuple[Any, ...]]:
@@ -253,14 +253,14 @@ def test_own_stream_is_reused_only_when_idle(bench: Bench) -> None:
     bench.lane.idle = False
     bench.group.abort()
     _until_closed(bench.group)
-    bench.streams._make = lambda: OwnStream(Lane(), 1)
+    bench.streams._make = lambda: DriverStream(Lane(), 1)
     assert bench.streams.take().handle == 1
     bench.lane.idle = True
     assert bench.streams.take().handle == HANDLE
     assert bench.streams.take().handle == 1
 
 
-def _until_closed(group: NcclGroup) -> None:
+def _until_closed(group: NcclComm) -> None:
     waited = threading.Event()
     for _ in range(1000):
         if group.closed:

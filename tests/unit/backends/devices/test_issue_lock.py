@@ -3,12 +3,12 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from equipoise.backends.devices.issuing import Gate
+from equipoise.backends.devices.issuing import IssueLock
 
 SOON = 20.0
 
 
-def queue_up(gate: Gate, count: int) -> None:
+def queue_up(gate: IssueLock, count: int) -> None:
     """Until so many threads stand in line."""
     expiry = threading.Event()
     for _ in range(int(SOON / 0.001)):
@@ -19,7 +19,7 @@ def queue_up(gate: Gate, count: int) -> None:
 
 
 def test_gate_is_reentrant() -> None:
-    gate = Gate()
+    gate = IssueLock()
     with gate, gate:
         pass
 
@@ -32,7 +32,7 @@ def test_gate_is_reentrant() -> None:
 
 
 def test_gate_serves_threads_in_arrival_order() -> None:
-    gate, order = Gate(), list[int]()
+    gate, order = IssueLock(), list[int]()
 
     def enter(number: int) -> None:
         with gate:
@@ -52,7 +52,7 @@ def test_gate_serves_threads_in_arrival_order() -> None:
 
 
 def test_gate_is_held_by_one_thread_at_a_time() -> None:
-    gate, inside, most = Gate(), [0], [0]
+    gate, inside, most = IssueLock(), [0], [0]
 
     def work() -> None:
         for _ in range(200):

@@ -12,7 +12,7 @@ import pytest
 from helpers.fakes import synchronous_runtime as immediate
 from helpers.watchdog import WATCHDOG
 
-from equipoise.backends.devices.lock import DeviceStreamLock, Watch
+from equipoise.backends.devices.lock import DeviceStreamLock, LockWatchdog
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import LockPoisoned, StreamTimeout
 
@@ -86,13 +86,13 @@ def acquiring(lock: DeviceStreamLock, stream: DeviceStream, words: Both) -> Iter
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
-    made = Watch(immediate.DEVICE)
+def watch() -> Iterator[LockWatchdog]:
+    made = LockWatchdog(immediate.DEVICE)
     yield made
     made.stop()
 
 
-def test_signal_completes_during_blocked_acquire(watch: Watch) -> None:
+def test_signal_completes_during_blocked_acquire(watch: LockWatchdog) -> None:
     words, stream = Both(), immediate.stream()
     lock = DeviceStreamLock(words, WATCHDOG, watch)
     with acquiring(lock, stream, words):
@@ -102,7 +102,7 @@ def test_signal_completes_during_blocked_acquire(watch: Watch) -> None:
     assert lock.drain(WATCHDOG) == 1
 
 
-def test_watchdog_poisons_lock_during_blocked_acquire(watch: Watch) -> None:
+def test_watchdog_poisons_lock_during_blocked_acquire(watch: LockWatchdog) -> None:
     words, stream = Both(), immediate.stream()
     lock = DeviceStreamLock(words, BRIEF, watch)
     with acquiring(lock, stream, words):
@@ -111,7 +111,7 @@ def test_watchdog_poisons_lock_during_blocked_acquire(watch: Watch) -> None:
         lock.check()
 
 
-def test_drain_times_out_during_blocked_acquire(watch: Watch) -> None:
+def test_drain_times_out_during_blocked_acquire(watch: LockWatchdog) -> None:
     words, stream = Both(), immediate.stream()
     lock = DeviceStreamLock(words, WATCHDOG, watch)
     with acquiring(lock, stream, words):

@@ -12,7 +12,7 @@ import torch
 from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.backends.mpi.progress import Flight, Leg, Progress
+from equipoise.backends.mpi.progress import MpiInflightOp, MpiRequest, ProgressThread
 from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Role
@@ -52,8 +52,8 @@ def mpi() -> ModuleType:
 
 
 @pytest.fixture
-def progress() -> Iterator[Progress]:
-    made = Progress()
+def progress() -> Iterator[ProgressThread]:
+    made = ProgressThread()
     yield made
     made.stop(WATCHDOG)
 
@@ -64,15 +64,15 @@ def work(deadline: float = math.inf) -> tuple[MpiWork, list[CommunicatorFailed |
     return MpiWork("a test", deadline, lambda: told.append(None), told.append), told
 
 
-def flight(mpi: ModuleType, handle: MpiWork, *legs: Leg) -> Flight:
-    return Flight(mpi, handle, legs, [torch.zeros(1)])
+def flight(mpi: ModuleType, handle: MpiWork, *legs: MpiRequest) -> MpiInflightOp:
+    return MpiInflightOp(mpi, handle, legs, [torch.zeros(1)])
 
 
-def leg(request: Any, arriving: int | None = None) -> Leg:
-    return Leg(request, arriving)
+def leg(request: Any, arriving: int | None = None) -> MpiRequest:
+    return MpiRequest(request, arriving)
 
 
-def test_work_ends_with_its_last_request(mpi: ModuleType, progress: Progress) -> None:
+def test_work_ends_with_its_last_request(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, ends = work()
     first, last = Request(), Request()
     progress.add(flight(mpi, handle, leg(first), leg(last)))
@@ -87,13 +87,13 @@ def test_work_ends_with_its_last_request(mpi: ModuleType, progress: Progress) ->
 
 
 def test_cancelled_work_keeps_buffers_until_request_ends(
-    mpi: ModuleType, progress: Progress
+    mpi: ModuleType, progress: ProgressThread
 ) -> None:
     """Clauses K1, E4."""
     handle, _ = work()
     request, buffer = Request(), torch.zeros(3)
     gone, alive = threading.Event(), weakref.ref(buffer, lambda _: gone.set())
-    progress.add(Flight(mpi, handle, [leg(request)], [buffer]))
+    progress.add(MpiInflightOp(mpi, handle, [leg(request)], [buffer]))
     del buffer
     handle.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
@@ -103,7 +103,9 @@ def test_cancelled_work_keeps_buffers_until_request_ends(
     assert gone.wait(WATCHDOG)
 
 
-def test_cancel_of_ended_work_fails_only_communicator(mpi: ModuleType, progress: Progress) -> None:
+def test_cancel_of_ended_work_fails_only_communicator(
+    mpi: ModuleType, progress: ProgressThread
+) -> None:
     """Clause E4: or it would be a matter of luck."""
     handle, ends = work()
     request = Request()
@@ -115,7 +117,7 @@ def test_cancel_of_ended_work_fails_only_communicator(mpi: ModuleType, progress:
     assert [type(end) for end in ends] == [type(None), CommunicatorFailed]
 
 
-def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: Progress) -> None:
+def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, _ = work(deadline=0.0)
     receive, send = Request(), Request()
     progress.add(flight(mpi, handle, leg(receive, 4), leg(send)))
@@ -123,7 +125,7 @@ def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: Prog
     assert not send.withdrawn.is_set()
 
 
-def test_work_deadline_is_reported_once(mpi: ModuleType, progress: Progress) -> None:
+def test_work_deadline_is_reported_once(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, ends = work(deadline=0.02)
     request = Request()
     progress.add(flight(mpi, handle, leg(request)))
@@ -139,7 +141,7 @@ def test_work_deadline_is_reported_once(mpi: ModuleType, progress: Progress) -> 
     assert other_ends == [None]
 
 
-def test_work_raises_mpi_request_error(mpi: ModuleType, progress: Progress) -> None:
+def test_work_raises_mpi_request_error(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, ends = work()
     request = Request(Failure("truncated"))
     request.over.set()
@@ -149,7 +151,9 @@ def test_work_raises_mpi_request_error(mpi: ModuleType, progress: Progress) -> N
     assert [type(end) for end in ends] == [CommunicatorFailed, type(None)]
 
 
-def test_work_fails_on_message_shorter_than_receive(mpi: ModuleType, progress: Progress) -> None:
+def test_work_fails_on_message_shorter_than_receive(
+    mpi: ModuleType, progress: ProgressThread
+) -> None:
     """Clause A4."""
     handle, _ = work()
     request = Request()
@@ -163,7 +167,7 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
     mpi: ModuleType,
 ) -> None:
     """Clause E5."""
-    progress, (handle, _) = Progress(), work()
+    progress, (handle, _) = ProgressThread(), work()
     held = flight(mpi, handle, leg(Request()))
     progress.add(held)
     assert progress.stop(WATCHDOG) == (held,)
@@ -177,7 +181,7 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
-    progress, (first, _), (second, _) = Progress(), work(), work()
+    progress, (first, _), (second, _) = ProgressThread(), work(), work()
     broken = Request(ZeroDivisionError("a bug"))
     progress.add(flight(mpi, first, leg(Request())))
     progress.add(flight(mpi, second, leg(broken)))
@@ -188,7 +192,7 @@ def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
     progress.stop(WATCHDOG)
 
 
-def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: Progress) -> None:
+def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: ProgressThread) -> None:
     """Clause X7."""
     accelerator, (handle, _), seen = BACKEND.open(0), work(60.0), []
     stream, request = accelerator.stream(Role.COMPUTE), Request()

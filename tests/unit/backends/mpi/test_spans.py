@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.backends.mpi.communicator import apart
+from equipoise.backends.mpi.communicator import copy_if_overlapping
 
 WINDOW = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 
@@ -13,7 +13,7 @@ WINDOW = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 def test_mpi_overlapping_source_is_copied(read: list[int], written: list[list[int]]) -> None:
     memory = torch.arange(9, dtype=torch.uint8)
     source = memory[slice(*read)]
-    kept = apart(source, *(memory[slice(*window)] for window in written))
+    kept = copy_if_overlapping(source, *(memory[slice(*window)] for window in written))
     assert torch.equal(kept, source)
     touched = {place for window in written for place in range(*window)}
     if touched & set(range(*read)):
@@ -23,4 +23,4 @@ def test_mpi_overlapping_source_is_copied(read: list[int], written: list[list[in
 def test_mpi_source_without_overlap_is_not_copied() -> None:
     memory = torch.arange(9, dtype=torch.uint8)
     source = memory[3:6]
-    assert apart(source, memory[:3], memory[6:]) is source
+    assert copy_if_overlapping(source, memory[:3], memory[6:]) is source

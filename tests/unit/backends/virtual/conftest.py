@@ -7,14 +7,16 @@ from helpers.strategies.virtual_worlds import Worlds
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.backend import VirtualBackend
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 
 
 @pytest.fixture
 def make_world() -> Iterator[Worlds]:
-    made: list[World] = []
+    made: list[VirtualWorld] = []
 
-    def make(size: int = 1, schedule: bytes = b"", backend: VirtualBackend = BACKEND) -> World:
+    def make(
+        size: int = 1, schedule: bytes = b"", backend: VirtualBackend = BACKEND
+    ) -> VirtualWorld:
         made.append(backend.world(size, schedule))
         return made[-1]
 

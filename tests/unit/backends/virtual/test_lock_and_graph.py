@@ -5,7 +5,7 @@ from helpers.strategies.virtual_worlds import Worlds
 
 from equipoise.backends.virtual.lock import VirtualStreamLock
 from equipoise.backends.virtual.stream import VirtualStream
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.hal.errors import (
     StreamFailed,
     Unsupported,
@@ -13,7 +13,7 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Role
 
 SECONDS = 1.0
-Hand = tuple[World, VirtualStream, VirtualStreamLock]
+Hand = tuple[VirtualWorld, VirtualStream, VirtualStreamLock]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.strategies.virtual_worlds import SECONDS, Worlds, filled, opened, settle
 
-from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.communicator import Exchange, PeerBuffer
 from equipoise.hal.errors import (
     CommunicatorFailed,
     OperationTimeout,
@@ -119,7 +119,7 @@ def test_message_size_mismatch_fails_both_ends(make_world: Worlds) -> None:
 def test_empty_exchange_blob_ends_without_peer(make_world: Worlds) -> None:
     world = make_world(2)
     nothing = torch.empty(0, dtype=torch.uint8)
-    work = opened(world)[0].exchange(Exchange((Parcel(1, nothing),), ()))
+    work = opened(world)[0].exchange(Exchange((PeerBuffer(1, nothing),), ()))
     settle(world)
     assert work.done()
     work.result(0.0)

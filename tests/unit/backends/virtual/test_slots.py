@@ -5,7 +5,7 @@ import torch
 from helpers.strategies.virtual_worlds import Worlds
 
 from equipoise.backends.virtual.slots import VirtualSlotStore
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.hal import routing
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import SlotError, SlotLeased
@@ -18,7 +18,7 @@ WIDTH = 8
 
 
 def store_in(
-    world: World, slots: int = 2, form: SlotFormat = SlotFormat.STRIDED
+    world: VirtualWorld, slots: int = 2, form: SlotFormat = SlotFormat.STRIDED
 ) -> VirtualSlotStore:
     segments = [(Segment("w", world.empty(0, WIDTH).fill_(0), form),) for _ in range(slots)]
     return world.accelerator(0).slot_store(SlotLayout(tuple(segments), staging=1))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from equipoise.balancer.compat.input_arrays import whole
+from equipoise.balancer.compat.input_arrays import integer_counts
 
 FLOATS = st.floats(0, 2.0**100, width=32)
 WHOLES = st.integers(0, 2**40)
@@ -17,15 +17,15 @@ WHOLES = st.integers(0, 2**40)
 def test_integer_counts_keep_integers(
     load: npt.NDArray[np.int64],
 ) -> None:
-    assert (whole(load) == load).all()
-    assert (whole(load.astype(np.float64)) == load).all()
+    assert (integer_counts(load) == load).all()
+    assert (integer_counts(load.astype(np.float64)) == load).all()
 
 
 @given(arrays(np.float32, (2, 5), elements=FLOATS))
 def test_integer_counts_keep_ratios_of_fractional_counts(
     load: npt.NDArray[np.float32],
 ) -> None:
-    found = whole(load)
+    found = integer_counts(load)
     assert found.dtype == np.int64
     assert found.min() >= 0
     for row, taken in zip(load.astype(np.float64), found, strict=True):
@@ -35,11 +35,11 @@ def test_integer_counts_keep_ratios_of_fractional_counts(
 
 
 def test_integer_counts_scale_large_integers_instead_of_refusing() -> None:
-    found = whole(np.array([[2**62, 2**61, 0]], dtype=np.uint64))
+    found = integer_counts(np.array([[2**62, 2**61, 0]], dtype=np.uint64))
     assert found[0, 0] == 2 * found[0, 1] > 0 == found[0, 2]
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e308])
 def test_integer_counts_do_not_overflow_at_float_extremes(scale: float) -> None:
-    found = whole(np.array([[scale, scale, 0.0]]))
+    found = integer_counts(np.array([[scale, scale, 0.0]]))
     assert found[0, 0] == found[0, 1] > 0 == found[0, 2]

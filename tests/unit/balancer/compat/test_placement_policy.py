@@ -7,15 +7,20 @@ from helpers.strategies.placement_problems import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancer.compat.placement_policy import Wish, doubled, peaks, place
+from equipoise.balancer.compat.placement_policy import (
+    PlacementRequest,
+    compute_placement,
+    has_duplicates,
+    max_rank_rows,
+)
 from equipoise.balancer.experts import plan
 from equipoise.hal.errors import PlacementError
 
 UNHURRIED = settings(deadline=None)
 
 
-def wish(problem: Problem, rule: str) -> Wish:
-    return Wish(problem.slots, problem.ranks, rule=rule)
+def wish(problem: Problem, rule: str) -> PlacementRequest:
+    return PlacementRequest(problem.slots, problem.ranks, rule=rule)
 
 
 @UNHURRIED
@@ -23,17 +28,17 @@ def wish(problem: Problem, rule: str) -> Wish:
 def test_place_gives_every_expert_a_slot_and_no_duplicate_on_a_rank(
     problem: Problem, rule: str
 ) -> None:
-    found = place(problem.load, wish(problem, rule))
+    found = compute_placement(problem.load, wish(problem, rule))
     for row in found.tolist():
         assert set(row) == set(range(problem.experts))
         assert not is_double(row, problem.ranks)
-    assert not doubled(found, problem.ranks).any()
+    assert not has_duplicates(found, problem.ranks).any()
 
 
 @UNHURRIED
 @given(problems())
 def test_best_rule_is_no_worse_than_published_rule_without_duplicates(problem: Problem) -> None:
-    found = place(problem.load, wish(problem, "best"))
+    found = compute_placement(problem.load, wish(problem, "best"))
     other = published(problem.load, problem.slots, problem.ranks)
     layers = zip(problem.load.tolist(), found.tolist(), other.tolist(), strict=True)
     for load, ours, theirs in layers:
@@ -46,14 +51,14 @@ def test_best_rule_is_no_worse_than_published_rule_without_duplicates(problem: P
 @UNHURRIED
 @given(problems())
 def test_greedy_rule_equals_published_rule_slot_by_slot(problem: Problem) -> None:
-    found = place(problem.load, wish(problem, "greedy"))
+    found = compute_placement(problem.load, wish(problem, "greedy"))
     assert (found == published(problem.load, problem.slots, problem.ranks)).all()
 
 
 def test_connected_rule_plans_for_solved_shares() -> None:
     """Not that for an even split, which minds no joints."""
     load = np.random.default_rng(3).poisson(900, (4, 64)).astype(np.int64)
-    found = place(load, Wish(80, 16, rule="connected"))
+    found = compute_placement(load, PlacementRequest(80, 16, rule="connected"))
     assert (found == plan(load, slots=80, ranks=16, policy="connected").placement).all()
     assert (found != plan(load, slots=80, ranks=16, target=0.0, split="even").placement).any()
 
@@ -61,13 +66,13 @@ def test_connected_rule_plans_for_solved_shares() -> None:
 @UNHURRIED
 @given(problems(), st.data())
 def test_place_from_installed_never_raises_peak_load(problem: Problem, data: st.DataObject) -> None:
-    installed = place(problem.load, wish(problem, "best"))
+    installed = compute_placement(problem.load, wish(problem, "best"))
     later = problem.load[:, data.draw(st.permutations(range(problem.experts)))]
-    found = place(later, wish(problem, "best"), installed)
-    assert not doubled(found, problem.ranks).any()
+    found = compute_placement(later, wish(problem, "best"), installed)
+    assert not has_duplicates(found, problem.ranks).any()
     for row in found.tolist():
         assert set(row) == set(range(problem.experts))
-    before, after = (peaks(later, p, problem.ranks) for p in (installed, found))
+    before, after = (max_rank_rows(later, p, problem.ranks) for p in (installed, found))
     assert (after <= before * 1.00001 + problem.slots).all()
 
 
@@ -79,8 +84,8 @@ def test_place_separates_duplicates_on_a_rank(problem: Problem, data: st.DataObj
     extra = data.draw(st.lists(ids, min_size=spare, max_size=spare))
     row = data.draw(st.permutations([*range(problem.experts), *extra]))
     installed = np.tile(np.array(row, dtype=np.int32), (len(problem.load), 1))
-    found = place(problem.load, wish(problem, "best"), installed)
-    assert not doubled(found, problem.ranks).any()
+    found = compute_placement(problem.load, wish(problem, "best"), installed)
+    assert not has_duplicates(found, problem.ranks).any()
     for placed in found.tolist():
         assert set(placed) == set(range(problem.experts))
 
@@ -88,39 +93,44 @@ def test_place_separates_duplicates_on_a_rank(problem: Problem, data: st.DataObj
 @UNHURRIED
 @given(problems())
 def test_place_moves_nothing_when_target_is_met(problem: Problem) -> None:
-    installed = place(problem.load, wish(problem, "best"))
+    installed = compute_placement(problem.load, wish(problem, "best"))
     means = problem.load.sum(axis=1) * 65536 / problem.ranks
-    level = peaks(problem.load, installed, problem.ranks) <= means * 1.0199
-    found = place(problem.load, wish(problem, "best"), installed)
+    level = max_rank_rows(problem.load, installed, problem.ranks) <= means * 1.0199
+    found = compute_placement(problem.load, wish(problem, "best"), installed)
     assert (found[level] == installed[level]).all()
 
 
 def test_place_with_excess_slots_equals_published_rule() -> None:
     load = np.array([[3, 5]])
     for rule in ("best", "connected", "greedy"):
-        assert (place(load, Wish(8, 2, rule=rule)) == published(load, 8, 2)).all()
+        assert (
+            compute_placement(load, PlacementRequest(8, 2, rule=rule)) == published(load, 8, 2)
+        ).all()
 
 
 def test_place_lowers_peak_on_130_ranks_from_installed() -> None:
     rng = np.random.default_rng(3)
     load = rng.poisson(1000 * np.exp(0.3 * rng.standard_normal((2, 260))))
-    asked = Wish(390, 130)
-    installed = place(load, asked)
+    asked = PlacementRequest(390, 130)
+    installed = compute_placement(load, asked)
     later = rng.poisson(load * np.exp(0.2 * rng.standard_normal((2, 260))))
-    found = place(later, asked, installed)
-    assert not doubled(found, 130).any()
-    assert (peaks(later, found, 130) < peaks(later, installed, 130)).all()
+    found = compute_placement(later, asked, installed)
+    assert not has_duplicates(found, 130).any()
+    assert (max_rank_rows(later, found, 130) < max_rank_rows(later, installed, 130)).all()
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Wish(9, 2), "9 slots do not divide among 2 ranks"),
-        (Wish(2, 2), "2 slots cannot hold 4 experts"),
-        (Wish(8, 4, 3), "4 ranks do not divide among 3 nodes"),
-        (Wish(8, 4, rule="fair"), "policy must be one of best, connected, greedy, got 'fair'"),
+        (PlacementRequest(9, 2), "9 slots do not divide among 2 ranks"),
+        (PlacementRequest(2, 2), "2 slots cannot hold 4 experts"),
+        (PlacementRequest(8, 4, 3), "4 ranks do not divide among 3 nodes"),
+        (
+            PlacementRequest(8, 4, rule="fair"),
+            "policy must be one of best, connected, greedy, got 'fair'",
+        ),
     ],
 )
-def test_place_refuses_impossible_numbers_in_one_line(asked: Wish, said: str) -> None:
+def test_place_refuses_impossible_numbers_in_one_line(asked: PlacementRequest, said: str) -> None:
     with pytest.raises(PlacementError, match=said):
-        place(np.array([[1, 2, 3, 4]]), asked)
+        compute_placement(np.array([[1, 2, 3, 4]]), asked)

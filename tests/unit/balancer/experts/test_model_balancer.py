@@ -21,14 +21,14 @@ from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, viola
 from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.model_balancer import BalancerSet, add_context
-from equipoise.balancer.experts.open import UpdatePath
+from equipoise.balancer.experts.open import UpdatePathFactory
 from equipoise.hal.errors import (
-    AgreementLost,
     EngineError,
     ExpertsLost,
     PlacementError,
     RegistrationError,
     UsageError,
+    VoteOutcomeUnknown,
 )
 from equipoise.hal.stream import Role
 
@@ -96,7 +96,7 @@ OFTEN = Given("draft", {0: WIDE}, entries={0: 4})
 
 
 def lose(
-    seat: Seat, way: UpdatePath, active: Sequence[int], row: Sequence[int] = ()
+    seat: Seat, way: UpdatePathFactory, active: Sequence[int], row: Sequence[int] = ()
 ) -> BalancerSet | None:
     """Two steps of the target, then without those that are not active."""
     balancers = open_all(seat, BOTH, way, settings(), row)
@@ -185,7 +185,7 @@ def test_reconfigure_refuses_ranks_with_different_steps() -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         with pytest.raises(UsageError, match=r"steps of \['draft'\], not of \['draft', 'target'\]"):
             balancers.reconfigure([0, 1], {"draft": 0})
-        with pytest.raises(AgreementLost, match=r"model 'draft', .* differ in step"):
+        with pytest.raises(VoteOutcomeUnknown, match=r"model 'draft', .* differ in step"):
             balancers.reconfigure([0, 1], {"target": 0, "draft": seat.rank})
 
     on_ranks(RANKS, program)

@@ -32,7 +32,7 @@ from equipoise.balancer.experts.engine.states import Updating
 from equipoise.balancer.experts.model_balancer import ModelBalancer
 from equipoise.balancer.experts.open import (
     ModelStart,
-    UpdatePath,
+    UpdatePathFactory,
     layer_group_specs,
     open_balancers,
 )
@@ -42,11 +42,11 @@ from equipoise.balancer.experts.transfer.layer_locks import EntryCounter, StepKi
 from equipoise.balancer.experts.weights.memory_report import MemoryReport
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.hal.errors import (
-    AgreementLost,
     CommunicatorFailed,
     EngineError,
     PlacementError,
     UsageError,
+    VoteOutcomeUnknown,
 )
 from equipoise.hal.stream import Role
 
@@ -56,7 +56,9 @@ ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 @pytest.mark.slow
 @ways
 @pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
-def test_model_balancers_move_experts_of_every_family(way: UpdatePath, draft_role: Role) -> None:
+def test_model_balancers_move_experts_of_every_family(
+    way: UpdatePathFactory, draft_role: Role
+) -> None:
     stories = serve(way, habit=Habit(role=draft_role))
     assert violations(stories) == []
     for name, families in (("target", 2), ("draft", 1)):
@@ -86,7 +88,7 @@ def test_model_balancers_log_device_memory_at_start(
 
 
 @ways
-def test_model_balancers_close_all_communicators(way: UpdatePath) -> None:
+def test_model_balancers_close_all_communicators(way: UpdatePathFactory) -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, [TARGET, DRAFT], way, settings())
         groups = [group for model in balancers for group in model.groups]
@@ -102,7 +104,7 @@ def test_model_balancers_close_all_communicators(way: UpdatePath) -> None:
 
 
 @ways
-def test_draft_model_moves_by_its_own_step_counter(way: UpdatePath) -> None:
+def test_draft_model_moves_by_its_own_step_counter(way: UpdatePathFactory) -> None:
     drafts = (3, 0, 0, 1, 2, 0)
     stories = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
     assert violations(stories) == []
@@ -116,7 +118,7 @@ def test_draft_model_moves_by_its_own_step_counter(way: UpdatePath) -> None:
 @settled(max_examples=6, deadline=None)
 @given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))
 def test_model_balancers_move_experts_of_any_tensor_kinds(
-    way: UpdatePath, kinds: list[Kind]
+    way: UpdatePathFactory, kinds: list[Kind]
 ) -> None:
     model = Given("m", dict(enumerate(kinds)), entries={0: 2})
     stories = serve(way, models=[model])
@@ -172,7 +174,9 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
 
     def program(seat: Seat) -> None:
         models = (TARGET, other if seat.rank else DRAFT)
-        with pytest.raises(AgreementLost, match="'draft', family 0: ranks differ in registration"):
+        with pytest.raises(
+            VoteOutcomeUnknown, match="'draft', family 0: ranks differ in registration"
+        ):
             open_all(seat, models, by_boundary, settings())
         seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
 
@@ -181,16 +185,20 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
 
 def test_model_balancers_refuse_ranks_with_different_settings() -> None:
     def families(seat: Seat) -> None:
-        with pytest.raises(AgreementLost, match="rank 0 has nothing; rank 1 has"):
+        with pytest.raises(VoteOutcomeUnknown, match="rank 0 has nothing; rank 1 has"):
             open_all(seat, (TARGET, DRAFT)[: 1 + seat.rank], by_boundary, settings())
 
     def cadence(seat: Seat) -> None:
-        with pytest.raises(AgreementLost, match="max_stalled_steps: rank 0 has 5; rank 1 has 55"):
+        with pytest.raises(
+            VoteOutcomeUnknown, match="max_stalled_steps: rank 0 has 5; rank 1 has 55"
+        ):
             open_all(seat, (DRAFT,), by_boundary, settings(max_stalled_steps=5 + seat.rank * 50))
 
     def layout(seat: Seat) -> None:
         row = (0, 1, 2, 3, 0, 1 + seat.rank)
-        with pytest.raises(AgreementLost, match=r"model 'draft', family 0: ranks differ in layout"):
+        with pytest.raises(
+            VoteOutcomeUnknown, match=r"model 'draft', family 0: ranks differ in layout"
+        ):
             open_all(seat, (DRAFT,), by_boundary, settings(), row)
 
     for program in (families, cadence, layout):

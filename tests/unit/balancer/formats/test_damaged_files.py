@@ -18,13 +18,13 @@ from helpers.strategies.format_samples import (
 from hypothesis import given
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats.registry import FOLDER
+from equipoise.balancer.formats.registry import FOLDER_SUFFIX
 from equipoise.hal.errors import FormatError
 
 pytestmark = pytest.mark.slow
 
 Damage = Callable[[bytes], bytes]
-PLAIN = [(name, suffix) for name, suffix in STATISTICS_FILES if suffix != FOLDER]
+PLAIN = [(name, suffix) for name, suffix in STATISTICS_FILES if suffix != FOLDER_SUFFIX]
 SMALL = {".npz", ".safetensors", ".npy"}
 
 
@@ -61,7 +61,7 @@ def test_damaged_statistics_file_raises_format_error_or_reads(
 @given(damage=damages())
 def test_damaged_statistics_folder_raises_format_error_or_reads(name: str, damage: Damage) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = file_of_statistics(Path(folder), "tensorrt-llm", FOLDER)
+        path = file_of_statistics(Path(folder), "tensorrt-llm", FOLDER_SUFFIX)
         _read_damaged(path / name, damage, lambda: formats.read_statistics(path))
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.paths import ROOT
 from safetensors.numpy import save_file
 
-from equipoise.balancer.formats.registry import PLACEMENTS, STATISTICS
+from equipoise.balancer.formats.registry import PLACEMENT_FORMATS, STATISTICS_FORMATS
 
 PAGE = ROOT / "docs" / "formats.md"
 ROW = re.compile(r"^\| `([a-z-]+)` \|(.*)\|$", re.MULTILINE)
@@ -20,12 +20,12 @@ def sections() -> list[str]:
 
 
 def test_formats_page_lists_exactly_the_known_formats() -> None:
-    for part, known in zip(sections(), (STATISTICS, PLACEMENTS), strict=True):
+    for part, known in zip(sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True):
         assert sorted(found[1] for found in ROW.finditer(part)) == sorted(f.name for f in known)
 
 
 def test_formats_page_names_every_suffix_and_mark() -> None:
-    for part, known in zip(sections(), (STATISTICS, PLACEMENTS), strict=True):
+    for part, known in zip(sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True):
         rows = {found[1]: found[2] for found in ROW.finditer(part)}
         for form in known:
             assert [s for s in form.writes if f"`{s}`" not in rows[form.name] and s] == []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.formats import Iterations, Recorder, read_statistics, recorder
-from equipoise.hal.errors import FileUnwritten, FormatError, PlacementError
+from equipoise.hal.errors import FileWriteFailed, FormatError, PlacementError
 
 LAYERS, EXPERTS = (3, 5), 4
 TEN_TO_13 = Iterations(10, 13)
@@ -153,7 +153,7 @@ def test_recorder_refuses_too_long_range_before_allocating(
 
 def test_recorder_refuses_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileUnwritten, match="cannot be made"):
+    with pytest.raises(FileWriteFailed, match="cannot be made"):
         make(tmp_path / "file" / "deeper")
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
 from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.registry import Cargo, Format
+from equipoise.balancer.formats.registry import FileContent, Format
 from equipoise.balancer.formats.statistics import Statistics
 
 pytestmark = pytest.mark.slow
@@ -37,10 +37,10 @@ def test_statistics_round_trip_except_reported_losses(
         written = written.with_rows()
     assert np.array_equal(_shown(found, written), written.counts)
     told = (
-        (Cargo.LAYERS, found.layers == written.layers or not written.counts.any()),
-        (Cargo.ITERATIONS, found.iterations == (written.iterations or found.iterations)),
-        (Cargo.TOP_K, found.top_k == written.top_k),
-        (Cargo.BY_RANK, written.by_rank is None or found.by_rank is not None),
+        (FileContent.LAYERS, found.layers == written.layers or not written.counts.any()),
+        (FileContent.ITERATIONS, found.iterations == (written.iterations or found.iterations)),
+        (FileContent.TOP_K, found.top_k == written.top_k),
+        (FileContent.BY_RANK, written.by_rank is None or found.by_rank is not None),
     )
     assert [what for what, kept in told if not kept and what not in lost] == []
 
@@ -58,8 +58,8 @@ def test_arrangement_round_trips_except_reported_losses(
         assert np.array_equal(found.placement[list(written.layers)], written.placement)
     else:
         assert np.array_equal(found.placement, written.placement)
-        assert (Cargo.SHARES in lost) == (not written.is_even and name != "equipoise")
-        assert found.layers == written.layers or Cargo.LAYERS in lost
+        assert (FileContent.SHARES in lost) == (not written.is_even and name != "equipoise")
+        assert found.layers == written.layers or FileContent.LAYERS in lost
     assert found.ranks == written.ranks
     if name == "equipoise":
         assert found.same(written)

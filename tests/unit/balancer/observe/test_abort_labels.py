@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import equipoise.balancer.experts as experts
-from equipoise.balancer.observe.metrics import LABELS, OTHER, label_of
+from equipoise.balancer.observe.metrics import ABORT_LABELS, OTHER_LABEL, abort_label
 
 FOLDER = Path(experts.__file__).parent
 PLACE = {"Abort": 0, "Failed": 1, "_decline": 2}
@@ -35,16 +35,16 @@ def said(node: ast.expr) -> set[str]:
 def test_label_of_every_engine_reason_is_unique() -> None:
     reasons = spoken()
     assert len(reasons) >= 8
-    labels = {reason: label_of(reason) for reason in reasons}
-    assert OTHER not in labels.values(), labels
+    labels = {reason: abort_label(reason) for reason in reasons}
+    assert OTHER_LABEL not in labels.values(), labels
     assert len(set(labels.values())) == len(reasons)
 
 
 def test_label_of_reason_ignores_rank_numbers() -> None:
-    assert label_of("no ballot from rank(s) 1") == label_of("no ballot from rank(s) 2, 70")
+    assert abort_label("no ballot from rank(s) 1") == abort_label("no ballot from rank(s) 2, 70")
 
 
 @pytest.mark.parametrize("reason", ["", "the moon", "plan", "aborted by a newer version"])
 def test_label_of_unknown_reason_is_other(reason: str) -> None:
-    assert label_of(reason) == OTHER
-    assert OTHER in LABELS
+    assert abort_label(reason) == OTHER_LABEL
+    assert OTHER_LABEL in ABORT_LABELS

@@ -27,11 +27,17 @@ from equipoise.balancer.experts.runtime.events import (
     RebalanceMeasured,
     StepStalled,
 )
-from equipoise.balancer.observe.aggregator import FEWEST, Digest, arrivals, balance_of, rank_loads
+from equipoise.balancer.observe.aggregator import (
+    MIN_BASELINE_STEPS,
+    EventAggregator,
+    measure_balance,
+    rank_loads,
+    slots_received,
+)
 
 
 def read(*entries: Event) -> list[Event]:
-    digest = Digest()
+    digest = EventAggregator()
     return [derived for entry in entries for derived in digest.read(entry)]
 
 
@@ -42,7 +48,7 @@ def settled(*entries: Event) -> list[RebalanceMeasured]:
 def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
     # Slots hold 0 1 2 | 2 3 0, so experts 0 and 2 have a copy on each rank.
     load = np.array([[10, 20, 10, 40], [0, 100, 0, 100]], dtype=np.int64)
-    found = balance_of(summed(8, load))
+    found = measure_balance(summed(8, load))
     assert found.balancedness == pytest.approx((40 + 100) / (50 + 100))
     assert found.imbalance == pytest.approx((50 / 40 - 1 + 0.0) / 2)
     assert found.average == pytest.approx(140 / SUB_WINDOW)
@@ -51,8 +57,8 @@ def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
 
 def test_balance_ignores_layers_without_rows() -> None:
     load = np.array([[10, 20, 10, 40], [0, 0, 0, 0]], dtype=np.int64)
-    assert balance_of(summed(8, load)).imbalance == pytest.approx(50 / 40 - 1)
-    nothing = balance_of(summed(8, rows(0, 0, 0, 0)))
+    assert measure_balance(summed(8, load)).imbalance == pytest.approx(50 / 40 - 1)
+    nothing = measure_balance(summed(8, rows(0, 0, 0, 0)))
     assert math.isnan(nothing.imbalance)
     assert math.isnan(nothing.balancedness)
 
@@ -61,14 +67,14 @@ def test_balance_ignores_layers_without_rows() -> None:
 def test_balance_imbalance_equals_planner_imbalance(load: list[int]) -> None:
     entry = summed(8, rows(*load))
     planned = imbalance(entry.load, entry.layout, SHAPE).mean() / SHARE_ONE
-    assert balance_of(entry).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
+    assert measure_balance(entry).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
 
 
 def test_balance_uses_shares_applied_by_router() -> None:
     entry = summed(8, rows(60, 0, 0, 20))
     wanted = np.array([[SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0]] * 2, dtype=np.int32)
-    even = balance_of(entry)
-    solved = balance_of(
+    even = measure_balance(entry)
+    solved = measure_balance(
         type(entry)(8, SUB_WINDOW, entry.load, entry.layout, SHAPE, lambda *_: wanted)
     )
     loads = rank_loads(entry.load, Layout(entry.layout.placement, wanted), SHAPE)
@@ -86,14 +92,14 @@ def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> N
     before, after = (
         np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
     )
-    assert sum(arrivals(before, before, place, shape) for place in range(ranks)) == 0
-    here = [arrivals(before, after, place, shape) for place in range(ranks)]
+    assert sum(slots_received(before, before, place, shape) for place in range(ranks)) == 0
+    here = [slots_received(before, after, place, shape) for place in range(ranks)]
     assert sum(here) == _native.count_moves(before, after, ranks)
 
 
 def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
     load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
-    digest = Digest()
+    digest = EventAggregator()
     assert digest.read(ended(place=0, ended=9)) == ()
     assert [type(entry) for entry in digest.read(early)] == [BalanceMeasured]
     balance, told = digest.read(summed(late, load))
@@ -122,7 +128,7 @@ def test_epoch_outcome_is_unknown_when_next_epoch_moved_first() -> None:
 def test_rank_without_arrivals_copied_zero_bytes() -> None:
     (told,) = settled(ended(place=1), EngineClosed())
     assert told.record.here == 0
-    assert arrivals(*moved(), 0, SHAPE) == 1
+    assert slots_received(*moved(), 0, SHAPE) == 1
 
 
 def test_aborted_epoch_is_settled_at_once() -> None:
@@ -139,7 +145,7 @@ def test_epoch_is_settled_without_later_sub_window(last: Event) -> None:
 
 
 def test_stall_is_step_time_above_median_outside_epochs() -> None:
-    outside = [entered("idle"), *steps(0, *[1.0] * FEWEST, 9.0)]
+    outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS, 9.0)]
     inside = [entered("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
     found = read(*outside, *inside, ended(), EngineClosed())
     stalls = [entry.seconds for entry in found if isinstance(entry, StepStalled)]
@@ -149,19 +155,19 @@ def test_stall_is_step_time_above_median_outside_epochs() -> None:
 
 
 def test_epoch_without_stall_has_zero_stall() -> None:
-    outside = [entered("idle"), *steps(0, *[1.0] * FEWEST)]
+    outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
     (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), EngineClosed())
     assert told.record.stall == 0.0
 
 
 def test_stall_median_excludes_draining_steps() -> None:
-    outside = [entered("idle"), *steps(0, *[1.0] * FEWEST)]
+    outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
     drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("idle")]
     found = read(*outside, *drained, entered("planning", 3), *steps(15, 3.0))
     assert [entry.seconds for entry in found if isinstance(entry, StepStalled)][-1] == 2.0
 
 
 def test_stall_is_unknown_before_enough_usual_steps() -> None:
-    few = [entered("idle"), *steps(0, *[1.0] * (FEWEST - 1))]
+    few = [entered("idle"), *steps(0, *[1.0] * (MIN_BASELINE_STEPS - 1))]
     (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), EngineClosed())
     assert told.record.stall is None

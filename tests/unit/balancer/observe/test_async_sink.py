@@ -14,7 +14,7 @@ from equipoise.balancer.experts.runtime.events import (
     RebalanceMeasured,
     StepDone,
 )
-from equipoise.balancer.observe.async_sink import Courier
+from equipoise.balancer.observe.async_sink import AsyncEventSink
 
 
 class Broken(Kept):
@@ -41,7 +41,7 @@ class Slow(Kept):
 
 def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
     kept = [Kept(), Kept()]
-    courier = Courier(kept)
+    courier = AsyncEventSink(kept)
     told: list[Event] = [entered("idle"), *steps(0, 1.0, 2.0)]
     for entry in told:
         courier.emit(entry)
@@ -53,7 +53,7 @@ def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
 
 def test_courier_delivers_derived_entries_after_their_source() -> None:
     kept = Kept()
-    courier = Courier([kept])
+    courier = AsyncEventSink([kept])
     courier.emit(ended(ended=9))
     courier.emit(summed(12, rows(1, 2, 3, 4)))
     courier.close()
@@ -64,7 +64,7 @@ def test_courier_reports_failing_journal_once_and_serves_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept = Kept()
-    courier = Courier([Broken(), kept])
+    courier = AsyncEventSink([Broken(), kept])
     with caplog.at_level(logging.ERROR):
         for entry in steps(0, 1.0, 1.0, 1.0):
             courier.emit(entry)
@@ -80,7 +80,7 @@ def test_courier_reports_failing_journal_once_and_serves_others(
 
 def test_courier_counts_undigestible_entry_and_goes_on() -> None:
     kept = Kept()
-    courier = Courier([kept])
+    courier = AsyncEventSink([kept])
     courier.emit(summed(8, rows(1, 2, 3)))  # an expert is missing
     courier.emit(StepDone(1, 0.0, 1.0))
     courier.close()
@@ -91,7 +91,7 @@ def test_courier_counts_undigestible_entry_and_goes_on() -> None:
 def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     slow = Slow(gate)
-    courier = Courier([slow], capacity=4)
+    courier = AsyncEventSink([slow], capacity=4)
     with caplog.at_level(logging.WARNING):
         for entry in steps(0, *[1.0] * 20):
             courier.emit(entry)
@@ -109,7 +109,7 @@ def test_courier_note_does_not_block_and_close_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = threading.Event()
-    courier = Courier([Slow(gate)])
+    courier = AsyncEventSink([Slow(gate)])
     for entry in steps(0, 1.0, 1.0):
         courier.emit(entry)
     with caplog.at_level(logging.WARNING):
@@ -121,7 +121,7 @@ def test_courier_note_does_not_block_and_close_is_bounded(
 
 def test_courier_counts_entries_after_close_as_lost() -> None:
     kept = Kept()
-    courier = Courier([kept])
+    courier = AsyncEventSink([kept])
     courier.close()
     courier.emit(StepDone(1, 0.0, 1.0))
     courier.close()
@@ -131,4 +131,4 @@ def test_courier_counts_entries_after_close_as_lost() -> None:
 
 def test_courier_refuses_zero_capacity() -> None:
     with pytest.raises(ValueError, match="capacity"):
-        Courier([], capacity=0)
+        AsyncEventSink([], capacity=0)

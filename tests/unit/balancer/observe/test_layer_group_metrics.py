@@ -17,9 +17,9 @@ from equipoise.balancer.experts.open import ModelStart, open_balancers
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import StepDone, now
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
-from equipoise.balancer.observe.async_sink import Courier
-from equipoise.balancer.observe.metrics import Metrics
-from equipoise.balancer.observe.trace import SpanBook
+from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.metrics import PrometheusSink
+from equipoise.balancer.observe.trace import TraceBuffer
 
 PAGE = ROOT / "docs" / "observability.md"
 STEPS = 40
@@ -33,14 +33,16 @@ class Watch:
     def __init__(self, rank: int, registry: Any) -> None:
         self.rank = rank
         self.registry = registry
-        self.couriers: dict[str, Courier] = {}
-        self.books: dict[str, SpanBook] = {}
+        self.couriers: dict[str, AsyncEventSink] = {}
+        self.books: dict[str, TraceBuffer] = {}
 
-    def of(self, berth: LayerGroupContext) -> Courier:
+    def of(self, berth: LayerGroupContext) -> AsyncEventSink:
         """The journal of one family."""
         name = f"{berth.model.name}:{berth.number}"
-        self.books[name] = SpanBook(self.rank)
-        self.couriers[name] = Courier([Metrics(self.registry, name), self.books[name]])
+        self.books[name] = TraceBuffer(self.rank)
+        self.couriers[name] = AsyncEventSink(
+            [PrometheusSink(self.registry, name), self.books[name]]
+        )
         return self.couriers[name]
 
     def value(self, metric: str, engine: str) -> float:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.runtime.events import UNCHANGED, BalanceMeasured, RebalanceMeasured
 from equipoise.balancer.observe.log_lines import (
-    BALANCEDNESS,
-    EPOCHS,
-    BalancednessLines,
-    EpochLines,
-    fields_of,
-    lines_for,
+    BALANCEDNESS_LOG,
+    REBALANCE_LOG,
+    BalancednessLogSink,
+    RebalanceLogSink,
+    log_sinks,
     logfmt,
+    rebalance_fields,
 )
 from equipoise.balancer.observe.metrics import PHASES
 from equipoise.hal.errors import ConfigError
@@ -38,8 +38,8 @@ def balance(step: int) -> BalanceMeasured:
 
 
 def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").emit(RebalanceMeasured(record(actual=0.125, stall=0.5)))
+    with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
+        RebalanceLogSink("exact").emit(RebalanceMeasured(record(actual=0.125, stall=0.5)))
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message) == {
@@ -52,8 +52,10 @@ def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureF
 
 
 def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").emit(RebalanceMeasured(record(outcome=UNCHANGED, layers=0, copies=0)))
+    with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
+        RebalanceLogSink("exact").emit(
+            RebalanceMeasured(record(outcome=UNCHANGED, layers=0, copies=0))
+        )
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message)["outcome"] == "unchanged"
@@ -61,13 +63,13 @@ def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixt
 
 
 def test_epoch_line_counts_layers_short_of_staging() -> None:
-    assert fields_of(record(short_of_staging=7))["layers_short_of_staging"] == 7
-    assert "layers_short_of_staging" not in fields_of(record(short_of_staging=0))
+    assert rebalance_fields(record(short_of_staging=7))["layers_short_of_staging"] == 7
+    assert "layers_short_of_staging" not in rebalance_fields(record(short_of_staging=0))
 
 
 def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").emit(RebalanceMeasured(record(outcome="staged bytes differ")))
+    with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
+        RebalanceLogSink("exact").emit(RebalanceMeasured(record(outcome="staged bytes differ")))
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
     fields = parsed(line.message)
@@ -81,18 +83,18 @@ def test_observability_page_explains_every_log_key() -> None:
     whole = record(
         outcome="plans differ", short_of_staging=1, actual=0.1, stall=0.1, seconds=seconds
     )
-    for key in ("engine", *fields_of(whole)):
+    for key in ("engine", *rebalance_fields(whole)):
         assert f"`{key}`" in text, key
 
 
 def test_epoch_lines_log_settled_epochs_only(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").emit(entered("planning", 3))
+    with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
+        RebalanceLogSink("exact").emit(entered("planning", 3))
     assert caplog.records == []
 
 
 def test_epoch_line_omits_unknown_values() -> None:
-    fields = fields_of(record(before=None, predicted=None))
+    fields = rebalance_fields(record(before=None, predicted=None))
     assert not [key for key in fields if key.startswith("imbalance")]
     assert "stall_s" not in fields
 
@@ -104,8 +106,8 @@ def test_epoch_line_omits_unknown_values() -> None:
 def test_balancedness_is_logged_at_first_sum_after_each_interval(
     interval: int, told: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = BalancednessLines("exact", interval)
-    with caplog.at_level(logging.INFO, BALANCEDNESS.name):
+    lines = BalancednessLogSink("exact", interval)
+    with caplog.at_level(logging.INFO, BALANCEDNESS_LOG.name):
         for step in (2, 4, 6, 8, 10):
             lines.emit(balance(step))
     assert [int(parsed(line.message)["step"]) for line in caplog.records] == told
@@ -114,7 +116,7 @@ def test_balancedness_is_logged_at_first_sum_after_each_interval(
 
 def test_balancedness_interval_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="log_balancedness_interval"):
-        BalancednessLines("exact", 0)
+        BalancednessLogSink("exact", 0)
     with pytest.raises(ConfigError, match="log_balancedness_interval"):
         config(log_balancedness_interval=0)
 
@@ -126,9 +128,9 @@ def config(**other: object) -> BalancerConfig:
 
 def test_lines_for_returns_journals_on_first_rank_only() -> None:
     asked = config(log_balancedness=True, log_balancedness_interval=7)
-    assert [type(line) for line in lines_for(config(), 0)] == [EpochLines]
-    assert [type(line) for line in lines_for(asked, 0)] == [EpochLines, BalancednessLines]
-    assert lines_for(asked, 1) == ()
+    assert [type(line) for line in log_sinks(config(), 0)] == [RebalanceLogSink]
+    assert [type(line) for line in log_sinks(asked, 0)] == [RebalanceLogSink, BalancednessLogSink]
+    assert log_sinks(asked, 1) == ()
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.text() | st.integers()))

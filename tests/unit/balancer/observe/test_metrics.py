@@ -21,13 +21,13 @@ from equipoise.balancer.experts.runtime.events import (
     StepStalled,
 )
 from equipoise.balancer.observe.metrics import (
-    LABELS,
+    ABORT_LABELS,
     PHASES,
-    Metrics,
     MetricsMissing,
     PortTaken,
-    check_free,
-    export,
+    PrometheusSink,
+    check_port_free,
+    serve_metrics,
 )
 
 PAGE = ROOT / "docs" / "observability.md"
@@ -54,19 +54,19 @@ def value(registry: Any, name: str, engine: str = "target", **labels: str) -> fl
 
 
 def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     metrics.emit(RebalanceMeasured(record(here=700)))
     assert value(registry, "equipoise_epochs_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
     assert value(registry, "equipoise_epoch_seconds_sum", phase="proposed") == 0.5
     assert value(registry, "equipoise_epoch_seconds_count", phase="transferring") == 0
-    for reason in LABELS:
+    for reason in ABORT_LABELS:
         assert value(registry, "equipoise_epochs_aborted_total", reason=reason) == 0
 
 
 def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     metrics.emit(RebalanceMeasured(record(predicted=0.3)))
     metrics.emit(RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
     metrics.emit(RebalanceMeasured(record(outcome="the moon")))
@@ -77,7 +77,7 @@ def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
 
 
 def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: Any) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     metrics.emit(RebalanceMeasured(record(short_of_staging=5)))
     assert value(registry, "equipoise_layers_short_of_staging") == 5
     assert value(registry, "equipoise_epochs_unchanged_total") == 0
@@ -90,7 +90,7 @@ def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: An
 
 
 def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
@@ -105,7 +105,7 @@ def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
 
 
 def test_metrics_count_skipped_epochs_separately(registry: Any) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     metrics.emit(RebalanceSkipped(9))
     assert value(registry, "equipoise_epochs_skipped_total") == 1
     assert value(registry, "equipoise_epochs_total") == 0
@@ -113,7 +113,7 @@ def test_metrics_count_skipped_epochs_separately(registry: Any) -> None:
 
 def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
     """A promise of 0 that nobody made would be broken by the first load."""
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     assert all(isnan(value(registry, name)) for name in GAUGES)
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
@@ -125,7 +125,7 @@ def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
 def test_metrics_close_keeps_counters_and_resets_gauges(
     registry: Any,
 ) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
     )
@@ -136,7 +136,7 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
 
 
 def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
-    target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
+    target, draft = PrometheusSink(registry, "target"), PrometheusSink(registry, "draft")
     target.emit(RebalanceMeasured(record(here=700)))
     draft.emit(
         RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"proposed": 2.0}))
@@ -153,13 +153,13 @@ def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
 
 def test_metrics_of_registries_are_separate(registry: Any) -> None:
     other = type(registry)()
-    Metrics(registry, "target").emit(StepStalled(9, 0.5))
-    Metrics(other, "target")
+    PrometheusSink(registry, "target").emit(StepStalled(9, 0.5))
+    PrometheusSink(other, "target")
     assert value(other, "equipoise_stall_seconds_total") == 0
 
 
 def test_metrics_series_count_is_bounded(registry: Any) -> None:
-    metrics = Metrics(registry, "target")
+    metrics = PrometheusSink(registry, "target")
 
     def series() -> int:
         samples = (sample for metric in registry.collect() for sample in metric.samples)
@@ -184,7 +184,7 @@ def test_metrics_phases_equal_epoch_states() -> None:
 
 
 def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
-    Metrics(registry, "target")
+    PrometheusSink(registry, "target")
     text = PAGE.read_text(encoding="utf-8")
     exposed = {
         metric.name + ("_total" if metric.type == "counter" else "")
@@ -193,24 +193,24 @@ def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
     rows = set(re.findall(r"^\| `(equipoise_\w+)` \|", text, re.MULTILINE))
     assert rows == exposed
     assert set(re.findall(r"equipoise_\w+", text)) <= exposed
-    for label in (*PHASES, *LABELS):
+    for label in (*PHASES, *ABORT_LABELS):
         assert f"`{label}`" in text
 
 
 def test_metrics_export_serves_until_closed(registry: Any) -> None:
-    Metrics(registry, "target").emit(StepStalled(9, 0.5))
-    exporter = export(registry, 0)
+    PrometheusSink(registry, "target").emit(StepStalled(9, 0.5))
+    exporter = serve_metrics(registry, 0)
     try:
         with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=WATCHDOG) as answer:
             text = answer.read().decode()
         assert 'equipoise_stall_seconds_total{engine="target"} 0.5' in text.splitlines()
         with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
-            export(registry, exporter.port)
+            serve_metrics(registry, exporter.port)
         with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
-            check_free(exporter.port)
+            check_port_free(exporter.port)
     finally:
         exporter.close()
-    check_free(exporter.port)
+    check_port_free(exporter.port)
     with pytest.raises(OSError, match="refused"):
         urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=WATCHDOG)
 
@@ -220,4 +220,4 @@ def test_metrics_without_prometheus_client_say_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MetricsMissing, match=r"\.\[serve\]"):
-        Metrics(None, "target")  # type: ignore[arg-type]
+        PrometheusSink(None, "target")  # type: ignore[arg-type]

@@ -13,15 +13,15 @@ from equipoise.balancer.experts.runtime.events import (
     Track,
     now,
 )
-from equipoise.balancer.observe.trace import SpanBook, Traced, wall_clock_lead
+from equipoise.balancer.observe.trace import RecordedSpan, TraceBuffer, wall_clock_offset
 
 
 def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
-    book, begin, wall = SpanBook(3), now(), time.time()
+    book, begin, wall = TraceBuffer(3), now(), time.time()
     book.emit(TraceSpan("vote", Track.VOTE, begin, begin + 2.0, {"verdict": "Pending()"}))
     book.emit(BoundaryDone(7, begin, begin + 1.0))
     vote, boundary = book.spans
-    assert vote == Traced(3, "vote", "vote", vote.begin, vote.end, {"verdict": "Pending()"})
+    assert vote == RecordedSpan(3, "vote", "vote", vote.begin, vote.end, {"verdict": "Pending()"})
     assert boundary.track == "boundary"
     assert boundary.details == {"step": 7}
     assert vote.end - vote.begin == pytest.approx(2.0)
@@ -29,7 +29,7 @@ def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
 
 
 def test_span_book_drops_and_counts_oldest_spans() -> None:
-    book = SpanBook(0, most=3)
+    book = TraceBuffer(0, most=3)
     for step in range(5):
         book.emit(BoundaryDone(step, 0.0, 1.0))
     assert [span.details["step"] for span in book.spans] == [2, 3, 4]
@@ -37,7 +37,7 @@ def test_span_book_drops_and_counts_oldest_spans() -> None:
 
 
 def test_span_book_keeps_epochs_and_balance_levels() -> None:
-    book = SpanBook(1)
+    book = TraceBuffer(1)
     book.emit(RebalanceMeasured(record()))
     book.emit(
         BalanceMeasured(8, now(), imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
@@ -51,6 +51,6 @@ def test_span_book_keeps_epochs_and_balance_levels() -> None:
 def test_wall_clock_lead_is_stable() -> None:
     """With what the clocks say before and after, however long that is."""
     wall, own = time.time(), now()
-    lead = wall_clock_lead()
+    lead = wall_clock_offset()
     later, own_later = time.time(), now()
     assert wall - own_later <= lead <= later - own

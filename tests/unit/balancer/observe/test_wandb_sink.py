@@ -9,7 +9,7 @@ import pytest
 from helpers.strategies.journal_entries import entered, record
 
 from equipoise.balancer.experts.runtime.events import BalanceMeasured, RebalanceMeasured
-from equipoise.balancer.observe.wandb_sink import WandbJournal, WandbMissing
+from equipoise.balancer.observe.wandb_sink import WandbMissing, WandbSink
 
 
 class FakeRun:
@@ -46,7 +46,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_wandb_run_starts_at_first_log_and_ends_at_close(
     wandb: SimpleNamespace,
 ) -> None:
-    journal = WandbJournal("mine", {"ranks": 4})
+    journal = WandbSink("mine", {"ranks": 4})
     journal.emit(entered("planning", 3))
     assert wandb.begun == []
     journal.emit(RebalanceMeasured(record(actual=0.125)))
@@ -64,7 +64,7 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
 
 
 def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
-    WandbJournal("mine", {}).close()
+    WandbSink("mine", {}).close()
     assert wandb.begun == []
     assert wandb.run.finished == 0
 
@@ -72,4 +72,4 @@ def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
 def test_wandb_journal_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.balancer.observe.wandb_sink.find_spec", lambda name: None)
     with pytest.raises(WandbMissing, match=r"\.\[wandb\]"):
-        WandbJournal("mine", {})
+        WandbSink("mine", {})

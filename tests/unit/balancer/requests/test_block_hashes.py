@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from equipoise.balancer.requests.workload import Counts, Hashes, check_hashes, chosen
+from equipoise.balancer.requests.workload import (
+    BlockHashes,
+    Counts,
+    check_block_hashes,
+    select_hashes,
+)
 from equipoise.hal.errors import UsageError
 
 
@@ -30,19 +35,19 @@ IDS = counts(4, 5, 6)
         ((IDS.reshape(1, 3), counts(0, 2, 3)), "two int64 arrays of one axis"),
     ],
 )
-def test_check_hashes_refuses_misfit_hashes(hashes: Hashes, words: str) -> None:
+def test_check_hashes_refuses_misfit_hashes(hashes: BlockHashes, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_hashes(hashes, PROMPTS, 512)
+        check_block_hashes(hashes, PROMPTS, 512)
 
 
 def test_check_hashes_accepts_last_block_with_or_without_hash() -> None:
     for offsets in (counts(0, 2, 3), counts(0, 1, 2), counts(0, 0, 1)):
         ids = IDS[: offsets[-1]]
-        check_hashes((ids, offsets), PROMPTS, 512)
-        assert chosen((ids, offsets), counts(0, 1))[0].tolist() == ids.tolist()
+        check_block_hashes((ids, offsets), PROMPTS, 512)
+        assert select_hashes((ids, offsets), counts(0, 1))[0].tolist() == ids.tolist()
 
 
 def test_chosen_hashes_follow_repeated_and_reordered_rows() -> None:
-    ids, offsets = chosen((IDS, counts(0, 2, 2, 3)), counts(2, 1, 0, 2))
+    ids, offsets = select_hashes((IDS, counts(0, 2, 2, 3)), counts(2, 1, 0, 2))
     assert ids.tolist() == [6, 4, 5, 6]
     assert offsets.tolist() == [0, 1, 1, 3, 4]

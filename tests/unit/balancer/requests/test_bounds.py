@@ -9,10 +9,10 @@ from helpers.strategies.simulation_comparison import clusters, scenarios, worklo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.bounds import best_assignment, work_bound
+from equipoise.balancer.requests.bounds import best_assignment, makespan_bound
 from equipoise.balancer.requests.cluster import Cluster, Prefill, StepTime
-from equipoise.balancer.requests.policy_settings import RULES
-from equipoise.balancer.requests.simulation import Saturated, Scenario, simulate
+from equipoise.balancer.requests.policy_settings import POLICIES
+from equipoise.balancer.requests.simulation import SaturatedArrivals, Scenario, simulate
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import UsageError
 
@@ -27,7 +27,7 @@ def workload(*requests: tuple[int, int]) -> Workload:
 
 @pytest.mark.slow
 @settings(max_examples=150)
-@given(workloads(), scenarios(), st.sampled_from(sorted(RULES)))
+@given(workloads(), scenarios(), st.sampled_from(sorted(POLICIES)))
 def test_work_bound_holds_for_every_policy(drawn: Workload, scenario: Scenario, name: str) -> None:
     quiet = replace(scenario.cluster, step=replace(scenario.cluster.step, noise=0.0))
     policy = replace(scenario.policy, name=name)
@@ -35,44 +35,44 @@ def test_work_bound_holds_for_every_policy(drawn: Workload, scenario: Scenario, 
     if steps.jobs.failed.any():
         return
     end = float(steps.jobs.end.max())
-    assert end >= work_bound(drawn, quiet) * (1 - 1e-12)
+    assert end >= makespan_bound(drawn, quiet) * (1 - 1e-12)
 
 
 def test_work_bound_is_met_by_equal_requests_with_enough_slots() -> None:
     alike = workload(*[(7, 5)] * 6)
     cluster = Cluster(workers=3, slots=2, step=BY_STEP)
     end = simulate(alike, Scenario(cluster=cluster)).jobs.end.max()
-    assert end == work_bound(alike, cluster) == 5 * 1.0 + 0.5 * 2 * (7 + 8 + 9 + 10 + 11)
+    assert end == makespan_bound(alike, cluster) == 5 * 1.0 + 0.5 * 2 * (7 + 8 + 9 + 10 + 11)
 
 
 def test_work_bound_counts_steps_required_by_slots() -> None:
     one_slot = Cluster(workers=1, slots=1, step=StepTime(fixed=1.0, per_token=0.0))
-    assert work_bound(workload((3, 2), (4, 5)), one_slot) == 7
+    assert makespan_bound(workload((3, 2), (4, 5)), one_slot) == 7
 
 
 def test_work_bound_omits_prompt_in_the_step_that_computes_it() -> None:
     cluster = Cluster(workers=1, slots=1, step=BY_STEP, prefill=Prefill(chunk=100))
     one = workload((7, 3))
-    assert work_bound(one, cluster) == 3 * 1.0 + 0.5 * (8 + 9)
-    assert simulate(one, Scenario(cluster=cluster)).jobs.end.max() == work_bound(one, cluster)
+    assert makespan_bound(one, cluster) == 3 * 1.0 + 0.5 * (8 + 9)
+    assert simulate(one, Scenario(cluster=cluster)).jobs.end.max() == makespan_bound(one, cluster)
     bounded = replace(cluster, kv_tokens=100)
-    assert work_bound(one, bounded) == 3
+    assert makespan_bound(one, bounded) == 3
 
 
 def test_work_bound_refuses_noisy_steps() -> None:
     noisy = Cluster(step=StepTime(noise=0.1))
     with pytest.raises(UsageError, match="noisy"):
-        work_bound(workload((1, 1)), noisy)
+        makespan_bound(workload((1, 1)), noisy)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=12)
 @given(requests=TINY, workers=st.integers(2, 3), slots=st.integers(1, 2))
 def test_best_assignment_bounds_every_policy(
     name: str, requests: list[tuple[int, int]], workers: int, slots: int
 ) -> None:
     cluster = Cluster(workers=workers, slots=slots, step=BY_STEP)
-    scenario = Scenario(cluster=cluster, arrivals=Saturated(len(requests)))
+    scenario = Scenario(cluster=cluster, arrivals=SaturatedArrivals(len(requests)))
     chosen = replace(scenario, policy=replace(scenario.policy, name=name))
     steps = simulate(workload(*requests), chosen).steps
     idle = (workers * steps.largest - steps.sum).sum()

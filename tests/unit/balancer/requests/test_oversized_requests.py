@@ -10,19 +10,26 @@ from equipoise.balancer.requests.policy import (
     WorkerChange,
     WorkerState,
 )
-from equipoise.balancer.requests.policy_settings import RULES, Binding, PolicySettings, WhenFull
-from equipoise.balancer.requests.request_router import Router
+from equipoise.balancer.requests.policy_settings import (
+    POLICIES,
+    Binding,
+    RoutingPolicySettings,
+    WhenFull,
+)
+from equipoise.balancer.requests.request_router import RequestRouter
 
 SMALL = Capacity(slots=100, kv_tokens=10)
 LARGE = Capacity(slots=100, kv_tokens=1_000)
 GIANTS = range(40)
 """As many as no policy's window has room for."""
-NAMES = sorted(RULES)
+NAMES = sorted(POLICIES)
 
 
-def crowded(name: str) -> Router:
+def crowded(name: str) -> RequestRouter:
     """A router that holds back, with giants at the head of its pool."""
-    router = Router(PolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL])
+    router = RequestRouter(
+        RoutingPolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL]
+    )
     for giant in GIANTS:
         assert router.on_arrival(Request(id=giant, size=11)).assignments == ()
     return router
@@ -50,7 +57,7 @@ def test_oversized_requests_go_to_new_worker_with_room(name: str) -> None:
 
 @pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.LOST])
 def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: WorkerState) -> None:
-    router = Router(PolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
+    router = RequestRouter(RoutingPolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
     for giant in GIANTS:
         router.on_arrival(Request(id=giant, size=11))
     assert bound(router.on_arrival(Request(id=98, size=5))) == []
@@ -62,7 +69,7 @@ def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: Worker
 
 
 def test_push_policies_bind_oversized_request_to_full_worker() -> None:
-    pushing = [name for name in NAMES if RULES[name].binding is Binding.PUSH]
+    pushing = [name for name in NAMES if POLICIES[name].binding is Binding.PUSH]
     for name in pushing:
-        router = Router(PolicySettings(name=name), [SMALL])
+        router = RequestRouter(RoutingPolicySettings(name=name), [SMALL])
         assert bound(router.on_arrival(Request(id=1, size=11))) == [(1, 0)]

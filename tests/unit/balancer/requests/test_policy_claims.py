@@ -12,14 +12,14 @@ import pytest
 
 from equipoise.balancer.requests.cluster import Cluster, Prefill, StepTime
 from equipoise.balancer.requests.policy_comparison import (
-    Contender,
-    Draw,
-    Result,
-    Trial,
-    compare,
-    contenders,
+    ComparisonSetup,
+    NamedPolicy,
+    PolicyResult,
+    WorkloadFactory,
+    compare_policies,
+    named_policies,
 )
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
@@ -53,19 +53,21 @@ def trace(name: str) -> Workload:
     return read_trace(Path(TRACES) / name)
 
 
-def drawing(name: str, count: int) -> Draw:
+def drawing(name: str, count: int) -> WorkloadFactory:
     """A generated workload, or a trace's requests drawn with replacement."""
     if "." not in name:
         return lambda seed: generate(name, count, seed)
     return lambda seed: trace(name).resampled(seed)
 
 
-def run(case: Case, *names: str, load: float | None = None) -> dict[str, Result]:
+def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyResult]:
     """Results by name of policy."""
     name, workers, slots, count = case
     scenario = Scenario(cluster=Cluster(workers=workers, slots=slots))
-    trial = Trial(draw=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load)
-    return {result.contender.label: result for result in compare(trial, contenders(names))}
+    trial = ComparisonSetup(draw=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load)
+    return {
+        result.contender.label: result for result in compare_policies(trial, named_policies(names))
+    }
 
 
 def test_policies_reproduce_published_imbalances_within_30_percent() -> None:
@@ -86,12 +88,14 @@ def test_fit_is_unbeaten_on_saturated_workers(case: Case) -> None:
     assert waits[0] <= 1.6 * waits[1]
 
 
-def computing(case: Case, weight: float) -> Trial:
+def computing(case: Case, weight: float) -> ComparisonSetup:
     """Workers that compute prompts themselves, saturated."""
     name, workers, slots, count = case
     step, prefill = StepTime(prompt_weight=weight), Prefill(chunk=8192)
     cluster = Cluster(workers=workers, slots=slots, step=step, prefill=prefill)
-    return Trial(draw=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster))
+    return ComparisonSetup(
+        draw=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster)
+    )
 
 
 @pytest.mark.parametrize("weight", [20.0, 200.0])
@@ -100,11 +104,14 @@ def test_fit_with_prompt_weight_beats_other_policies_with_prefill(
     case: Case, weight: float
 ) -> None:
     entered = (
-        *contenders(OTHERS[:-2]),
-        Contender("blind", PolicySettings()),
-        Contender("fit", PolicySettings(prompt_weight=weight)),
+        *named_policies(OTHERS[:-2]),
+        NamedPolicy("blind", RoutingPolicySettings()),
+        NamedPolicy("fit", RoutingPolicySettings(prompt_weight=weight)),
     )
-    found = {result.contender.label: result for result in compare(computing(case, weight), entered)}
+    found = {
+        result.contender.label: result
+        for result in compare_policies(computing(case, weight), entered)
+    }
     for name in (*OTHERS[:-2], "blind"):
         assert found["fit"].beside(found[name], "imbalance").high < 0, name
         assert found["fit"].beside(found[name], "throughput").low > 0, name

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.policy_settings import RULES, PolicySettings, WhenFull
-from equipoise.balancer.requests.simulation import Scenario, Timed, simulate
+from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings, WhenFull
+from equipoise.balancer.requests.simulation import Scenario, TimedArrivals, simulate
 from equipoise.balancer.requests.workload import Workload
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def test_br0_picks_request_with_largest_imbalance_drop(
     loads: list[int], sizes: list[int], data: st.DataObject
 ) -> None:
     opened = data.draw(st.integers(0, len(loads) - 1))
-    router = full(PolicySettings(name="br0", greedy_slots=0), loads, sizes)
+    router = full(RoutingPolicySettings(name="br0", greedy_slots=0), loads, sizes)
     ((name, worker),) = resize(router, opened, 2)
     drops = [drop(loads, opened, size) for size in sizes]
     assert (worker, name) == (opened, drops.index(max(drops)))
@@ -46,7 +46,7 @@ def test_br0_picks_subset_with_largest_imbalance_drop(
     loads: list[int], slots: int, sizes: list[int], data: st.DataObject
 ) -> None:
     opened = data.draw(st.integers(0, len(loads) - 1))
-    chosen = PolicySettings(name="br0", greedy_slots=slots, subset=4)
+    chosen = RoutingPolicySettings(name="br0", greedy_slots=slots, subset=4)
     bound = resize(full(chosen, loads, sizes[:4]), opened, 1 + slots)
     best = max(drop(loads, opened, total) for total in subset_sums(sizes[:4], slots))
     chosen_first = [total_of(bound[: k + 1], sizes) for k in range(len(bound))]
@@ -68,12 +68,12 @@ def total_of(bound: list[tuple[object, int]], sizes: list[int]) -> int:
 def test_jsq_load_worker_has_largest_drop_for_one_request(loads: list[int], size: int) -> None:
     workers = range(len(loads))
     best = max(workers, key=lambda w: (drop(loads, w, size), -loads[w], -w))
-    assert arrivals(loaded(PolicySettings(name="jsq_load"), loads), [size]) == [best]
+    assert arrivals(loaded(RoutingPolicySettings(name="jsq_load"), loads), [size]) == [best]
 
 
 @given(LOADS, st.integers(1, 1000))
 def test_jsq_load_minimizes_variance_of_loads(loads: list[int], size: int) -> None:
-    (worker,) = arrivals(loaded(PolicySettings(name="jsq_load"), loads), [size])
+    (worker,) = arrivals(loaded(RoutingPolicySettings(name="jsq_load"), loads), [size])
 
     def variance(of: int) -> int:
         after = [load + size * (w == of) for w, load in enumerate(loads)]
@@ -94,7 +94,7 @@ def test_brh_with_zero_horizon_equals_br0_bit_for_bit(
     assert same(*outcomes)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=10)
 @given(workload=workloads(), scenario=scenarios())
 def test_simulation_is_deterministic_per_seed(
@@ -110,13 +110,13 @@ def test_policy_decisions_ignore_worker_numbering(
     name: str, loads: list[int], sizes: list[int], data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(range(len(loads))))
-    router = loaded(PolicySettings(name=name), loads)
+    router = loaded(RoutingPolicySettings(name=name), loads)
     bound = arrivals(router, sizes)
     now = list(loads)
     for worker, size in zip(bound, sizes, strict=True):
         now[worker] += size
         assume(len(set(now)) == len(now))
-    renamed = loaded(PolicySettings(name=name), [loads[w] for w in order])
+    renamed = loaded(RoutingPolicySettings(name=name), [loads[w] for w in order])
     assert arrivals(renamed, sizes) == [order.index(worker) for worker in bound]
 
 
@@ -125,7 +125,7 @@ def test_policy_decisions_ignore_worker_numbering(
 def test_policy_decisions_ignore_unit_of_size(
     name: str, loads: list[int], sizes: list[int], factor: int, data: st.DataObject
 ) -> None:
-    chosen = PolicySettings(name=name, when_full=WhenFull.HOLD, ageing=0.0, horizon=0)
+    chosen = RoutingPolicySettings(name=name, when_full=WhenFull.HOLD, ageing=0.0, horizon=0)
     opened = data.draw(st.integers(0, len(loads) - 1))
     slots = data.draw(st.integers(1, 9))
     bound = resize(full(chosen, loads, sizes), opened, slots)
@@ -169,5 +169,5 @@ def test_simulation_serves_every_request_and_token_once(
 def test_simulation_throughput_is_at_most_that_of_perfect_balance(
     workload: Workload, scenario: Scenario
 ) -> None:
-    steps = simulate(workload, replace(scenario, arrivals=Timed())).steps
+    steps = simulate(workload, replace(scenario, arrivals=TimedArrivals())).steps
     assert (steps.ideal_seconds <= steps.seconds * (1 + 1e-12)).all()

@@ -4,19 +4,23 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from equipoise.balancer.requests.workload import Purpose, drawing
+from equipoise.balancer.requests.workload import RandomStream, random_generator
 
 
 @given(st.integers(0, 2**80))
 def test_seed_streams_differ_by_purpose_and_repeat(seed: int) -> None:
-    firsts = [drawing(seed, purpose).bit_generator.random_raw() for purpose in Purpose]
-    assert len(set(firsts)) == len(Purpose)
-    assert firsts == [drawing(seed, purpose).bit_generator.random_raw() for purpose in Purpose]
+    firsts = [
+        random_generator(seed, purpose).bit_generator.random_raw() for purpose in RandomStream
+    ]
+    assert len(set(firsts)) == len(RandomStream)
+    assert firsts == [
+        random_generator(seed, purpose).bit_generator.random_raw() for purpose in RandomStream
+    ]
 
 
 @given(st.integers(0, 2**80))
 def test_seed_stream_of_sizes_is_the_seed_itself(seed: int) -> None:
     assert (
-        drawing(seed, Purpose.SIZES).bit_generator.random_raw()
+        random_generator(seed, RandomStream.SIZES).bit_generator.random_raw()
         == np.random.PCG64(seed).random_raw()
     )

@@ -9,16 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
-from equipoise.balancer.requests.policy_settings import RULES, PolicySettings, WhenFull
-from equipoise.balancer.requests.simulation import Saturated, Scenario, Timed, simulate
-from equipoise.balancer.requests.simulation_run import Figures, Outcome
+from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings, WhenFull
+from equipoise.balancer.requests.simulation import (
+    SaturatedArrivals,
+    Scenario,
+    TimedArrivals,
+    simulate,
+)
+from equipoise.balancer.requests.simulation_run import SimulationMetrics, SimulationRun
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import PolicyError, UsageError
 
 SECOND = StepTime(fixed=1.0, per_token=0.0)
 """A step takes a second, whatever is in it."""
-JSQ = PolicySettings(name="jsq")
-every_policy = pytest.mark.parametrize("name", RULES)
+JSQ = RoutingPolicySettings(name="jsq")
+every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
 def workload(
@@ -39,7 +44,7 @@ def alone(**changes: object) -> Scenario:
     """One worker with four slots, a step a second, everything there from the beginning."""
     given = {"workers": 1, "slots": 4, "step": SECOND} | changes
     cluster = Cluster(**given)  # type: ignore[arg-type]
-    return Scenario(cluster=cluster, policy=JSQ, arrivals=Saturated(100), trajectory=100)
+    return Scenario(cluster=cluster, policy=JSQ, arrivals=SaturatedArrivals(100), trajectory=100)
 
 
 def test_request_makes_a_token_per_step_and_grows_its_load() -> None:
@@ -51,7 +56,7 @@ def test_request_makes_a_token_per_step_and_grows_its_load() -> None:
 
 @every_policy
 def test_one_token_output_ends_in_its_admission_step(name: str) -> None:
-    chosen = replace(alone(workers=2), policy=PolicySettings(name=name))
+    chosen = replace(alone(workers=2), policy=RoutingPolicySettings(name=name))
     outcome = simulate(workload(*[(3, 1)] * 20), chosen)
     steps = outcome.jobs.admitted_step
     assert outcome.jobs.end.tolist() == (steps + 1.0).tolist()
@@ -60,7 +65,9 @@ def test_one_token_output_ends_in_its_admission_step(name: str) -> None:
 
 @every_policy
 def test_one_request_is_served_with_many_workers_and_front_ends(name: str) -> None:
-    chosen = Scenario(cluster=Cluster(workers=5), policy=PolicySettings(name=name), front_ends=7)
+    chosen = Scenario(
+        cluster=Cluster(workers=5), policy=RoutingPolicySettings(name=name), front_ends=7
+    )
     outcome = simulate(workload((9, 4)), chosen)
     assert outcome.steps.largest.tolist() == [9, 10, 11, 12]
     assert not outcome.jobs.failed.any()
@@ -96,7 +103,9 @@ def test_request_larger_than_cache_fails_and_others_continue() -> None:
 @every_policy
 def test_prompts_larger_than_cache_fail_at_any_backlog(name: str) -> None:
     # They took the places of those that would have come next, and nothing could go on.
-    chosen = replace(alone(kv_tokens=8), policy=PolicySettings(name=name), arrivals=Saturated(1))
+    chosen = replace(
+        alone(kv_tokens=8), policy=RoutingPolicySettings(name=name), arrivals=SaturatedArrivals(1)
+    )
     outcome = simulate(workload((9, 1), (99, 1), (3, 2), (50, 1)), chosen)
     assert outcome.jobs.failed.tolist() == [1, 1, 0, 1]
 
@@ -157,13 +166,13 @@ def test_rejected_drafts_change_nothing() -> None:
 
 def test_clock_skips_idle_time() -> None:
     apart = workload((3, 2), (3, 2), times=[0.0, 1000.0])
-    outcome = simulate(apart, replace(alone(), arrivals=Timed()))
+    outcome = simulate(apart, replace(alone(), arrivals=TimedArrivals()))
     assert outcome.steps.clock.tolist() == [0, 1, 1000, 1001]
     assert outcome.jobs.end.tolist() == [2.0, 1002.0]
 
 
 def test_request_fails_when_patience_ends() -> None:
-    scenario = replace(alone(slots=1), arrivals=Timed(), patience=2.5)
+    scenario = replace(alone(slots=1), arrivals=TimedArrivals(), patience=2.5)
     waiting = workload((3, 5), (3, 1), (3, 1), times=[0.0, 0.0, 3.0])
     outcome = simulate(waiting, scenario)
     assert outcome.jobs.failed.tolist() == [0, 1, 0]
@@ -177,8 +186,8 @@ def test_patience_ends_despite_rounding_of_times(start: float, patience: float) 
     # Nobody is told that the first has ended, so the second waits before an idle worker.
     stale = Scenario(
         cluster=Cluster(workers=1, slots=1, step=SECOND),
-        policy=PolicySettings(name="br0"),
-        arrivals=Timed(),
+        policy=RoutingPolicySettings(name="br0"),
+        arrivals=TimedArrivals(),
         tell_every=1e6,
         patience=patience,
     )
@@ -187,9 +196,9 @@ def test_patience_ends_despite_rounding_of_times(start: float, patience: float) 
 
 
 def test_reports_have_configured_age() -> None:
-    legacy = PolicySettings(name="vllm_legacy")
+    legacy = RoutingPolicySettings(name="vllm_legacy")
     one_each = workload((3, 9), (3, 9), (3, 9), times=[0.0, 0.5, 2.5])
-    scenario = replace(alone(workers=2), policy=legacy, arrivals=Timed(), report_every=2.0)
+    scenario = replace(alone(workers=2), policy=legacy, arrivals=TimedArrivals(), report_every=2.0)
     assert simulate(one_each, scenario).jobs.worker.tolist() == [0, 1, 0]
 
 
@@ -232,18 +241,20 @@ def test_run_without_served_request_has_nan_figures() -> None:
 @settings(max_examples=40)
 @given(workloads(), scenarios())
 def test_simulation_figures_exist_for_every_run(drawn: Workload, scenario: Scenario) -> None:
-    outcome: Outcome = simulate(drawn, scenario)
+    outcome: SimulationRun = simulate(drawn, scenario)
     figures = outcome.figures()
-    assert set(Figures.names()) == set(vars(figures))
+    assert set(SimulationMetrics.names()) == set(vars(figures))
     assert np.isnan(figures.gap) or figures.gap >= -1e-12
 
 
 @every_policy
 def test_hold_mode_never_queues_at_a_worker(name: str) -> None:
-    policy = PolicySettings(name=name, when_full=WhenFull.HOLD)
+    policy = RoutingPolicySettings(name=name, when_full=WhenFull.HOLD)
     step = StepTime(fixed=1.0, per_token=0.1)
     cluster = Cluster(workers=3, slots=2, step=step)
-    scenario = Scenario(cluster=cluster, policy=policy, arrivals=Saturated(2), trajectory=1000)
+    scenario = Scenario(
+        cluster=cluster, policy=policy, arrivals=SaturatedArrivals(2), trajectory=1000
+    )
     outcome = simulate(workload(*[(1 + i % 7, 1 + i % 5) for i in range(40)]), scenario)
     # Whoever is bound begins in that very step: no worker has more load than its active ones.
     assert outcome.steps.waiting.max() <= 6 + 2
@@ -268,8 +279,8 @@ def test_scenario_refuses_bad_values(wrong: dict[str, object]) -> None:
 
 def test_cluster_and_arrivals_refuse_bad_values() -> None:
     for make in (
-        lambda: Saturated(0),
-        lambda: Saturated(-3),
+        lambda: SaturatedArrivals(0),
+        lambda: SaturatedArrivals(-3),
         lambda: Prefill(chunk=0),
         lambda: Prefill(cached_blocks=-1),
         lambda: Drafting(tokens=-1, acceptance=0.5),
@@ -278,6 +289,6 @@ def test_cluster_and_arrivals_refuse_bad_values() -> None:
         with pytest.raises(UsageError):
             make()
     with pytest.raises(PolicyError):
-        simulate(workload((1, 1)), Scenario(policy=PolicySettings(gamma=2.0)))
+        simulate(workload((1, 1)), Scenario(policy=RoutingPolicySettings(gamma=2.0)))
     with pytest.raises(UsageError, match="no times"):
-        simulate(workload((1, 1)), Scenario(arrivals=Timed()))
+        simulate(workload((1, 1)), Scenario(arrivals=TimedArrivals()))

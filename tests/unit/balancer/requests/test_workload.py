@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from equipoise.balancer.requests.workload import TOKENS_MOST, Counts, Workload
+from equipoise.balancer.requests.workload import MAX_TOKENS, Counts, Workload
 from equipoise.hal.errors import UsageError
 
 TOKENS = st.integers(1, 5000)
@@ -188,7 +188,7 @@ def test_workload_converts_integers_to_int64() -> None:
     [
         (lambda: Workload("a", None, counts(1, 0), counts(1, 1)), "request 1: prompts are 1 to"),
         (lambda: Workload("a", None, counts(1), counts(-3)), "request 0: outputs are 1 to 2147483"),
-        (lambda: Workload("a", None, counts(TOKENS_MOST + 1), counts(1)), "tokens, not 2147483648"),
+        (lambda: Workload("a", None, counts(MAX_TOKENS + 1), counts(1)), "tokens, not 2147483648"),
         (lambda: Workload("a", None, counts(1, 2), counts(1)), "2 prompts and 1 outputs"),
         (lambda: Workload("a", None, counts(), counts()), "n >= 1, not int64 (0,)"),
         (

@@ -5,7 +5,7 @@ import pytest
 
 from equipoise.balancer.requests.catalogue import WORKLOADS
 from equipoise.balancer.requests.workload import Workload
-from equipoise.balancer.requests.workload_generators import DRAWS, generate
+from equipoise.balancer.requests.workload_generators import LENGTH_SAMPLERS, generate
 from equipoise.hal.errors import UsageError
 
 COUNT = 200_000
@@ -105,7 +105,7 @@ def test_generate_depends_on_seed_only(name: str) -> None:
 
 
 def test_generate_covers_every_listed_workload() -> None:
-    assert list(DRAWS) == list(WORKLOADS)
+    assert list(LENGTH_SAMPLERS) == list(WORKLOADS)
 
 
 def test_generate_refuses_bad_arguments() -> None:

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import strategies as st
 
 from equipoise.hal.capabilities import Capabilities
-from equipoise.hal.conformance.context import Bench, Play
+from equipoise.hal.conformance.context import Play, RankContext
 from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.search import Effort, Violated, search
+from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 from equipoise.hal.errors import Violation
 
 LEAST = 100
 HOUR = 3600.0
 
 
-def _never(bench: Bench, found: Program) -> Play:
+def _never(bench: RankContext, found: Program) -> Play:
     raise NotImplementedError
     yield
 
@@ -63,20 +63,20 @@ class Adder:
 def test_search_shrinks_identically_on_slow_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = search(SUMS, Adder(), Effort(cases=100))
+    usual = search(SUMS, Adder(), SearchSettings(cases=100))
     hours = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(hours) * HOUR)
-    slow = search(SUMS, Adder(), Effort(cases=100))
+    slow = search(SUMS, Adder(), SearchSettings(cases=100))
     assert slow == usual
-    assert isinstance(slow, Violated)
+    assert isinstance(slow, PropertyViolated)
     assert slow.case == Case(program([Step("add", (LEAST,))]), b"")
 
 
 @pytest.mark.parametrize("plays", [0, 1, 10])
 def test_shrinking_takes_at_most_the_given_number_of_plays(plays: int) -> None:
     adder = Adder()
-    verdict = search(SUMS, adder, Effort(cases=100, shrinking=plays))
-    assert isinstance(verdict, Violated)
+    verdict = search(SUMS, adder, SearchSettings(cases=100, shrinking=plays))
+    assert isinstance(verdict, PropertyViolated)
     assert adder.broke_at is not None
     assert adder.plays <= adder.broke_at + plays
     assert verdict.cases == adder.plays

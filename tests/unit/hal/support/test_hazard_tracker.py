@@ -12,7 +12,7 @@ from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role
-from equipoise.hal.support.slot_access import Hazards
+from equipoise.hal.support.slot_access import HazardTracker
 
 SOON = 20.0
 NAMES = st.lists(st.sampled_from("abc"), max_size=2, unique=True)
@@ -31,7 +31,7 @@ def test_hazards_run_conflicting_verbs_in_issue_order(
     verbs: list[tuple[int, list[str], list[str]]],
 ) -> None:
     cpu = BACKEND.open(0)
-    hazards, streams = Hazards(cpu.event), [cpu.stream(role) for role in Role]
+    hazards, streams = HazardTracker(cpu.event), [cpu.stream(role) for role in Role]
     log: list[int] = []
     for place, (at, reads, writes) in enumerate(verbs):
         with hazards.ordered(streams[at], reads=reads, writes=writes):
@@ -58,7 +58,7 @@ def test_hazards_run_conflicting_verbs_in_issue_order(
 def test_hazards_delay_only_conflicting_verbs(
     cpu: CpuAccelerator, first: dict[str, str], second: dict[str, str], waits: bool
 ) -> None:
-    hazards, gate, seen = Hazards(cpu.event), threading.Event(), []
+    hazards, gate, seen = HazardTracker(cpu.event), threading.Event(), []
     one, two = cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with hazards.ordered(one, **first):
         one.launch(lambda: gate.wait(SOON))
@@ -82,7 +82,7 @@ def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
         made.append(cpu.event())
         return made[-1]
 
-    hazards, stream = Hazards(event), cpu.stream(Role.COPY)  # type: ignore[arg-type]
+    hazards, stream = HazardTracker(event), cpu.stream(Role.COPY)  # type: ignore[arg-type]
     with hazards.ordered(stream, reads="ab", writes="cd") as done:
         stream.launch(lambda: None)
     stream.synchronize(SOON)
@@ -91,7 +91,7 @@ def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
 
 
 def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
-    hazards, one, two = Hazards(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
+    hazards, one, two = HazardTracker(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with pytest.raises(ZeroDivisionError), hazards.ordered(one, writes="a"):
         raise ZeroDivisionError
     with hazards.ordered(two, reads="a"):
@@ -102,7 +102,7 @@ def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
 def test_hazards_fail_readers_of_failed_writer_until_rewrite(
     cpu: CpuAccelerator,
 ) -> None:
-    hazards, one, two = Hazards(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
+    hazards, one, two = HazardTracker(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with hazards.ordered(one, writes="a") as done:
         one.launch(lambda: 1 / 0)
     with pytest.raises(StreamFailed):
@@ -119,7 +119,7 @@ def test_hazards_fail_readers_of_failed_writer_until_rewrite(
 
 @pytest.mark.slow
 def test_hazards_memory_is_bounded(cpu: CpuAccelerator) -> None:
-    hazards = Hazards(cpu.event)
+    hazards = HazardTracker(cpu.event)
     for number in range(200):
         stream = cpu.stream(list(Role)[number % 4])
         with hazards.ordered(stream, reads="ab", writes="c" if number % 3 else ""):

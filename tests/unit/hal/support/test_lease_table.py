@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import SlotLeased
-from equipoise.hal.support.slot_access import Leases
+from equipoise.hal.support.slot_access import LeaseTable
 
 SOON = 20.0
 SLOTS = range(4)
 
 
-def is_barred(leases: Leases, slot: int) -> bool:
+def is_barred(leases: LeaseTable, slot: int) -> bool:
     try:
         with leases.barred([slot]):
             return False
@@ -27,7 +27,7 @@ def is_barred(leases: Leases, slot: int) -> bool:
     st.lists(st.integers(0, 5), max_size=12),
 )
 def test_slot_is_leased_until_last_release(taken: list[list[int]], released: list[int]) -> None:
-    leases = Leases()
+    leases = LeaseTable()
     held = [leases.take(slots) for slots in taken]
     assert [lease.slots for lease in held] == [tuple(slots) for slots in taken]
     ended = set()
@@ -40,14 +40,14 @@ def test_slot_is_leased_until_last_release(taken: list[list[int]], released: lis
 
 
 def test_slot_leased_error_names_every_slot() -> None:
-    leases = Leases()
+    leases = LeaseTable()
     leases.take([3, 1])
     with pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"), leases.barred([3, 0, 1]):
         pytest.fail("reached the block")
 
 
 def test_lease_waits_while_verb_is_issued() -> None:
-    leases, taking, taken = Leases(), threading.Event(), threading.Event()
+    leases, taking, taken = LeaseTable(), threading.Event(), threading.Event()
 
     def take() -> None:
         taking.set()
@@ -64,7 +64,7 @@ def test_lease_waits_while_verb_is_issued() -> None:
 
 
 def test_concurrent_release_of_lease_counts_once() -> None:
-    leases, together = Leases(), threading.Barrier(2)
+    leases, together = LeaseTable(), threading.Barrier(2)
     for _ in range(50):
         keep, twice = leases.take([0]), leases.take([0])
 

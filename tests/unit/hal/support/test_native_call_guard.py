@@ -7,7 +7,7 @@ import threading
 import pytest
 from helpers.watchdog import WATCHDOG
 
-from equipoise.hal.support.native_call_guard import Abroad
+from equipoise.hal.support.native_call_guard import NativeCallGuard
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def test_process_crashes_at_exit_without_thread_guard() -> None:
 
 
 def test_guard_close_waits_for_threads_and_blocks_entry() -> None:
-    abroad, gone, back = Abroad(), threading.Event(), threading.Event()
+    abroad, gone, back = NativeCallGuard(), threading.Event(), threading.Event()
 
     def travel() -> None:
         with abroad:
@@ -65,6 +65,6 @@ def test_guard_close_waits_for_threads_and_blocks_entry() -> None:
 
 
 def test_guard_close_is_bounded() -> None:
-    abroad = Abroad()
+    abroad = NativeCallGuard()
     with abroad:
         assert not abroad.close(0.0)

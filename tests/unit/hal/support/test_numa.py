@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.balancer.experts.transfer.copy_threads import available_cpus, near_cpus
 from equipoise.hal import registry
-from equipoise.hal.support.numa import UNKNOWN, numa_node
+from equipoise.hal.support.numa import UNKNOWN_NODE, numa_node
 
 
 def tree(root: Path, **lists: str) -> Path:
@@ -25,8 +25,8 @@ def tree(root: Path, **lists: str) -> Path:
         ({4, 5}, 1),
         ({0, 3, 8}, 0),
         ({11}, 12),
-        ({3, 4}, UNKNOWN),
-        ({0, 99}, UNKNOWN),
+        ({3, 4}, UNKNOWN_NODE),
+        ({0, 99}, UNKNOWN_NODE),
     ],
 )
 def test_numa_node_contains_all_allowed_processors(
@@ -38,10 +38,10 @@ def test_numa_node_contains_all_allowed_processors(
 
 
 def test_numa_node_unknown_without_readable_nodes(tmp_path: Path) -> None:
-    assert numa_node(tmp_path / "none") == UNKNOWN
+    assert numa_node(tmp_path / "none") == UNKNOWN_NODE
     (tmp_path / "node0").mkdir()
-    assert numa_node(tmp_path) == UNKNOWN
-    assert numa_node(tree(tmp_path, node1="a-b")) == UNKNOWN
+    assert numa_node(tmp_path) == UNKNOWN_NODE
+    assert numa_node(tree(tmp_path, node1="a-b")) == UNKNOWN_NODE
 
 
 def test_near_cpus_of_cpu_backend_are_all_available() -> None:

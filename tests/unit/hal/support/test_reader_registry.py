@@ -9,7 +9,7 @@ from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role, Stream
-from equipoise.hal.support.slot_access import Readers
+from equipoise.hal.support.slot_access import ReaderRegistry
 
 SOON = 20.0
 
@@ -21,7 +21,7 @@ def cpu() -> Iterator[CpuAccelerator]:
     made.close()
 
 
-def commit(cpu: CpuAccelerator, readers: Readers, writer: Stream, log: list[str]) -> None:
+def commit(cpu: CpuAccelerator, readers: ReaderRegistry, writer: Stream, log: list[str]) -> None:
     held = readers.hold(writer)
     writer.launch(lambda: log.append("commit"))
     done = cpu.event()
@@ -30,7 +30,7 @@ def commit(cpu: CpuAccelerator, readers: Readers, writer: Stream, log: list[str]
 
 
 def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
-    readers, log, gate = Readers(cpu.event), list[str](), threading.Event()
+    readers, log, gate = ReaderRegistry(cpu.event), list[str](), threading.Event()
     reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
     readers.attach(reader)
     reader.launch(lambda: gate.wait(SOON))
@@ -45,7 +45,11 @@ def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
 
 
 def test_stream_is_held_until_all_its_readers_detach(cpu: CpuAccelerator) -> None:
-    readers, reader, writer = Readers(cpu.event), cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
+    readers, reader, writer = (
+        ReaderRegistry(cpu.event),
+        cpu.stream(Role.COMPUTE),
+        cpu.stream(Role.COPY),
+    )
     first, second = readers.attach(reader), readers.attach(reader)
     assert readers.hold(writer) == (reader,)
     first.detach()
@@ -56,13 +60,13 @@ def test_stream_is_held_until_all_its_readers_detach(cpu: CpuAccelerator) -> Non
 
 
 def test_readers_do_not_hold_writer_stream(cpu: CpuAccelerator) -> None:
-    readers, stream = Readers(cpu.event), cpu.stream(Role.COMPUTE)
+    readers, stream = ReaderRegistry(cpu.event), cpu.stream(Role.COMPUTE)
     readers.attach(stream)
     assert readers.hold(stream) == ()
 
 
 def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
-    readers, log = Readers(cpu.event), list[str]()
+    readers, log = ReaderRegistry(cpu.event), list[str]()
     reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
     attached = readers.attach(reader)
     reader.launch(lambda: 1 / 0)
@@ -78,7 +82,7 @@ def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
 def test_writers_wait_for_detached_reader_then_forget_it(
     cpu: CpuAccelerator,
 ) -> None:
-    readers, gate = Readers(cpu.event), threading.Event()
+    readers, gate = ReaderRegistry(cpu.event), threading.Event()
     reader, writers = cpu.stream(Role.COMPUTE), [cpu.stream(Role.COPY), cpu.stream(Role.AUX)]
     attached = readers.attach(reader)
     reader.launch(lambda: gate.wait(SOON))

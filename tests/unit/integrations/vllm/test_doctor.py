@@ -14,14 +14,14 @@ from equipoise.integrations.vllm.doctor import examine
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tested version, and a plugin that it finds."""
-    monkeypatch.delenv(doctor.CHOICE, raising=False)
+    monkeypatch.delenv(doctor.PLUGINS_VARIABLE, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED[0])
+    monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED_VERSIONS[0])
     _points(monkeypatch, "equipoise.integrations.vllm.entry:register")
 
 
 def _points(monkeypatch: pytest.MonkeyPatch, *where: str) -> None:
-    points = EntryPoints(EntryPoint("equipoise", one, doctor.GROUP) for one in where)
+    points = EntryPoints(EntryPoint("equipoise", one, doctor.PLUGIN_GROUP) for one in where)
     monkeypatch.setattr(doctor, "entry_points", lambda group, name: points)
 
 
@@ -35,7 +35,7 @@ def test_doctor_passes_hooks_and_fails_parts_with_missing_symbols() -> None:
     assert told["vLLM"][0]
     assert told["plugin"] == (True, "found by vLLM")
     assert told["hooks"] == (True, "all 2 symbols are there, with their signatures")
-    assert set(compatibility.PARTS) <= set(told)
+    assert set(compatibility.FEATURE_SYMBOLS) <= set(told)
     assert not told["engine"][0]
     assert "vllm.distributed.parallel_state:get_ep_group is missing" in told["engine"][1]
 
@@ -43,16 +43,16 @@ def test_doctor_passes_hooks_and_fails_parts_with_missing_symbols() -> None:
 def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9")
     assert found()["vLLM"] == (False, "9.9 was not tested; tested: 0.32.0")
-    monkeypatch.setenv(compatibility.UNTESTED, "9.9")
+    monkeypatch.setenv(compatibility.UNTESTED_VARIABLE, "9.9")
     assert found()["vLLM"][0]
 
 
 def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(doctor.CHOICE, "other,another")
+    monkeypatch.setenv(doctor.PLUGINS_VARIABLE, "other,another")
     assert found()["plugin"] == (False, "VLLM_PLUGINS=other,another leaves it out")
-    monkeypatch.delenv(doctor.CHOICE)
+    monkeypatch.delenv(doctor.PLUGINS_VARIABLE)
     _points(monkeypatch)
     assert found()["plugin"] == (
         False,

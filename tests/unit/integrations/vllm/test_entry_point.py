@@ -8,17 +8,17 @@ import pytest
 
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm import entry
-from equipoise.integrations.vllm.settings import VARIABLE
+from equipoise.integrations.vllm.settings import SETTINGS_VARIABLE
 
 
 @pytest.fixture(autouse=True)
 def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
     monkeypatch.setattr(sys, "argv", ["serve", "model"])
 
 
 def test_entry_uses_variable_name_of_settings() -> None:
-    assert entry.VARIABLE == VARIABLE
+    assert entry.SETTINGS_VARIABLE == SETTINGS_VARIABLE
 
 
 @pytest.mark.parametrize("how", ["variable", "argument"])
@@ -27,7 +27,7 @@ def test_entry_raises_import_error_when_a_part_is_configured(
 ) -> None:
     monkeypatch.setattr(entry, "PLUGIN", "no_such_module")
     if how == "variable":
-        monkeypatch.setenv(VARIABLE, "{}")
+        monkeypatch.setenv(SETTINGS_VARIABLE, "{}")
     else:
         monkeypatch.setattr(sys, "argv", ["serve", "--additional-config", '{"equipoise": {}}'])
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):

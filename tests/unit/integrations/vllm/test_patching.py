@@ -7,7 +7,12 @@ import pytest
 from helpers.fakes.fake_vllm import engine
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.patching import MARK, Patch, apply, undo
+from equipoise.integrations.vllm.patching import (
+    ORIGINAL_ATTRIBUTE,
+    Patch,
+    apply_patches,
+    undo_patches,
+)
 
 
 class Thing:
@@ -42,17 +47,17 @@ def place() -> dict[str, Any]:
 def test_apply_wraps_original_and_undo_restores_it() -> None:
     with engine(vllm__place=place()) as made:
         there = made["vllm.place"]
-        assert len(apply([CALL, ALONE, FUNCTION])) == 3
+        assert len(apply_patches([CALL, ALONE, FUNCTION])) == 3
         assert there.Thing().call() == there.Thing.alone() == "theirs, then ours"
         assert there.Thing().alone() == there.function() == "theirs, then ours"
-        undo([CALL, ALONE, FUNCTION])
+        undo_patches([CALL, ALONE, FUNCTION])
         assert there.Thing().call() == there.Thing().alone() == there.function() == "theirs"
 
 
 def test_apply_twice_patches_once() -> None:
     with engine(vllm__place=place()) as made:
-        assert apply([CALL]) == ("vllm.place:Thing.call",)
-        assert apply([CALL]) == ()
+        assert apply_patches([CALL]) == ("vllm.place:Thing.call",)
+        assert apply_patches([CALL]) == ()
         assert made["vllm.place"].Thing().call() == "theirs, then ours"
 
 
@@ -60,15 +65,15 @@ def test_apply_patches_nothing_when_one_patch_fails() -> None:
     with engine(vllm__place=place()) as made:
         broken = Patch("vllm.place", "Thing.alone", refusing)
         with pytest.raises(IntegrationError, match=r"place:Thing.alone cannot .*cannot be made"):
-            apply([CALL, FUNCTION, broken])
+            apply_patches([CALL, FUNCTION, broken])
         there = made["vllm.place"]
         assert there.Thing().call() == there.function() == "theirs"
-        assert not hasattr(there.Thing.call, MARK)
+        assert not hasattr(there.Thing.call, ORIGINAL_ATTRIBUTE)
 
 
 def test_apply_refuses_missing_attribute_and_patches_nothing() -> None:
     absent = Patch("vllm.place", "Thing.absent", louder)
     with engine(vllm__place=place()) as made:
         with pytest.raises(IntegrationError, match=r"Thing\.absent"):
-            apply([CALL, absent])
+            apply_patches([CALL, absent])
         assert made["vllm.place"].Thing().call() == "theirs"

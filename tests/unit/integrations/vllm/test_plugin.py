@@ -13,8 +13,8 @@ from helpers.fakes.fake_vllm import CONFIGURATION, WORKERS, configuration, engin
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import compatibility, plugin
 from equipoise.integrations.vllm.compatibility import Symbol
-from equipoise.integrations.vllm.patching import MARK
-from equipoise.integrations.vllm.settings import KEY, VARIABLE
+from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE
+from equipoise.integrations.vllm.settings import SETTINGS_KEY, SETTINGS_VARIABLE
 
 NOTHING = {"DefaultEplbPolicy": object(), "EPLB_POLICIES": {}}
 
@@ -44,9 +44,9 @@ class Extended(Worker):
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tested version, whose parts have all they need, and nothing in the environment."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED[0])
-    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.PARTS, ()))
+    monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
+    monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED_VERSIONS[0])
+    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.FEATURE_SYMBOLS, ()))
 
 
 def created(config: Any) -> Any:
@@ -64,17 +64,17 @@ def test_plugin_leaves_config_unchanged_without_settings() -> None:
 
 
 def test_plugin_sets_worker_extension_when_part_is_configured() -> None:
-    config = created(configuration({KEY: {"engine": True}}, enable_eplb=True))
-    assert config.parallel_config.worker_extension_cls == plugin.EXTENSION
+    config = created(configuration({SETTINGS_KEY: {"engine": True}}, enable_eplb=True))
+    assert config.parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 def test_plugin_copies_environment_settings_into_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = {"handover": True}
-    monkeypatch.setenv(VARIABLE, json.dumps(asked))
+    monkeypatch.setenv(SETTINGS_VARIABLE, json.dumps(asked))
     config = created(configuration({}, pipeline_parallel_size=2))
-    assert config.additional_config == {KEY: asked}
+    assert config.additional_config == {SETTINGS_KEY: asked}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     part: str, parallel: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(IntegrationError, match=said):
-        created(configuration({KEY: {part: True}}, **parallel))
+        created(configuration({SETTINGS_KEY: {part: True}}, **parallel))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_plugin_refuses_part_that_would_have_no_effect(
 def test_plugin_refuses_engine_with_unsupported_vllm_options(
     where: str, changed: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configuration({KEY: {"engine": True}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"engine": True}}, enable_eplb=True)
     vars(getattr(config, where) if where else config).update(changed)
     with pytest.raises(IntegrationError, match=said):
         created(config)
     if "NCCL" in said:
         monkeypatch.setenv("NCCL_MAX_CTAS", "8")
-        assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
+        assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
 def test_plugin_takes_only_communicator_of_device(
     device: str, options: dict[str, str], said: str | None
 ) -> None:
-    config = configuration({KEY: {"engine": options or True}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"engine": options or True}}, enable_eplb=True)
     config.device_config.device_type = device
     with nullcontext() if said is None else pytest.raises(IntegrationError, match=said):
         created(config)
 
 
 def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
-    settings = {KEY: {"engine": {"communicator": "gloo"}}}
+    settings = {SETTINGS_KEY: {"engine": {"communicator": "gloo"}}}
     config = configuration(settings, enable_eplb=True, all2all_backend="deepep_low_latency")
-    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
+    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
 def test_plugin_refuses_v1_runner_that_leaves_steps_out(
     runner: str, parallel: dict[str, int], refused: bool
 ) -> None:
-    config = configuration({KEY: {"engine": True}}, enable_eplb=True, **parallel)
+    config = configuration({SETTINGS_KEY: {"engine": True}}, enable_eplb=True, **parallel)
     config.model_config.runner_type = runner
     assert created(config) is config, "the second model runner counts every forward"
     config.use_v2_model_runner = False
@@ -170,7 +170,7 @@ def test_plugin_refuses_v1_runner_that_leaves_steps_out(
 @pytest.mark.parametrize("part", ["engine", "handover"])
 def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     several = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
-    config = configuration({KEY: {part: True}}, enable_eplb=True, **several)
+    config = configuration({SETTINGS_KEY: {part: True}}, enable_eplb=True, **several)
     assert created(config) is config
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     with pytest.raises(IntegrationError, match="Ray's compiled graph"):
@@ -189,7 +189,7 @@ def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.Monkey
 def test_plugin_refuses_exact_shares_with_captured_forwards(
     shares: str, mode: Graphs | None, refused: bool
 ) -> None:
-    config = configuration({KEY: {"engine": {"shares": shares}}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"engine": {"shares": shares}}}, enable_eplb=True)
     config.compilation_config.cudagraph_mode = mode
     wanted = pytest.raises(IntegrationError, match="--enforce-eager") if refused else nullcontext()
     with wanted:
@@ -198,27 +198,27 @@ def test_plugin_refuses_exact_shares_with_captured_forwards(
 
 def test_plugin_refuses_unknown_settings() -> None:
     with pytest.raises(ConfigError, match="unknown engin"):
-        created(configuration({KEY: {"engin": True}}))
+        created(configuration({SETTINGS_KEY: {"engin": True}}))
 
 
 def test_plugin_refuses_untested_version_and_names_tested_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
-    config = configuration({KEY: {"handover": True}}, pipeline_parallel_size=2)
+    config = configuration({SETTINGS_KEY: {"handover": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0\)"):
         created(config)
     assert config.parallel_config.worker_extension_cls == ""
-    monkeypatch.setenv(compatibility.UNTESTED, "9.9.9")
-    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
+    monkeypatch.setenv(compatibility.UNTESTED_VARIABLE, "9.9.9")
+    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 def test_plugin_names_missing_symbol_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = Symbol("vllm.place", "Thing.call", "self")
-    monkeypatch.setitem(compatibility.PARTS, "handover", (wanted,))
-    config = configuration({KEY: {"handover": True}}, pipeline_parallel_size=2)
+    monkeypatch.setitem(compatibility.FEATURE_SYMBOLS, "handover", (wanted,))
+    config = configuration({SETTINGS_KEY: {"handover": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vllm\.place:Thing\.call is missing"):
         created(config)
     assert config.parallel_config.worker_extension_cls == ""
@@ -226,7 +226,7 @@ def test_plugin_names_missing_symbol_and_changes_nothing(
 
 def test_plugin_refuses_to_replace_foreign_worker_extension() -> None:
     theirs = configuration(
-        {KEY: {"engine": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
+        {SETTINGS_KEY: {"engine": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
     )
     with pytest.raises(IntegrationError, match=r"json\.JSONDecoder: a worker takes one extension"):
         created(theirs)
@@ -241,7 +241,7 @@ def test_plugin_stays_off_when_hook_is_missing(
         with caplog.at_level(logging.WARNING):
             plugin.register()
         assert "create_engine_config is missing; it stays switched off" in caplog.text
-        monkeypatch.setenv(VARIABLE, "{}")
+        monkeypatch.setenv(SETTINGS_VARIABLE, "{}")
         with pytest.raises(EngineUnsupported, match="create_engine_config is missing"):
             plugin.register()
         assert made[WORKERS].WorkerWrapperBase.init_device is before
@@ -262,7 +262,7 @@ def test_worker_hook_initialises_extension_after_device() -> None:
     assert (worker.devices, worker.inits) == (1, 1)
 
 
-@pytest.mark.parametrize("before", [SimpleNamespace(**{MARK: "theirs"}), "theirs"])
+@pytest.mark.parametrize("before", [SimpleNamespace(**{ORIGINAL_ATTRIBUTE: "theirs"}), "theirs"])
 def test_worker_hook_without_extension_restores_stock_policy(before: object) -> None:
     """Ours, of an engine before, knows what it replaced; one that is not ours stays."""
     policies: dict[str, Any] = {"default": before}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from equipoise.hal.errors import ConfigError
 from equipoise.integrations.vllm.settings import (
-    KEY,
-    VARIABLE,
-    EngineSettings,
-    settings_of,
+    SETTINGS_KEY,
+    SETTINGS_VARIABLE,
+    EplbSettings,
+    parse_settings,
 )
 
 JSON = st.recursive(
@@ -28,7 +28,7 @@ GIVEN = st.dictionaries(PARTS, JSON | st.dictionaries(OPTIONS, JSON, max_size=2)
 def said_of(value: Any) -> str | None:
     """Of settings that are refused, why; None of those that are understood."""
     try:
-        found = settings_of({KEY: value}, {})
+        found = parse_settings({SETTINGS_KEY: value}, {})
     except ConfigError as error:
         return str(error)
     assert found is None or found.parts
@@ -38,47 +38,48 @@ def said_of(value: Any) -> str | None:
 @given(GIVEN | JSON)
 def test_settings_are_parsed_or_refused_by_name(given_: Any) -> None:
     found = said_of(given_)
-    assert found is None or KEY in found or "engine plans by itself" in found
+    assert found is None or SETTINGS_KEY in found or "engine plans by itself" in found
 
 
 @pytest.mark.parametrize(
-    "additional", [None, {}, {"other": 1}, {KEY: None}, {KEY: False}, {KEY: {}}, 7]
+    "additional",
+    [None, {}, {"other": 1}, {SETTINGS_KEY: None}, {SETTINGS_KEY: False}, {SETTINGS_KEY: {}}, 7],
 )
 def test_settings_are_none_when_nothing_is_configured(additional: Any) -> None:
-    assert settings_of(additional, {}) is None
+    assert parse_settings(additional, {}) is None
 
 
 def test_settings_part_takes_true_or_options() -> None:
-    found = settings_of(
-        {KEY: {"engine": {"shares": "exact"}, "handover": True, "policy": False}}, {}
+    found = parse_settings(
+        {SETTINGS_KEY: {"engine": {"shares": "exact"}, "handover": True, "policy": False}}, {}
     )
     assert found is not None
     assert found.parts == ("engine", "handover")
-    assert found.engine == EngineSettings(shares="exact")
+    assert found.engine == EplbSettings(shares="exact")
 
 
 def test_settings_routing_takes_a_policy_name() -> None:
-    found = settings_of({KEY: {"routing": "br0"}}, {})
+    found = parse_settings({SETTINGS_KEY: {"routing": "br0"}}, {})
     assert found is not None
     assert found.routing is not None
     assert found.routing.policy == "br0"
 
 
 def test_settings_environment_applies_only_without_config() -> None:
-    environment = {VARIABLE: json.dumps({"policy": True})}
-    by_environment = settings_of({}, environment)
+    environment = {SETTINGS_VARIABLE: json.dumps({"policy": True})}
+    by_environment = parse_settings({}, environment)
     assert by_environment is not None
     assert by_environment.parts == ("policy",)
-    assert settings_of({KEY: {"handover": True}}, environment) == settings_of(
-        {KEY: {"handover": True}}, {}
+    assert parse_settings({SETTINGS_KEY: {"handover": True}}, environment) == parse_settings(
+        {SETTINGS_KEY: {"handover": True}}, {}
     )
-    assert settings_of({KEY: False}, environment) is None
-    assert settings_of({}, {VARIABLE: " "}) is None
+    assert parse_settings({SETTINGS_KEY: False}, environment) is None
+    assert parse_settings({}, {SETTINGS_VARIABLE: " "}) is None
 
 
 def test_settings_refuse_invalid_json_in_environment() -> None:
     with pytest.raises(ConfigError, match="EQUIPOISE_VLLM is no JSON"):
-        settings_of({}, {VARIABLE: "engine"})
+        parse_settings({}, {SETTINGS_VARIABLE: "engine"})
 
 
 @pytest.mark.parametrize(
@@ -101,10 +102,10 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
     ],
 )
 def test_settings_refuse_wrong_option_and_name_its_part(part: str, options: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"{KEY}.{part}.*{said}"):
-        settings_of({KEY: {part: options}}, {})
+    with pytest.raises(ConfigError, match=f"{SETTINGS_KEY}.{part}.*{said}"):
+        parse_settings({SETTINGS_KEY: {part: options}}, {})
 
 
 def test_settings_refuse_policy_together_with_engine() -> None:
     with pytest.raises(ConfigError, match="switch on `policy` or `engine`"):
-        settings_of({KEY: {"policy": True, "engine": True}}, {})
+        parse_settings({SETTINGS_KEY: {"policy": True, "engine": True}}, {})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.fakes.fake_vllm import engine
 
-from equipoise.integrations.vllm.compatibility import Symbol, problems, signature_of
+from equipoise.integrations.vllm.compatibility import Symbol, signature_of, symbol_problems
 
 
 def shown(a: int, /, b: int = 1, *rest: int, c: int, d: int = 2, **more: int) -> None:
@@ -40,7 +40,7 @@ def test_signature_of_renders_names_defaults_and_stars() -> None:
 )
 def test_problems_name_missing_or_changed_symbol(symbol: Symbol, said: str) -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7}):
-        (problem,) = problems([symbol, Symbol("vllm.place", "Thing.call", "self, a")])
+        (problem,) = symbol_problems([symbol, Symbol("vllm.place", "Thing.call", "self, a")])
     assert re.search(said, problem)
 
 
@@ -50,7 +50,7 @@ class Thing:
 
 def test_problems_are_empty_for_expected_symbols() -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7, "held": SimpleNamespace(x=1)}):
-        found = problems(
+        found = symbol_problems(
             [
                 Symbol("vllm.place", "Thing.call", "self, a"),
                 Symbol("vllm.place", "Thing.call"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.worker_context import open_site
+from equipoise.integrations.vllm.worker_context import open_worker_context
 
 GROUP: Any = None  # nobody is met before the device and the communicator are known
 
@@ -23,4 +23,4 @@ def test_site_refuses_communicator_of_other_device(
     device: str, communicator: str | None, said: str
 ) -> None:
     with pytest.raises(IntegrationError, match=said):
-        open_site(GROUP, torch.device(device), 1.0, communicator)
+        open_worker_context(GROUP, torch.device(device), 1.0, communicator)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from equipoise.integrations.vllm.eplb.install import NAME, POLICIES
-from equipoise.integrations.vllm.patching import MARK
+from equipoise.integrations.vllm.eplb.install import POLICY_MODULE, POLICY_NAME
+from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE
 from equipoise.integrations.vllm.settings import Settings
-from equipoise.integrations.vllm.worker_extension import enter
+from equipoise.integrations.vllm.worker_extension import enable_features
 
 
 def policies(monkeypatch: pytest.MonkeyPatch, **installed: Any) -> dict[str, Any]:
     """The engine's table of policies, with one that an engine before has put there."""
-    module: Any = ModuleType(POLICIES)
-    module.EPLB_POLICIES = {NAME: SimpleNamespace(**installed)}
-    monkeypatch.setitem(sys.modules, POLICIES, module)
+    module: Any = ModuleType(POLICY_MODULE)
+    module.EPLB_POLICIES = {POLICY_NAME: SimpleNamespace(**installed)}
+    monkeypatch.setitem(sys.modules, POLICY_MODULE, module)
     found: dict[str, Any] = module.EPLB_POLICIES
     return found
 
@@ -24,15 +24,15 @@ def policies(monkeypatch: pytest.MonkeyPatch, **installed: Any) -> dict[str, Any
 def test_worker_without_parts_restores_stock_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = policies(monkeypatch, **{MARK: "stock"})
-    parts = enter(SimpleNamespace(), Settings())
-    assert found == {NAME: "stock"}
+    found = policies(monkeypatch, **{ORIGINAL_ATTRIBUTE: "stock"})
+    parts = enable_features(SimpleNamespace(), Settings())
+    assert found == {POLICY_NAME: "stock"}
     assert parts.placement() is None
     parts.close()
-    assert found == {NAME: "stock"}
+    assert found == {POLICY_NAME: "stock"}
 
 
 def test_worker_without_parts_keeps_third_party_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = policies(monkeypatch, theirs=True)
-    enter(SimpleNamespace(), Settings()).close()
-    assert found[NAME].theirs
+    enable_features(SimpleNamespace(), Settings()).close()
+    assert found[POLICY_NAME].theirs

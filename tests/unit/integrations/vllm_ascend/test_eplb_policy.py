@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import PlacementError
-from equipoise.integrations.vllm.settings import PolicySettings
-from equipoise.integrations.vllm_ascend.eplb_policy import TablePolicy, Tally
+from equipoise.integrations.vllm.settings import EplbPolicySettings
+from equipoise.integrations.vllm_ascend.eplb_policy import AscendEplbPolicy, SharedCounters
 
 Ints = layouts.Ints
 
 
-def policy(**settings: float) -> tuple[TablePolicy, Tally]:
-    tally = Tally()
-    return TablePolicy(PolicySettings(**settings), tally), tally
+def policy(**settings: float) -> tuple[AscendEplbPolicy, SharedCounters]:
+    tally = SharedCounters()
+    return AscendEplbPolicy(EplbPolicySettings(**settings), tally), tally
 
 
 def by_slot(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
@@ -110,7 +110,7 @@ def test_policy_refuses_change_of_group_size() -> None:
 
 
 def test_tally_counts_of_forked_process_are_visible() -> None:
-    tally = Tally()
+    tally = SharedCounters()
     process = get_context("fork").Process(target=tally.add, args=("policy_moves", 7))
     process.start()
     process.join(30)

@@ -8,7 +8,7 @@ from helpers.fakes.fake_vllm import configuration
 from equipoise.hal.errors import EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import plugin
 from equipoise.integrations.vllm.compatibility import Release
-from equipoise.integrations.vllm.settings import KEY, VARIABLE, settings_of
+from equipoise.integrations.vllm.settings import SETTINGS_KEY, SETTINGS_VARIABLE, parse_settings
 from equipoise.integrations.vllm_ascend import compatibility, doctor
 
 WORKER = "equipoise.integrations.vllm_ascend.Worker"
@@ -18,15 +18,17 @@ BALANCING = {"eplb_config": {"dynamic_eplb": True}}
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tested release, whose front end has all that a part needs."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
     monkeypatch.setattr(Release, "installed", lambda release: release.tested[0])
-    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT, ()))
+    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT_END_SYMBOLS, ()))
 
 
 def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
     """The configuration, as the plugin leaves it."""
-    config = configuration({KEY: parts, **additional}, **{"worker_cls": WORKER, **parallel})
-    settings = settings_of(config.additional_config, {})
+    config = configuration(
+        {SETTINGS_KEY: parts, **additional}, **{"worker_cls": WORKER, **parallel}
+    )
+    settings = parse_settings(config.additional_config, {})
     assert settings is not None
     plugin.prepare(config, settings)
     return config
@@ -69,7 +71,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
 )
 def test_plugin_accepts_policy_when_expert_balancing_is_on(additional: Any, parallel: Any) -> None:
     config = prepared({"policy": True}, additional, **parallel)
-    assert config.additional_config[KEY] == {"policy": True}
+    assert config.additional_config[SETTINGS_KEY] == {"policy": True}
 
 
 def test_plugin_refuses_engine_part_with_reason() -> None:
@@ -83,7 +85,7 @@ def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
     assert told["vLLM"] == (True, "0.23.0, which was tested")
     assert not told["worker"][0]
     assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in told["worker"][1]
-    assert told["engine"] == (None, compatibility.REFUSED["engine"])
+    assert told["engine"] == (None, compatibility.UNSUPPORTED_FEATURES["engine"])
 
 
 def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:

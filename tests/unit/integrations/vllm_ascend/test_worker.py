@@ -14,7 +14,7 @@ from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationErro
 from equipoise.integrations import vllm_ascend
 from equipoise.integrations.vllm.compatibility import Release
 from equipoise.integrations.vllm.pp import transport
-from equipoise.integrations.vllm.settings import KEY, VARIABLE
+from equipoise.integrations.vllm.settings import SETTINGS_KEY, SETTINGS_VARIABLE
 from equipoise.integrations.vllm_ascend import compatibility, eplb_policy
 from equipoise.integrations.vllm_ascend.worker import worker_class
 
@@ -24,10 +24,10 @@ BALANCING = {"eplb_config": {"dynamic_eplb": True}}
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tested release, whose parts have all that they need."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
     monkeypatch.setattr(Release, "installed", lambda release: release.tested[0])
-    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.PARTS, ()))
-    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT, ()))
+    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.FEATURE_SYMBOLS, ()))
+    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT_END_SYMBOLS, ()))
     worker_class.cache_clear()
     with ascend():
         yield
@@ -36,7 +36,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def made(parts: Any, **parallel: Any) -> Any:
     """A worker that has been asked for `parts`."""
-    config = configuration({KEY: parts, **BALANCING}, **parallel)
+    config = configuration({SETTINGS_KEY: parts, **BALANCING}, **parallel)
     return vllm_ascend.Worker(config, 0, 0, "", is_driver_worker=True)
 
 
@@ -133,7 +133,7 @@ def test_worker_refuses_untested_release_unless_allowed(
     ):
         made({"policy": True})
     monkeypatch.setenv(compatibility.RELEASE.untested, "0.30.0")
-    monkeypatch.setenv(compatibility.BESIDE.untested, "0.30.0")
+    monkeypatch.setenv(compatibility.VLLM_RELEASE.untested, "0.30.0")
     assert made({"policy": True}).done == ["init"]
 
 

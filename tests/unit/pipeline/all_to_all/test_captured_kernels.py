@@ -20,11 +20,15 @@ from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.accelerator import Accelerator, Backend
 from equipoise.hal.errors import ExchangeError
 from equipoise.hal.stream import Role, Stream
-from equipoise.pipeline.all_to_all.fixed_capacity import Combined, Dispatched, FixedExchange
-from equipoise.pipeline.all_to_all.formats import Arrivals, Batch
-from equipoise.pipeline.all_to_all.kernels import CapturedKernels, Room
-from equipoise.pipeline.all_to_all.status import Fitted, Overflowed, judge
-from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_memory
+from equipoise.pipeline.all_to_all.fixed_capacity import (
+    FixedCapacityExchange,
+    FixedCombineHandle,
+    FixedDispatchHandle,
+)
+from equipoise.pipeline.all_to_all.formats import Batch, ReceivedRows
+from equipoise.pipeline.all_to_all.kernels import BufferSet, CapturedKernels
+from equipoise.pipeline.all_to_all.status import StepFitted, StepOverflowed, read_outcome
+from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels, device_allocator
 
 BACKENDS: tuple[Backend, ...] = (BACKEND, VirtualBackend())
 
@@ -51,7 +55,7 @@ class Captured:
         form = case.form()
         self.case, self.rank = case, rank
         self.stream = accelerator.stream(Role.COMPUTE)
-        self.kernels = make(form, TableWire(table, rank), device_memory(accelerator.device))
+        self.kernels = make(form, TableWire(table, rank), device_allocator(accelerator.device))
         self.room = self.kernels.rooms[1]
         self.tokens = len(case.steps[0][0][rank])
         self.batch = Batch(
@@ -91,7 +95,7 @@ class Captured:
         self.stream.launch(partial(self.compute, self.room.arrivals))
         self.kernels.pack_results(self.rows, self.room, self.stream)
 
-    def compute(self, arrivals: Arrivals) -> None:
+    def compute(self, arrivals: ReceivedRows) -> None:
         given = [arrivals.gather(n) for n in range(len(self.case.payloads))]
         slots = arrivals.slots + self.rank * self.case.per_rank
         self.rows.copy_(oracle.expert(given, self.case.experts_of(slots), self.case.result))
@@ -119,7 +123,7 @@ def steps(draw: st.DrawFn) -> list[list[list[Grid]]]:
 class Hasty(TorchKernels):
     """Sorts when it is asked to, not when the stream comes to it."""
 
-    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         found = replace(batch, slots=batch.slots.clone())
         super().pack_rows(found, room, stream)
 
@@ -162,8 +166,8 @@ def test_exchange_kernels_that_sort_off_stream_are_rejected() -> None:
 
 def _differences(case: Case, step: int, rank: Captured) -> list[str]:
     over, fits = oracle.excess(case, step), oracle.excess(case, step) == oracle.Excess(0, 0)
-    expected = Fitted(0) if fits else Overflowed(over.rows, over.results)
-    found = [f"step {step}: words"] * (judge([rank.room.words.tolist()]) != expected)
+    expected = StepFitted(0) if fits else StepOverflowed(over.rows, over.results)
+    found = [f"step {step}: words"] * (read_outcome([rank.room.words.tolist()]) != expected)
     rank.room.words.zero_()
     if fits:
         results = rank.room.results[: rank.tokens].contiguous()
@@ -179,19 +183,19 @@ class Served:
     def __init__(self, accelerator: Accelerator, case: Case, table: Table, rank: int) -> None:
         self.inner = Captured(accelerator, case, table, rank)
         self.kernels = CapturedKernels(self.inner.kernels, accelerator.graph, MOST)
-        self.exchange = FixedExchange(case.form(), self.kernels, accelerator)
+        self.exchange = FixedCapacityExchange(case.form(), self.kernels, accelerator)
 
-    def dispatch(self, step: int) -> Dispatched:
+    def dispatch(self, step: int) -> FixedDispatchHandle:
         self.inner.fill(step)
         return self.exchange.dispatch(self.inner.batch, self.inner.stream)
 
-    def combine(self, sent: Dispatched) -> Combined:
+    def combine(self, sent: FixedDispatchHandle) -> FixedCombineHandle:
         rank, stream = self.inner, self.inner.stream
         arrivals = sent.wait(stream)
         stream.launch(lambda: rank.compute(arrivals))
         return sent.combine(rank.rows, stream)
 
-    def take(self, back: Combined, into: list[Tensor]) -> None:
+    def take(self, back: FixedCombineHandle, into: list[Tensor]) -> None:
         stream = self.inner.stream
         results = back.wait(stream)
         stream.launch(lambda: into.append(results.clone()))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.errors import ExchangeMisuse
 from equipoise.hal.stream import Role
-from equipoise.pipeline.all_to_all.fixed_capacity import FixedExchange
-from equipoise.pipeline.all_to_all.status import Fitted, Overflowed
+from equipoise.pipeline.all_to_all.fixed_capacity import FixedCapacityExchange
+from equipoise.pipeline.all_to_all.status import StepFitted, StepOverflowed
 from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
-from equipoise.pipeline.all_to_all.transport import WholeGroup
+from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 
 
 def refused(at: Bench, verb: Callable[[], object], what: str) -> None:
@@ -78,14 +78,14 @@ def test_exchange_read_needs_every_dispatch_waited_for() -> None:
     at.dispatch(0)
     refused(at, lambda: at.exchange.read(at.stream()), "not been waited for")
     at.sent[0].wait(at.stream())
-    assert at.exchange.read(at.stream()).result(SOON) == Fitted(0)
+    assert at.exchange.read(at.stream()).result(SOON) == StepFitted(0)
 
 
 def test_exchange_reading_overwritten_by_later_one_is_refused() -> None:
     at = bench()
     early, late = at.exchange.read(at.stream()), at.exchange.read(at.stream())
     refused(at, lambda: early.result(SOON), "reading 1 was overwritten by reading 2")
-    assert late.result(SOON) == Fitted(0)
+    assert late.result(SOON) == StepFitted(0)
 
 
 def test_batch_waits_may_repeat_on_any_stream() -> None:
@@ -121,7 +121,7 @@ def test_exchange_abandon_frees_rooms_and_ends_handles(verbs: int) -> None:
 
 def test_exchange_abandon_forgets_overflow_words() -> None:
     at = bench(replace(CASE, capacity=1, result_capacity=4))
-    for number, verdict in ((0, Overflowed(1, 0)), (1, Fitted(0))):
+    for number, verdict in ((0, StepOverflowed(1, 0)), (1, StepFitted(0))):
         at.dispatch(number)
         at.sent[number].wait(at.stream())
         at.combine(number)
@@ -133,7 +133,7 @@ def test_exchange_abandon_forgets_overflow_words() -> None:
     at.exchange.abandon(at.stream(3), SOON)
     at.dispatch(1)
     at.sent[1].wait(at.stream())
-    assert at.exchange.read(at.stream()).result(SOON) == Fitted(0)
+    assert at.exchange.read(at.stream()).result(SOON) == StepFitted(0)
 
 
 def test_stream_computes_while_dispatched_batches_travel() -> None:
@@ -142,9 +142,11 @@ def test_stream_computes_while_dispatched_batches_travel() -> None:
     group, accelerator = world.fabric(0).open("experts"), world.accelerator(0)
     world.fabric(1).open("experts")  # the peer does not come
     kernels = TorchKernels(
-        case.form(), WholeGroup(group, accelerator, SOON), lambda n: world.empty(0, n).zero_()
+        case.form(),
+        AllRanksTransport(group, accelerator, SOON),
+        lambda n: world.empty(0, n).zero_(),
     )
-    exchange = FixedExchange(case.form(), kernels, accelerator)
+    exchange = FixedCapacityExchange(case.form(), kernels, accelerator)
     script = Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n))
     stream, ran = accelerator.stream(Role.COMPUTE), list[str]()
     first = exchange.dispatch(script.batch(0, 0), stream)
@@ -160,12 +162,12 @@ def test_stream_computes_while_dispatched_batches_travel() -> None:
 def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
     world = VirtualBackend().alone()
     accelerator, stream = world.accelerator(0), world.accelerator(0).stream(Role.COMPUTE)
-    wire = WholeGroup(world.fabric(0).open("experts"), accelerator, SOON)
+    wire = AllRanksTransport(world.fabric(0).open("experts"), accelerator, SOON)
     scripts = []
     for steps in ([[[[[0, 1]]]]], [[[[[1, 1], [0, 9], [0, 1]]]]]):
         case = replace(CASE, steps=steps)
         kernels = TorchKernels(case.form(), wire, lambda n: world.empty(0, n).zero_())
-        exchange = FixedExchange(case.form(), kernels, accelerator)
+        exchange = FixedCapacityExchange(case.form(), kernels, accelerator)
         scripts.append(Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
     sent = [script.exchange.dispatch(script.batch(0, 0), stream) for script in scripts * 2]
     for script, one in zip(scripts * 2, sent, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.hal.stream import Event, Role
 from equipoise.pipeline.all_to_all.formats import Batch
-from equipoise.pipeline.all_to_all.kernels import Room
+from equipoise.pipeline.all_to_all.kernels import BufferSet
 from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
 from equipoise.pipeline.all_to_all.transport import active_mask
 
@@ -44,12 +44,12 @@ class Inline:
 class Curious(TorchKernels):
     """Asks whether there is anything to send."""
 
-    def _pack_rows(self, batch: Batch, room: Room) -> None:
+    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         if int((batch.slots < self._form.slots).sum()):
             super()._pack_rows(batch, room)
 
 
-def run(make: type[TorchKernels], tokens: int) -> Room:
+def run(make: type[TorchKernels], tokens: int) -> BufferSet:
     """All four programs, one after another."""
     kernels, stream = make(FORM, TableWire(Table(3), 0), _without_values), Inline()
     batch = Batch(

@@ -11,7 +11,7 @@ from exploration.exchange.single_rank import CASE, SOON, Bench, bench
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.errors import ExchangeError
 from equipoise.pipeline.all_to_all.formats import ExchangeFormat, RowFormat
-from equipoise.pipeline.all_to_all.transport import ActiveRanks
+from equipoise.pipeline.all_to_all.transport import ActiveRanksTransport
 
 
 def batch_with(**other: Any) -> Callable[[Bench], object]:
@@ -71,8 +71,8 @@ def test_active_ranks_must_be_of_the_group_and_include_this_rank() -> None:
     group, accelerator = world.fabric(0).open("experts"), world.accelerator(0)
     for active in ([1], [0, 2], [-1, 0]):
         with pytest.raises(ExchangeError, match="active ranks"):
-            ActiveRanks(group, accelerator, SOON, active)
-    assert ActiveRanks(group, accelerator, SOON, [0]).active == (True, False)
+            ActiveRanksTransport(group, accelerator, SOON, active)
+    assert ActiveRanksTransport(group, accelerator, SOON, [0]).active == (True, False)
 
 
 def test_exchange_format_ample_has_no_overflow() -> None:

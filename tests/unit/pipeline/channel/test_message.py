@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.errors import MessageMismatch, ShapeClassError
-from equipoise.pipeline.channel.buffers import Buffer
+from equipoise.pipeline.channel.buffers import TrackedBuffer
 from equipoise.pipeline.channel.message import (
     ALIGNMENT,
     HEADER_BYTES,
-    WORDS,
+    HEADER_WORDS,
     Header,
-    layout_of,
+    message_layout,
     read_header,
     unpack,
 )
 from equipoise.pipeline.channel.schema import (
-    Field,
+    MessageSchema,
     RowField,
-    ShapeClass,
-    Split,
-    Template,
-    shape_class,
+    SchemaTemplate,
+    SliceMode,
+    TensorField,
+    schema_of,
 )
 
 DTYPES = [
@@ -36,11 +36,11 @@ DTYPES = [
     torch.float64,
 ]
 FIELDS = st.builds(
-    Field,
+    TensorField,
     st.text(max_size=4),
     st.lists(st.integers(0, 5), max_size=3).map(tuple),
     st.sampled_from(DTYPES),
-    st.sampled_from(Split),
+    st.sampled_from(SliceMode),
 )
 CONSTANTS = st.lists(
     st.tuples(st.text("xyz", min_size=5, max_size=6), st.none() | st.integers() | st.text()),
@@ -48,7 +48,7 @@ CONSTANTS = st.lists(
     unique_by=lambda pair: pair[0],
 )
 CLASSES = st.builds(
-    ShapeClass,
+    MessageSchema,
     st.lists(FIELDS, max_size=4, unique_by=lambda field: field.name).map(tuple),
     CONSTANTS.map(tuple),
 )
@@ -56,13 +56,13 @@ NUMBERS = st.integers(0, 2**62)
 
 
 @given(CLASSES)
-def test_shape_class_survives_serialisation(one: ShapeClass) -> None:
-    assert ShapeClass.from_bytes(one.to_bytes()) == one
+def test_shape_class_survives_serialisation(one: MessageSchema) -> None:
+    assert MessageSchema.from_bytes(one.to_bytes()) == one
     assert 0 <= one.digest < 2**63
 
 
 @given(CLASSES, CLASSES)
-def test_shape_class_digest_identifies_class(one: ShapeClass, other: ShapeClass) -> None:
+def test_shape_class_digest_identifies_class(one: MessageSchema, other: MessageSchema) -> None:
     assert (one.digest == other.digest) == (one == other)
 
 
@@ -81,27 +81,29 @@ def test_shape_class_digest_identifies_class(one: ShapeClass, other: ShapeClass)
 )
 def test_shape_class_refuses_invalid_description(text: bytes) -> None:
     with pytest.raises(ShapeClassError):
-        ShapeClass.from_bytes(text)
+        MessageSchema.from_bytes(text)
 
 
 def test_shape_class_accepts_only_tensors_and_constants() -> None:
-    found = shape_class({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
+    found = schema_of({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
     assert found.fields == (
-        Field("a", (2, 3), torch.float32, Split.SLICED),
-        Field("b", (), torch.float32),
+        TensorField("a", (2, 3), torch.float32, SliceMode.SLICED),
+        TensorField("b", (), torch.float32),
     )
     assert found.constants == (("n", 3),)
     with pytest.raises(ShapeClassError, match="neither tensor nor constant"):
-        shape_class({"a": [1, 2]})  # type: ignore[dict-item]
+        schema_of({"a": [1, 2]})  # type: ignore[dict-item]
     with pytest.raises(ShapeClassError, match="cannot be sliced"):
-        shape_class({"a": torch.zeros(1)}, sliced=("b",))
+        schema_of({"a": torch.zeros(1)}, sliced=("b",))
     with pytest.raises(ShapeClassError, match="more than once"):
-        ShapeClass((Field("a", (1,), torch.uint8), Field("a", (2,), torch.uint8)))
+        MessageSchema((TensorField("a", (1,), torch.uint8), TensorField("a", (2,), torch.uint8)))
 
 
 @given(CLASSES, st.integers(1, 4))
-def test_message_layout_keeps_parts_apart_aligned_and_inside(one: ShapeClass, parts: int) -> None:
-    made = layout_of(one, parts)
+def test_message_layout_keeps_parts_apart_aligned_and_inside(
+    one: MessageSchema, parts: int
+) -> None:
+    made = message_layout(one, parts)
     end = HEADER_BYTES
     for place in made.places:
         assert place.offset >= end
@@ -113,8 +115,8 @@ def test_message_layout_keeps_parts_apart_aligned_and_inside(one: ShapeClass, pa
 
 
 @given(CLASSES, st.integers(2, 3))
-def test_message_layout_keeps_gathered_tensors_apart(one: ShapeClass, parts: int) -> None:
-    made = layout_of(one, parts)
+def test_message_layout_keeps_gathered_tensors_apart(one: MessageSchema, parts: int) -> None:
+    made = message_layout(one, parts)
     end = HEADER_BYTES * parts
     for place in made.sliced:
         assert place.gathered_at >= end
@@ -124,8 +126,8 @@ def test_message_layout_keeps_gathered_tensors_apart(one: ShapeClass, parts: int
 
 
 @given(CLASSES)
-def test_message_unpack_returns_packed_tensors(one: ShapeClass) -> None:
-    made = layout_of(one)
+def test_message_unpack_returns_packed_tensors(one: MessageSchema) -> None:
+    made = message_layout(one)
     message = torch.zeros(made.nbytes, dtype=torch.uint8)
     values = {field.name: _values(field) for field in one.fields}
     for place in made.places:
@@ -137,14 +139,14 @@ def test_message_unpack_returns_packed_tensors(one: ShapeClass) -> None:
 
 @given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 def test_message_header_survives_round_trip(header: Header) -> None:
-    words = torch.zeros(1, WORDS, dtype=torch.int64)
+    words = torch.zeros(1, HEADER_WORDS, dtype=torch.int64)
     header.write(words.numpy().data)
     assert read_header(words[0].tolist(), "edge") == header
 
 
 @given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), st.integers(0, 511))
 def test_message_header_with_flipped_bit_is_refused(header: Header, bit: int) -> None:
-    words = torch.zeros(1, WORDS, dtype=torch.int64)
+    words = torch.zeros(1, HEADER_WORDS, dtype=torch.int64)
     header.write(words.numpy().data)
     words.view(torch.uint8)[0, bit // 8] ^= 1 << bit % 8
     with pytest.raises(MessageMismatch, match="edge"):
@@ -152,7 +154,7 @@ def test_message_header_with_flipped_bit_is_refused(header: Header, bit: int) ->
 
 
 def test_buffer_is_held_while_any_tensor_views_it() -> None:
-    buffer = Buffer(lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8))
+    buffer = TrackedBuffer(lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8))
     buffer.make_room(64)
     assert not buffer.held
     view = buffer.memory[8:16].view(torch.float32)
@@ -175,23 +177,23 @@ def test_buffer_reallocates_only_when_too_small() -> None:
         made.append(nbytes)
         return torch.zeros(nbytes, dtype=torch.uint8)
 
-    buffer = Buffer(memory)
+    buffer = TrackedBuffer(memory)
     for nbytes in (0, 8, 8, 3, 9):
         buffer.make_room(nbytes)
     assert made == [0, 8, 9]
 
 
 def test_template_caches_one_shape_class_per_row_count() -> None:
-    template = Template((RowField("a", (3,), torch.float32, Split.SLICED),), most=4)
+    template = SchemaTemplate((RowField("a", (3,), torch.float32, SliceMode.SLICED),), most=4)
     assert template.at(2) is template.at(2)
-    assert template.at(0).fields == (Field("a", (0, 3), torch.float32, Split.SLICED),)
+    assert template.at(0).fields == (TensorField("a", (0, 3), torch.float32, SliceMode.SLICED),)
     assert template.sliced == ("a",)
     for rows in (-1, 5):
         with pytest.raises(ShapeClassError, match="0 to 4"):
             template.at(rows)
 
 
-def _values(field: Field) -> Tensor:
+def _values(field: TensorField) -> Tensor:
     count = field.nbytes
     numbers = (torch.arange(count) % 2).to(torch.uint8)
     return numbers.view(field.dtype).view(field.shape)

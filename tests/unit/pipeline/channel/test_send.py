@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal import registry
-from equipoise.hal.accelerator import open_for
+from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.errors import ChannelClosed, ChannelError, ShapeClassError
 from equipoise.hal.stream import Role
 from equipoise.pipeline.channel.edge import Edge
-from equipoise.pipeline.channel.endpoints import ChannelPlan, Sender, message
-from equipoise.pipeline.channel.framing import Described
-from equipoise.pipeline.channel.message import Layouts
-from equipoise.pipeline.channel.schema import RowField, ShapeClass, Template, shape_class
+from equipoise.pipeline.channel.endpoints import ChannelSpec, Sender, message
+from equipoise.pipeline.channel.framing import DescribedFraming
+from equipoise.pipeline.channel.message import LayoutCache
+from equipoise.pipeline.channel.schema import MessageSchema, RowField, SchemaTemplate, schema_of
 from equipoise.pipeline.channel.send import SendingEnd
-from equipoise.pipeline.channel.statistics import EdgeMeter
+from equipoise.pipeline.channel.statistics import EdgeCounters
 
-TEMPLATE = Template(
+TEMPLATE = SchemaTemplate(
     (RowField("hidden", (4,), torch.float32), RowField("residual", (4,), torch.float32)), most=8
 )
 
@@ -59,7 +59,7 @@ class Line:
 @contextmanager
 def line(depth: int = 2) -> Iterator[tuple[Edge, Line]]:
     """An edge that leads nowhere."""
-    accelerator = open_for(registry.accelerator("cpu"), 0)
+    accelerator = open_for_rank(registry.accelerator("cpu"), 0)
     wire: Any = Line(registry.communicator("gloo").capabilities)
     yield (
         Edge(
@@ -79,7 +79,7 @@ def line(depth: int = 2) -> Iterator[tuple[Edge, Line]]:
 def sender(edge: Edge) -> Sender:
     """Of `TEMPLATE`."""
     return Sender(
-        ChannelPlan(name="nowhere", source=0, destination=1, template=TEMPLATE, depth=edge.depth),
+        ChannelSpec(name="nowhere", source=0, destination=1, template=TEMPLATE, depth=edge.depth),
         edge,
     )
 
@@ -102,31 +102,31 @@ def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
     ("one", "other"), [(1, True), (0.0, -0.0), (1, 1.0), ("1", 1), (None, False)]
 )
 def test_shape_class_distinguishes_equal_constants_of_other_type(one: Any, other: Any) -> None:
-    met = Layouts(1, EdgeMeter())
+    met = LayoutCache(1, EdgeCounters())
     for value in (one, other):
-        found = met.of(shape_class({"x": value}))
+        found = met.of(schema_of({"x": value}))
         assert found.first
         met.meet(found)
     with line() as (edge, _), pytest.raises(ShapeClassError, match="x is not"):
-        SendingEnd(edge).send({"x": other}, shape_class({"x": one}))
+        SendingEnd(edge).send({"x": other}, schema_of({"x": one}))
 
 
 def test_sending_end_treats_nan_constant_as_one_class() -> None:
     with line() as (edge, wire):
         end, given = SendingEnd(edge), {"x": float("nan")}
         for _ in range(3):
-            end.send(given, shape_class(given)).wait()
+            end.send(given, schema_of(given)).wait()
         assert edge.meter.read().classes == 1
         assert len(wire.sent) == 3
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 5))
 def test_channel_ends_evict_the_same_shape_classes(numbers: list[int], most: int) -> None:
-    sends, receives = Layouts(1, EdgeMeter()), Layouts(1, EdgeMeter())
+    sends, receives = LayoutCache(1, EdgeCounters()), LayoutCache(1, EdgeCounters())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message, "MOST", most)
         for number in numbers:
-            sent = sends.of(ShapeClass((), (("step", number),)))
+            sent = sends.of(MessageSchema((), (("step", number),)))
             digest = sent.layout.shape_class.digest
             assert (receives.known(digest) is None) == sent.first
             sends.meet(sent)
@@ -172,7 +172,7 @@ def test_sending_end_is_unchanged_after_allocation_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with line() as (edge, wire):
-        end, given = SendingEnd(edge, Described(1)), {"x": torch.ones(3000)}
+        end, given = SendingEnd(edge, DescribedFraming(1)), {"x": torch.ones(3000)}
         healthy = torch.empty
 
         def full(*_: object, **__: object) -> Tensor:
@@ -180,10 +180,10 @@ def test_sending_end_is_unchanged_after_allocation_failure(
 
         monkeypatch.setattr(torch, "empty", full)
         with pytest.raises(MemoryError):
-            end.send(given, shape_class(given))
+            end.send(given, schema_of(given))
         monkeypatch.setattr(torch, "empty", healthy)
         object.__setattr__(edge, "rest", wire)
-        end.send(given, shape_class(given)).wait()
+        end.send(given, schema_of(given)).wait()
         first, second = wire.sent
         assert first.numel() == 4096
         assert int(first[:64].view(torch.int64)[1]) == 0, "it is message 0"

@@ -14,23 +14,35 @@ from equipoise.balancer.formats import Arrangement, Statistics
 from equipoise.report.advice import inputs
 from equipoise.report.advice.advice import advise
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
-from equipoise.report.advice.inputs import MOST_WINDOWS, Question, Trial
+from equipoise.report.advice.inputs import MOST_WINDOWS, AdviceInputs, TrainTestSplit
 from equipoise.report.advice.json_output import to_json
-from equipoise.report.advice.migration_cost import Pace, break_even, incoming, move
+from equipoise.report.advice.migration_cost import (
+    TransferRate,
+    break_even,
+    incoming_copies,
+    migration_cost,
+)
 from equipoise.report.advice.sizing import (
-    Choice,
-    Reason,
+    SlotChoice,
+    SlotChoiceReason,
     advised,
-    candidates,
-    connectable,
+    can_connect,
+    candidate_ranks,
     connected_slots,
-    fewest,
+    min_slots_per_rank,
 )
 from equipoise.report.advice.table import render
-from equipoise.report.advice.worth import Verdict, Way, Worth, gain, rows_gain, verdict
+from equipoise.report.advice.worth import (
+    ServingOption,
+    Verdict,
+    Worth,
+    rows_saved,
+    time_saved,
+    verdict,
+)
 from equipoise.report.placement.spread import linear
-from equipoise.report.run.metrics import exact_floor, noise_floor
-from equipoise.report.terminal import Ink
+from equipoise.report.run.metrics import exact_noise_floor, noise_floor
+from equipoise.report.terminal import ColourMode
 
 FIGURES = {
     "memory_gb": 1.0, "memory_bandwidth_gbs": 2.0, "fp8_tflops": 0.008, "node_link_gbs": 1.0,
@@ -40,9 +52,11 @@ EXPERT = Expert(1000, "fp8")
 SKEWED = np.array([[[90, 10, 10, 10, 10, 10, 10, 10]] * 2] * 4, dtype=np.int64) * 100
 
 
-def question(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: object) -> Question:
+def question(
+    counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: object
+) -> AdviceInputs:
     given = {"statistics": Statistics(counts), "ranks": 4} | more
-    return Question(**given)  # type: ignore[arg-type]
+    return AdviceInputs(**given)  # type: ignore[arg-type]
 
 
 def test_expert_size_and_operations_follow_dimensions() -> None:
@@ -54,7 +68,7 @@ def test_expert_size_and_operations_follow_dimensions() -> None:
 
 def test_pace_reproduces_figure_15_of_source() -> None:
     """300 experts of 24 MiB within 50 ms; a model of 58 layers, 8 slots a rank, in 2 such steps."""
-    pace = Pace(151e9, 24 << 20, 0.05)
+    pace = TransferRate(151e9, 24 << 20, 0.05)
     assert pace.experts_per_step == 300
     assert pace.steps(300) == 1
     assert pace.steps(58 * 8) == 2
@@ -63,7 +77,7 @@ def test_pace_reproduces_figure_15_of_source() -> None:
 
 
 def test_pace_expert_larger_than_step_takes_several_steps() -> None:
-    pace = Pace(1000.0, 2500, 1.0)
+    pace = TransferRate(1000.0, 2500, 1.0)
     assert pace.experts_per_step == 0
     assert pace.steps(2) == 6
 
@@ -75,11 +89,14 @@ def test_pace_expert_larger_than_step_takes_several_steps() -> None:
 def test_pace_is_monotone_in_rate_latency_and_size(
     rate: float, more: float, size: int, latency: float, copies: int
 ) -> None:
-    slow = Pace(rate, size, latency)
-    for fast in (Pace(rate * more, size, latency), Pace(rate, size, latency * more)):
+    slow = TransferRate(rate, size, latency)
+    for fast in (
+        TransferRate(rate * more, size, latency),
+        TransferRate(rate, size, latency * more),
+    ):
         assert fast.experts_per_step >= slow.experts_per_step
         assert fast.steps(copies) <= slow.steps(copies)
-    small = Pace(rate, max(1, size // 2), latency)
+    small = TransferRate(rate, max(1, size // 2), latency)
     assert small.experts_per_step >= slow.experts_per_step
 
 
@@ -88,9 +105,9 @@ def test_incoming_counts_experts_new_to_rank() -> None:
         return Arrangement.even(np.array([held] * 2, dtype=np.int32), 2)
 
     old, new = of(0, 1, 2, 3, 0, 1), of(2, 1, 0, 3, 3, 0)
-    assert incoming(old, new).tolist() == [[0, 0]] * 2
-    assert incoming(old, of(0, 3, 2, 1, 1, 0)).tolist() == [[1, 0]] * 2
-    assert incoming(of(0, 1, 2, 3), old).tolist() == [[1, 2]] * 2
+    assert incoming_copies(old, new).tolist() == [[0, 0]] * 2
+    assert incoming_copies(old, of(0, 3, 2, 1, 1, 0)).tolist() == [[1, 0]] * 2
+    assert incoming_copies(of(0, 1, 2, 3), old).tolist() == [[1, 2]] * 2
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -100,18 +117,18 @@ def test_incoming_equals_planner_moves(seed: int) -> None:
     first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
     again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
     old, new = (Arrangement.even(found.placement, 4) for found in (first, again))
-    assert int(incoming(old, new).sum()) == again.moves
+    assert int(incoming_copies(old, new).sum()) == again.moves
 
 
 def test_move_stall_is_transfer_beyond_forward_time() -> None:
-    pace = Pace(1000.0, 1000, 5.0)
+    pace = TransferRate(1000.0, 1000, 5.0)
     copies = np.array([[1, 0], [2, 7]])
-    found = move("", copies, pace, np.array([1.0, 2.0]))
+    found = migration_cost("", copies, pace, np.array([1.0, 2.0]))
     assert (found.copies, found.busiest, found.steps) == (10, 7, 2)
     assert found.bulk_stall == 7.0
     # Layer 0: 1 s within 4 s. Layer 1: 7 s within 3 s.
     assert found.layer_stall == 4.0
-    assert move("", copies * 0, pace, np.array([9.0, 9.0])).layer_stall == 0.0
+    assert migration_cost("", copies * 0, pace, np.array([9.0, 9.0])).layer_stall == 0.0
 
 
 def test_break_even_is_stall_over_saving_per_step() -> None:
@@ -152,21 +169,21 @@ def test_roofline_is_monotone_in_rows(rows: list[float], more: float) -> None:
 
 def test_trial_splits_windows_into_train_and_test() -> None:
     counts = np.arange(5 * 2 * 4, dtype=np.int64).reshape(5, 2, 4)
-    found = Trial.of(Statistics(counts))
+    found = TrainTestSplit.of(Statistics(counts))
     assert np.array_equal(found.train.counts, counts[:2])
     assert np.array_equal(found.test.counts, counts[2:])
     assert found.held_out
-    alone = Trial.of(Statistics(counts[:1]))
+    alone = TrainTestSplit.of(Statistics(counts[:1]))
     assert not alone.held_out
     assert np.array_equal(alone.test.counts, counts[:1])
-    many = Trial.of(Statistics(np.ones((1000, 1, 4), dtype=np.int64)))
+    many = TrainTestSplit.of(Statistics(np.ones((1000, 1, 4), dtype=np.int64)))
     assert (many.train.windows, many.test.windows) == (500, MOST_WINDOWS)
 
 
 def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     counts = SKEWED.copy()
     counts[2:, :, 0] = 3000
-    trial = Trial.of(Statistics(counts))
+    trial = TrainTestSplit.of(Statistics(counts))
     found = plan(trial.train.counts, slots=12, ranks=4, policy="connected")
     layout = Arrangement(found.placement, found.shares, 4)
     levelled = trial.levelled(found.placement, 4)
@@ -176,14 +193,16 @@ def test_trial_exact_shares_level_better_than_planned_shares() -> None:
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
 def test_chance_floor_is_close_to_exact_floor(rows: int, ranks: int) -> None:
-    assert inputs.floor(rows, ranks) == pytest.approx(exact_floor(rows, ranks), rel=0.01)
-    assert inputs.floor(rows, 4) == noise_floor(rows, 4)
+    assert inputs.chance_imbalance(rows, ranks) == pytest.approx(
+        exact_noise_floor(rows, ranks), rel=0.01
+    )
+    assert inputs.chance_imbalance(rows, 4) == noise_floor(rows, 4)
 
 
 def test_chance_floor_of_576_ranks_matches_simulation() -> None:
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(5760, [1 / 576] * 576, size=300).max(axis=1).mean() / 10 - 1
-    assert inputs.floor(5760, 576) == pytest.approx(drawn, rel=0.03)
+    assert inputs.chance_imbalance(5760, 576) == pytest.approx(drawn, rel=0.03)
 
 
 @given(st.integers(2, 8), st.integers(1, 1000), st.integers(1, 3))
@@ -211,46 +230,48 @@ def test_advice_skewed_load_gains_by_slowest_rank() -> None:
     assert found.worth.planned.mean < 0.01
     assert found.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
     assert found.slots == 12
-    assert found.redundancy.reason is Reason.TARGET
+    assert found.redundancy.reason is SlotChoiceReason.TARGET
     assert found.movement is None
     assert found.widths.advised is None
 
 
 def test_advice_gain_uses_seconds_when_known() -> None:
-    rows = Way("", None, np.array([1.0]))
-    assert gain(rows, replace(rows, measured=np.array([0.0]))) == rows_gain(1.0, 0.0) == 0.5
+    rows = ServingOption("", None, np.array([1.0]))
+    assert time_saved(rows, replace(rows, measured=np.array([0.0]))) == rows_saved(1.0, 0.0) == 0.5
     slow, same = (replace(rows, measured=np.array([x]), seconds=2.0) for x in (1.0, 0.0))
-    assert gain(slow, same) == 0.0
-    assert verdict(1.0, 0.1, gain(slow, same)) is Verdict.SMALL
+    assert time_saved(slow, same) == 0.0
+    assert verdict(1.0, 0.1, time_saved(slow, same)) is Verdict.SMALL
     assert verdict(1.0, 0.1, 0.5) is Verdict.WORTH
     assert verdict(0.12, 0.1, 0.5) is Verdict.NOISE
 
 
 def test_advised_slots_are_fewest_that_meet_target() -> None:
-    def choice(more: int, planned: float, seconds: float | None = None) -> Choice:
-        return Choice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
+    def choice(more: int, planned: float, seconds: float | None = None) -> SlotChoice:
+        return SlotChoice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
 
     bare, one, two = choice(0, 0.5), choice(1, 0.01), choice(2, 0.0)
-    assert advised([bare, one, two], 0.02) == (one, Reason.TARGET)
-    assert advised([bare, one, two], 0.005) == (two, Reason.TARGET)
-    assert advised([bare, choice(1, 0.3), choice(2, 0.2)], 0.02)[1] is Reason.BEST
+    assert advised([bare, one, two], 0.02) == (one, SlotChoiceReason.TARGET)
+    assert advised([bare, one, two], 0.005) == (two, SlotChoiceReason.TARGET)
+    assert advised([bare, choice(1, 0.3), choice(2, 0.2)], 0.02)[1] is SlotChoiceReason.BEST
     level = choice(0, 0.0)
-    assert advised([level, one], 0.02) == (one, Reason.TARGET), "only connected ranks level batches"
+    assert advised([level, one], 0.02) == (one, SlotChoiceReason.TARGET), (
+        "only connected ranks level batches"
+    )
     slow = [choice(0, 0.5, 1.0), choice(1, 0.01, 1.1)]
-    assert advised(slow, 0.02) == (slow[0], Reason.READING)
+    assert advised(slow, 0.02) == (slow[0], SlotChoiceReason.READING)
 
 
 def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:
-    assert (fewest(256, 32), fewest(256, 36)) == (8, 8)
-    assert connectable(256, 288, 32)
-    assert not connectable(256, 288, 36)
+    assert (min_slots_per_rank(256, 32), min_slots_per_rank(256, 36)) == (8, 8)
+    assert can_connect(256, 288, 32)
+    assert not can_connect(256, 288, 36)
     assert (connected_slots(256, 32), connected_slots(256, 36)) == (9, 9)
     assert connected_slots(1, 4) == 1
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_rank_candidates_divide_experts_or_are_requested(experts: int, ranks: int) -> None:
-    found = candidates(experts, ranks)
+    found = candidate_ranks(experts, ranks)
     assert ranks in found
     assert found == sorted(set(found))
     assert all(experts % size == 0 for size in found if size != ranks)
@@ -325,6 +346,6 @@ def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: f
     worth = replace(told.worth, ways=tuple(ways))
     assert isinstance(worth, Worth)
     assert worth.public_gain == pytest.approx(saved, abs=5e-4)
-    lines = render(replace(told, worth=worth), Ink.PLAIN).splitlines()
+    lines = render(replace(told, worth=worth), ColourMode.PLAIN).splitlines()
     assert ("  plan --policy greedy --split even" in lines) == bool(saved)
     assert max(map(len, lines)) <= 80

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import FormatError
-from equipoise.report.advice.hardware import KEYS, Hardware, find, known
+from equipoise.report.advice.hardware import KEYS, Hardware, find_hardware, shipped_hardware
 
 
 def test_shipped_hardware_figures_have_sources() -> None:
-    assert len(known()) >= 3
-    for hardware in known().values():
+    assert len(shipped_hardware()) >= 3
+    for hardware in shipped_hardware().values():
         assert set(hardware.figures) == set(hardware.sources)
         assert all(hardware.sources.values())
         assert {"memory_gb", "memory_bandwidth_gbs", "bf16_tflops"} <= set(hardware.figures)
@@ -25,7 +25,7 @@ def test_advise_docs_list_every_hardware_figure() -> None:
     rows = [line for line in page.splitlines() if re.match(r"\| [a-z0-9-]+ \| `[a-z0-9_]+` ", line)]
     assert rows == [
         f"| {name} | `{key}` | {value:g} | {hardware.sources[key]} |"
-        for name, hardware in known().items()
+        for name, hardware in shipped_hardware().items()
         for key, value in hardware.figures.items()
     ]
 
@@ -33,13 +33,13 @@ def test_advise_docs_list_every_hardware_figure() -> None:
 def test_hardware_file_accepts_values_with_or_without_sources(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("memory_gb: 10\nfp8_tflops: {value: 2.5, source: I measured it}\n")
-    found = find(str(path))
+    found = find_hardware(str(path))
     assert (found.name, found.memory_bytes) == ("mine", 10**10)
     assert found.operations_per_second("fp8") == 2.5e12
     assert found.sources == {"memory_gb": str(path), "fp8_tflops": "I measured it"}
     path.write_text('{"name": "other", "host_link_gbs": 64}')
-    assert find(str(path)).name == "other"
-    assert find(str(path)).link_bytes_per_second("host") == 64e9
+    assert find_hardware(str(path)).name == "other"
+    assert find_hardware(str(path)).link_bytes_per_second("host") == 64e9
 
 
 BAD = {
@@ -64,19 +64,19 @@ def test_hardware_file_error_names_file(tmp_path: Path, text: str, says: str) ->
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(FormatError) as error:
-        find(str(path))
+        find_hardware(str(path))
     assert str(error.value).startswith(str(path))
     assert says in str(error.value)
 
 
 def test_hardware_find_rejects_unknown_or_unreadable_names(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="abacus: is neither a file nor one of h100"):
-        find("abacus")
+        find_hardware("abacus")
     with pytest.raises(FormatError, match="cannot be read: Is a directory"):
-        find(str(tmp_path))
+        find_hardware(str(tmp_path))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FormatError, match="is neither YAML nor JSON"):
-        find(str(tmp_path / "bytes"))
+        find_hardware(str(tmp_path / "bytes"))
 
 
 def test_hardware_missing_figure_is_named() -> None:

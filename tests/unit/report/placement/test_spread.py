@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from equipoise.balancer.experts import plan
 from equipoise.balancer.formats import Arrangement, Statistics
 from equipoise.hal.errors import PlacementError
-from equipoise.report.placement.spread import fitted, linear, lower_bound, serve
+from equipoise.report.placement.spread import layout_load, linear, lower_bound, select_layers
 
 COUNTS = np.array([[[4, 0, 2, 2], [1, 1, 1, 1]], [[0, 6, 1, 1], [9, 0, 0, 3]]], dtype=np.int64)
 
 
 def test_spread_by_rank_follows_definition() -> None:
-    found = serve("", Statistics(COUNTS), linear(Statistics(COUNTS), 2)).by_rank
+    found = layout_load("", Statistics(COUNTS), linear(Statistics(COUNTS), 2)).by_rank
     layers: list[list[list[int]]] = [[[4, 4], [6, 2]], [[2, 2], [9, 3]]]
     for layer, windows in enumerate(layers):
         assert found.mean[layer] == mean(mean(row) for row in windows)
@@ -32,7 +32,7 @@ def test_spread_by_rank_follows_definition() -> None:
 def test_spread_by_slot_divides_expert_among_copies() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 0]] * 2, dtype=np.int32)
     layout = Arrangement.even(placement, 2)
-    found = serve("", Statistics(COUNTS), layout)
+    found = layout_load("", Statistics(COUNTS), layout)
     windows: list[list[float]] = [[4 / 3, 0, 2, 2, 4 / 3, 4 / 3], [0, 6, 1, 1, 0, 0]]
     assert found.by_slot.std[0] == pytest.approx(mean(stdev(row) for row in windows), rel=1e-12)
     assert found.rank_rows[0] == pytest.approx([4 / 3 + 2 + 6 + 1, 2 + 8 / 3 + 1])
@@ -41,14 +41,14 @@ def test_spread_by_slot_divides_expert_among_copies() -> None:
 def test_spread_uses_uneven_shares() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 1]] * 2, dtype=np.int32)
     shares = np.array([[1 << 14, 1 << 16, 1 << 16, 1 << 16, 3 << 14, 0]] * 2, dtype=np.int32)
-    found = serve("", Statistics(COUNTS), Arrangement(placement, shares, 2))
+    found = layout_load("", Statistics(COUNTS), Arrangement(placement, shares, 2))
     assert found.rank_rows[0] == pytest.approx([1 + 6 + 3, 3 + 3 + 0])
 
 
 def test_spread_omits_windows_and_layers_without_rows() -> None:
     counts = np.zeros((2, 2, 4), dtype=np.int64)
     counts[0, 0] = COUNTS[0, 0]
-    found = serve("", Statistics(counts), linear(Statistics(counts), 2)).by_rank
+    found = layout_load("", Statistics(counts), linear(Statistics(counts), 2)).by_rank
     assert found.mean[0] == 4
     assert np.isnan([found.mean[1], found.std[1], found.imbalance[1]]).all()
     assert found.average == (4, 0, 0)
@@ -56,7 +56,7 @@ def test_spread_omits_windows_and_layers_without_rows() -> None:
 
 def test_spread_of_one_rank_has_zero_deviation() -> None:
     statistics = Statistics(COUNTS)
-    assert serve("", statistics, linear(statistics, 1)).by_rank.std.tolist() == [0, 0]
+    assert layout_load("", statistics, linear(statistics, 1)).by_rank.std.tolist() == [0, 0]
 
 
 def test_linear_placement_holds_all_experts_on_uneven_ranks() -> None:
@@ -68,13 +68,13 @@ def test_linear_placement_holds_all_experts_on_uneven_ranks() -> None:
 def test_fitted_placement_matches_layer_numbers() -> None:
     placement = np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], dtype=np.int32)
     layout = Arrangement.even(placement, 2, (3, 4, 7))
-    found = fitted(layout, Statistics(COUNTS, (4, 7)))
+    found = select_layers(layout, Statistics(COUNTS, (4, 7)))
     assert found.placement.tolist() == placement[1:].tolist()
     assert found.layers == (4, 7)
     with pytest.raises(PlacementError, match="has no layer 5"):
-        fitted(layout, Statistics(COUNTS, (4, 5)))
+        select_layers(layout, Statistics(COUNTS, (4, 5)))
     with pytest.raises(PlacementError, match="places 4 experts, and the statistics are of 3"):
-        fitted(layout, Statistics(COUNTS[..., :3], (4, 7)))
+        select_layers(layout, Statistics(COUNTS[..., :3], (4, 7)))
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,13 +7,13 @@ from helpers.strategies.proxy_request_logs import LOGS, trip
 from hypothesis import given
 
 from equipoise.report.proxy_log.figures import figures_of
-from equipoise.report.proxy_log.requests import Routed
+from equipoise.report.proxy_log.requests import ProxyLog
 from equipoise.report.proxy_log.table import render
-from equipoise.report.terminal import Ink
+from equipoise.report.terminal import ColourMode
 
 
 @given(routed=LOGS)
-def test_route_figures_of_workers_sum_to_total(routed: Routed) -> None:
+def test_route_figures_of_workers_sum_to_total(routed: ProxyLog) -> None:
     figures = figures_of(routed)
     loose = [one for one in routed.trips if one.worker is None]
     parts = figures.workers.values()
@@ -21,11 +21,11 @@ def test_route_figures_of_workers_sum_to_total(routed: Routed) -> None:
     assert sum(one.output for one in parts) == figures.total.output
     assert sum(figures.outcomes.values()) == len(routed.trips)
     json.dumps(figures.to_json(), allow_nan=False)
-    assert "nan" not in render(figures, "log", Ink.PLAIN)
+    assert "nan" not in render(figures, "log", ColourMode.PLAIN)
 
 
 def test_route_figures_compute_wait_ttft_and_tpot() -> None:
-    figures = figures_of(Routed("log", (trip(), trip(streamed=False, first=5.9))))
+    figures = figures_of(ProxyLog("log", (trip(), trip(streamed=False, first=5.9))))
     total = figures.total
     assert total.wait.mean == pytest.approx(1.0)
     assert total.ttft.mean == pytest.approx(2.0)  # only of the stream
@@ -39,8 +39,8 @@ def test_interrupted_request_has_no_time_per_token() -> None:
 
 
 def test_unknown_route_figures_are_dashes_and_null() -> None:
-    figures = figures_of(Routed("log", (trip(worker=None, bound=None, first=None, output=0),), 2))
-    text = render(figures, "log", Ink.PLAIN)
+    figures = figures_of(ProxyLog("log", (trip(worker=None, bound=None, first=None, output=0),), 2))
+    text = render(figures, "log", ColourMode.PLAIN)
     assert figures.to_json()["imbalance"] is None
     assert "\u2013" in text
     assert "2 lines of the log cut off and left out" in text
@@ -48,5 +48,5 @@ def test_unknown_route_figures_are_dashes_and_null() -> None:
 
 
 def test_route_table_strips_escape_codes_of_worker_names() -> None:
-    figures = figures_of(Routed("log", (trip(worker="a\x1b[31m"),)))
-    assert "\x1b" not in render(figures, "l\x1bog", Ink.PLAIN)
+    figures = figures_of(ProxyLog("log", (trip(worker="a\x1b[31m"),)))
+    assert "\x1b" not in render(figures, "l\x1bog", ColourMode.PLAIN)

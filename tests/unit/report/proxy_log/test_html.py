@@ -9,21 +9,21 @@ from hypothesis import given, settings
 
 from equipoise.report.proxy_log.figures import figures_of
 from equipoise.report.proxy_log.html import render_html
-from equipoise.report.proxy_log.plots import CLASSES, classes_of, wait_by_size
-from equipoise.report.proxy_log.requests import Routed
+from equipoise.report.proxy_log.plots import CLASSES, prompt_classes, wait_by_prompt
+from equipoise.report.proxy_log.requests import ProxyLog
 
 pytest.importorskip("matplotlib")
 
 pytestmark = pytest.mark.slow
 
 
-def page(routed: Routed) -> str:
+def page(routed: ProxyLog) -> str:
     return render_html(routed, figures_of(routed), {"command": "equipoise route-report <log>"})
 
 
 @settings(max_examples=8)
 @given(routed=LOGS)
-def test_route_page_is_self_contained_for_any_log(routed: Routed) -> None:
+def test_route_page_is_self_contained_for_any_log(routed: ProxyLog) -> None:
     text = page(routed)
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)
     assert "<script" not in text
@@ -33,21 +33,23 @@ def test_route_page_is_self_contained_for_any_log(routed: Routed) -> None:
 
 
 def test_route_page_escapes_names_of_log() -> None:
-    text = page(Routed("<log>", (trip(worker="<b>$x$"), trip(worker=None, bound=None, first=None))))
+    text = page(
+        ProxyLog("<log>", (trip(worker="<b>$x$"), trip(worker=None, bound=None, first=None)))
+    )
     assert "<b>$x$" not in text
     assert "&lt;b&gt;" in text
     assert "&lt;log&gt;" in text
 
 
 def test_route_page_is_reproducible() -> None:
-    routed = Routed("log", tuple(trip(prompt=k, end=6.0 + k) for k in range(1, 40)))
+    routed = ProxyLog("log", tuple(trip(prompt=k, end=6.0 + k) for k in range(1, 40)))
     assert page(routed) == page(routed)
     assert "Who waits" in page(routed)
 
 
 def test_prompt_classes_keep_equal_lengths_together() -> None:
-    alike = Routed("log", tuple(trip(prompt=7, bound=1.0 + k) for k in range(50)))
-    assert [len(one) for one in classes_of(alike)] == [50]
-    assert wait_by_size(alike) is None
-    apart = Routed("log", tuple(trip(prompt=k) for k in range(1, 101)))
-    assert [len(one) for one in classes_of(apart)] == [10] * CLASSES
+    alike = ProxyLog("log", tuple(trip(prompt=7, bound=1.0 + k) for k in range(50)))
+    assert [len(one) for one in prompt_classes(alike)] == [50]
+    assert wait_by_prompt(alike) is None
+    apart = ProxyLog("log", tuple(trip(prompt=k) for k in range(1, 101)))
+    assert [len(one) for one in prompt_classes(apart)] == [10] * CLASSES

@@ -5,13 +5,19 @@ from itertools import pairwise
 from helpers.strategies.proxy_request_logs import LOGS, trip
 from hypothesis import given
 
-from equipoise.report.proxy_log.plots import MOST_REQUESTS, MOST_WORKERS, excerpt_of, packed, parts
-from equipoise.report.proxy_log.requests import Routed
+from equipoise.report.proxy_log.plots import (
+    MOST_REQUESTS,
+    MOST_WORKERS,
+    log_excerpt,
+    pack_lanes,
+    request_parts,
+)
+from equipoise.report.proxy_log.requests import ProxyLog
 
 
 @given(routed=LOGS)
-def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: Routed) -> None:
-    lanes = packed(routed.trips)
+def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: ProxyLog) -> None:
+    lanes = pack_lanes(routed.trips)
     assert sorted(map(id, routed.trips)) == sorted(id(one) for lane in lanes for one in lane)
     for lane in lanes:
         assert all(a.end <= b.arrival for a, b in pairwise(lane))
@@ -24,10 +30,10 @@ def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: Routed) -> None:
 
 @given(routed=LOGS)
 def test_request_parts_are_contiguous_from_arrival_to_end(
-    routed: Routed,
+    routed: ProxyLog,
 ) -> None:
     for one in routed.trips:
-        found = list(parts(one))
+        found = list(request_parts(one))
         assert found[0][1] == one.arrival
         assert found[-1][2] == one.end
         assert all(a[2] == b[1] for a, b in pairwise(found))
@@ -35,7 +41,7 @@ def test_request_parts_are_contiguous_from_arrival_to_end(
 
 def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
     many = tuple(trip(arrival=float(k), bound=k + 1, first=k + 2, end=k + 3) for k in range(1000))
-    excerpt = excerpt_of(Routed("log", many))
+    excerpt = log_excerpt(ProxyLog("log", many))
     assert excerpt is not None
     assert not excerpt.whole
     shown = [one for lane in excerpt.lanes[0] for one in lane]
@@ -44,12 +50,12 @@ def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
 
 
 def test_gantt_excerpt_orders_and_limits_workers() -> None:
-    routed = Routed("log", tuple(trip(worker=f"rank {k}") for k in range(11, -1, -1)))
-    excerpt = excerpt_of(routed)
+    routed = ProxyLog("log", tuple(trip(worker=f"rank {k}") for k in range(11, -1, -1)))
+    excerpt = log_excerpt(routed)
     assert excerpt is not None
     assert excerpt.workers == tuple(f"rank {k}" for k in range(MOST_WORKERS))
     assert not excerpt.whole
 
 
 def test_gantt_excerpt_is_none_without_bound_requests() -> None:
-    assert excerpt_of(Routed("log", (trip(worker=None, bound=None, first=None),))) is None
+    assert log_excerpt(ProxyLog("log", (trip(worker=None, bound=None, first=None),))) is None

@@ -5,11 +5,11 @@ import pytest
 from helpers.strategies.proxy_request_logs import LOGS, START, trip
 from hypothesis import given
 
-from equipoise.report.proxy_log.figures import loads_of
-from equipoise.report.proxy_log.requests import Routed, Trip
+from equipoise.report.proxy_log.figures import worker_loads
+from equipoise.report.proxy_log.requests import LoggedRequest, ProxyLog
 
 
-def weight(one: Trip, at: float) -> float:
+def weight(one: LoggedRequest, at: float) -> float:
     """KV tokens of one request at one moment, from first principles."""
     if one.bound is None or not one.bound <= at < one.end:
         return 0.0
@@ -20,8 +20,8 @@ def weight(one: Trip, at: float) -> float:
 
 
 @given(routed=LOGS)
-def test_worker_load_is_sum_of_request_kv_tokens(routed: Routed) -> None:
-    loads = loads_of(routed, moments=128)  # none of them is one at which anything happens
+def test_worker_load_is_sum_of_request_kv_tokens(routed: ProxyLog) -> None:
+    loads = worker_loads(routed, moments=128)  # none of them is one at which anything happens
     if loads is None:
         assert not routed.bound
         return
@@ -31,8 +31,8 @@ def test_worker_load_is_sum_of_request_kv_tokens(routed: Routed) -> None:
 
 
 @given(routed=LOGS)
-def test_idle_share_is_bounded_and_load_below_envelope(routed: Routed) -> None:
-    loads = loads_of(routed, moments=50)
+def test_idle_share_is_bounded_and_load_below_envelope(routed: ProxyLog) -> None:
+    loads = worker_loads(routed, moments=50)
     if loads is None or not loads.busy.any():
         return
     assert 0 <= loads.idle <= 1 - 1 / len(routed.workers) + 1e-9
@@ -42,11 +42,11 @@ def test_idle_share_is_bounded_and_load_below_envelope(routed: Routed) -> None:
 def test_idle_share_of_double_load_is_one_quarter() -> None:
     even = {"first": None, "output": 0, "arrival": 0.0, "bound": 0.0, "end": 8.0}
     late = {"worker": "a", **even, "bound": 7.999}
-    routed = Routed("log", (
+    routed = ProxyLog("log", (
         trip(worker="a", prompt=200, **even), trip(worker="b", prompt=100, **even),
         trip(prompt=1, **late),
     ))  # fmt: skip
-    loads = loads_of(routed)
+    loads = worker_loads(routed)
     assert loads is not None
     assert loads.imbalance == pytest.approx(100, rel=1e-3)
     assert loads.idle == pytest.approx(0.25, rel=1e-3)
@@ -54,7 +54,7 @@ def test_idle_share_of_double_load_is_one_quarter() -> None:
 
 def test_busy_times_exclude_final_drain() -> None:
     short, long = trip(worker="a", end=3.0), trip(worker="b", end=1000.0)
-    loads = loads_of(Routed("log", (short, long, trip(worker="a", bound=2.9, end=3.0))))
+    loads = worker_loads(ProxyLog("log", (short, long, trip(worker="a", bound=2.9, end=3.0))))
     assert loads is not None
     assert loads.times[loads.busy].max() < 3.0
     assert START not in loads.times

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from equipoise.demo.engine_options import told
+from equipoise.demo.engine_options import engine_options
 from equipoise.demo.run_record import Counts, Epoch, RunRecord, VariantRecord
 from equipoise.demo.settings import RunSettings
 
@@ -66,7 +66,7 @@ def record(**changes: object) -> RunRecord:
             "exact": variant("exact", exact, *epochs),
         },
         "reference_outputs": "a",
-        "engine": told(RunSettings()),
+        "engine": engine_options(RunSettings()),
         "prompts": ("def f():", "<script>alert(1)</script> & \x00\ufffd"),
         "continuations": ("    return", "</html>"),
         "machine": {"processor": "a processor", "cores": "2"},

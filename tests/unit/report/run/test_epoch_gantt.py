@@ -5,34 +5,34 @@ from collections.abc import Callable
 
 import pytest
 
-from equipoise.balancer.observe.trace import Traced
+from equipoise.balancer.observe.trace import RecordedSpan
 from equipoise.demo.run_record import RunRecord
-from equipoise.report.run.plots import MOST_RANKS, epoch_gantt, extent_of, telling_epoch
-from equipoise.report.svg import PHASES, WORK
+from equipoise.report.run.plots import MOST_RANKS, epoch_extent, epoch_gantt, largest_epoch
+from equipoise.report.svg import PHASE_COLOURS, WORK_COLOURS
 
 pytestmark = pytest.mark.slow
 
 MakeRecord = Callable[..., RunRecord]
 
 
-def spans(number: int, ranks: int = 2) -> tuple[Traced, ...]:
+def spans(number: int, ranks: int = 2) -> tuple[RecordedSpan, ...]:
     """An epoch of two seconds on every rank, each a tenth later than the one before."""
     found = []
     for rank in range(ranks):
         at, of = 100.0 + rank / 10, {"epoch": number}
         found += [
-            Traced(rank, "epoch", "planning", at, at + 1, of),
-            Traced(rank, "epoch", "transferring", at + 1, at + 2, of),
-            Traced(rank, "epoch", f"epoch {number}: committed", at, at + 2, of),
-            Traced(rank, "transfer", "move", at + 1.0, at + 1.5),
-            Traced(rank, "compute stream", "step", at - 50, at - 49),
+            RecordedSpan(rank, "epoch", "planning", at, at + 1, of),
+            RecordedSpan(rank, "epoch", "transferring", at + 1, at + 2, of),
+            RecordedSpan(rank, "epoch", f"epoch {number}: committed", at, at + 2, of),
+            RecordedSpan(rank, "transfer", "move", at + 1.0, at + 1.5),
+            RecordedSpan(rank, "compute stream", "step", at - 50, at - 49),
         ]
     return tuple(found)
 
 
 def test_gantt_shows_epoch_with_most_moves(make_record: MakeRecord) -> None:
     record = make_record(spans=spans(0))
-    chosen = telling_epoch(record)
+    chosen = largest_epoch(record)
     assert chosen is not None
     assert chosen.slots_moved == max(e.slots_moved for e in record.variants["exact"].epochs)
     picture = epoch_gantt(record)
@@ -41,8 +41,8 @@ def test_gantt_shows_epoch_with_most_moves(make_record: MakeRecord) -> None:
     assert f"{chosen.slots_moved} copies" in picture.caption
     for rank in (0, 1):
         assert f">rank {rank}<" in picture.svg
-    assert PHASES["planning"] in picture.svg
-    assert WORK["transfer"] in picture.svg
+    assert PHASE_COLOURS["planning"] in picture.svg
+    assert WORK_COLOURS["transfer"] in picture.svg
 
 
 def test_gantt_legend_lists_only_occurring_phases(make_record: MakeRecord) -> None:
@@ -55,13 +55,13 @@ def test_gantt_legend_lists_only_occurring_phases(make_record: MakeRecord) -> No
 def test_gantt_omits_spans_outside_epoch(make_record: MakeRecord) -> None:
     picture = epoch_gantt(make_record(spans=spans(0)))
     assert picture is not None
-    assert WORK["compute stream"] not in picture.svg
+    assert WORK_COLOURS["compute stream"] not in picture.svg
 
 
 def test_gantt_extent_covers_all_ranks(make_record: MakeRecord) -> None:
-    epoch = telling_epoch(make_record())
+    epoch = largest_epoch(make_record())
     assert epoch is not None
-    extent = extent_of(epoch, spans(epoch.number))
+    extent = epoch_extent(epoch, spans(epoch.number))
     assert extent is not None
     assert (extent.first, extent.last) == pytest.approx((100.0, 102.1))
     assert extent.begin < extent.first
@@ -70,7 +70,7 @@ def test_gantt_extent_covers_all_ranks(make_record: MakeRecord) -> None:
 
 @pytest.mark.parametrize("kept", [(), spans(99)])
 def test_gantt_is_none_without_spans_of_epoch(
-    make_record: MakeRecord, kept: tuple[Traced, ...]
+    make_record: MakeRecord, kept: tuple[RecordedSpan, ...]
 ) -> None:
     assert epoch_gantt(make_record(spans=kept)) is None
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.demo.run_record import RunRecord
-from equipoise.report.run.html import render_html, visible
+from equipoise.report.run.html import escape_html, render_html
 from equipoise.report.run.plots import pictures
 from equipoise.report.run.summary import summarise
 
@@ -163,7 +163,7 @@ def test_run_pictures_name_each_phase(make_record: MakeRecord, phase: str) -> No
 
 @given(st.text())
 def test_run_page_text_escapes_markup_and_control_characters(text: str) -> None:
-    shown = visible(text)
+    shown = escape_html(text)
     assert not set(shown) & set("<>\"'")
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
 

@@ -10,26 +10,26 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from equipoise.demo.run_record import Counts, RunRecord
 from equipoise.report.run import metrics
-from equipoise.report.run.metrics import Window, noise_floor
+from equipoise.report.run.metrics import StepRange, noise_floor
 
 loads = arrays(
     np.int64, array_shapes(min_dims=3, max_dims=3, max_side=5), elements=st.integers(1, 99)
 )
 
 
-def whole(rank_rows: Counts) -> Window:
-    return Window(0, len(rank_rows))
+def whole(rank_rows: Counts) -> StepRange:
+    return StepRange(0, len(rank_rows))
 
 
 def test_imbalance_is_mean_of_max_over_mean_minus_one() -> None:
     rank_rows = np.array([[[30, 10], [20, 20]], [[40, 0], [25, 15]]])
-    assert metrics.imbalance(rank_rows, Window(0, 2)) == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
-    assert metrics.imbalance(rank_rows, Window(1, 2)) == pytest.approx((1 + 0.25) / 2)
+    assert metrics.imbalance(rank_rows, StepRange(0, 2)) == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
+    assert metrics.imbalance(rank_rows, StepRange(1, 2)) == pytest.approx((1 + 0.25) / 2)
     assert metrics.imbalance_by_step(rank_rows) == pytest.approx([0.25, 0.625])
 
 
 def test_balancedness_is_mean_over_max() -> None:
-    assert metrics.balancedness(np.array([[[30, 10], [20, 20]]]), Window(0, 1)) == pytest.approx(
+    assert metrics.balancedness(np.array([[[30, 10], [20, 20]]]), StepRange(0, 1)) == pytest.approx(
         (2 / 3 + 1) / 2
     )
 
@@ -60,28 +60,28 @@ def test_imbalance_is_between_zero_and_ranks_minus_one(rank_rows: Counts) -> Non
 @given(ranks=st.integers(1, 8), load=st.integers(1, 1000))
 def test_imbalance_of_equal_loads_is_zero(ranks: int, load: int) -> None:
     rank_rows = np.full((3, 2, ranks), load)
-    assert metrics.imbalance(rank_rows, Window(0, 3)) == 0.0
-    assert metrics.balancedness(rank_rows, Window(0, 3)) == 1.0
+    assert metrics.imbalance(rank_rows, StepRange(0, 3)) == 0.0
+    assert metrics.balancedness(rank_rows, StepRange(0, 3)) == 1.0
 
 
 def test_imbalance_omits_layers_without_rows() -> None:
     rank_rows = np.array([[[30, 10], [0, 0]]])
-    assert metrics.imbalance(rank_rows, Window(0, 1)) == pytest.approx(0.5)
-    assert np.isnan(metrics.imbalance(rank_rows[:, 1:], Window(0, 1)))
+    assert metrics.imbalance(rank_rows, StepRange(0, 1)) == pytest.approx(0.5)
+    assert np.isnan(metrics.imbalance(rank_rows[:, 1:], StepRange(0, 1)))
 
 
 def test_floor_averages_noise_floors_of_steps() -> None:
     rank_rows = np.array([[[3, 1]], [[8, 8]], [[0, 0]]])
     expected = (noise_floor(4, 2) + noise_floor(16, 2)) / 2
-    assert metrics.floor(rank_rows, Window(0, 3)) == pytest.approx(expected)
+    assert metrics.mean_noise_floor(rank_rows, StepRange(0, 3)) == pytest.approx(expected)
 
 
 def test_stall_is_time_above_unbalanced_median() -> None:
     unbalanced = np.array([9.0, 1.0, 1.2, 0.8])
     balanced = np.array([9.0, 1.5, 0.1, 1.1])
-    assert metrics.stall_seconds(balanced, unbalanced, Window(1, 4)) == pytest.approx(0.5 + 0.1)
-    assert metrics.stall_seconds(unbalanced, unbalanced, Window(1, 4)) == pytest.approx(0.2)
-    assert metrics.stall_seconds(balanced, unbalanced, Window(4, 4)) == 0.0
+    assert metrics.stall_seconds(balanced, unbalanced, StepRange(1, 4)) == pytest.approx(0.5 + 0.1)
+    assert metrics.stall_seconds(unbalanced, unbalanced, StepRange(1, 4)) == pytest.approx(0.2)
+    assert metrics.stall_seconds(balanced, unbalanced, StepRange(4, 4)) == 0.0
 
 
 def test_metric_windows_start_at_first_commit_and_epoch(
@@ -92,7 +92,7 @@ def test_metric_windows_start_at_first_commit_and_epoch(
 ) -> None:
     epochs = (make_epoch(0, 4, outcome="timeout"), make_epoch(1, 8))
     balanced = make_variant("exact", make_rows([1, 1], [1, 1]), *epochs)
-    assert metrics.after_first_commit(balanced, 12) == Window(8, 12)  # type: ignore[arg-type]
-    assert metrics.after_first_epoch_began(balanced, 12) == Window(2, 12)  # type: ignore[arg-type]
-    assert metrics.after_first_commit(None, 12) == Window(0, 12)
-    assert metrics.after_first_epoch_began(None, 12) == Window(0, 12)
+    assert metrics.after_first_commit(balanced, 12) == StepRange(8, 12)  # type: ignore[arg-type]
+    assert metrics.after_first_epoch_began(balanced, 12) == StepRange(2, 12)  # type: ignore[arg-type]
+    assert metrics.after_first_commit(None, 12) == StepRange(0, 12)
+    assert metrics.after_first_epoch_began(None, 12) == StepRange(0, 12)

@@ -10,7 +10,7 @@ from equipoise.report.run.html import render_html
 from equipoise.report.run.plots import pictures
 from equipoise.report.run.summary import summarise
 from equipoise.report.run.table import WIDTH, render
-from equipoise.report.terminal import Ink
+from equipoise.report.terminal import ColourMode
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_placement_run_with_other_outputs_fails(record: RunRecord) -> None:
 
 
 def test_placement_run_table_names_digest_and_no_epochs(record: RunRecord) -> None:
-    text = render(summarise(record), Ink.PLAIN)
+    text = render(summarise(record), ColourMode.PLAIN)
     assert "* placement " in text
     assert f"placement  {DIGEST} served unchanged: nothing moved" in text
     assert "epochs" not in text

@@ -5,36 +5,39 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.demo.engine_options import told
+from equipoise.demo.engine_options import engine_options
 from equipoise.demo.run_record import RunRecord
 from equipoise.demo.settings import CommitMode, RoutingRule, RunSettings, Shares
 from equipoise.report.run.summary import summarise
 from equipoise.report.run.table import human_bytes, render
-from equipoise.report.terminal import Ink
+from equipoise.report.terminal import ColourMode
 
 MakeRecord = Callable[..., RunRecord]
 
 
 def test_run_table_ends_with_verdict(make_record: MakeRecord) -> None:
-    assert render(summarise(make_record()), Ink.PLAIN).splitlines()[-1] == "outputs identical: yes"
+    assert (
+        render(summarise(make_record()), ColourMode.PLAIN).splitlines()[-1]
+        == "outputs identical: yes"
+    )
     other = summarise(make_record(reference_outputs="b"))
-    assert render(other, Ink.PLAIN).splitlines()[-1] == "outputs identical: no"
+    assert render(other, ColourMode.PLAIN).splitlines()[-1] == "outputs identical: no"
 
 
 def test_run_table_verdict_says_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
     record.variants["exact"] = replace(record.variants["exact"], epochs=())
-    last = render(summarise(record), Ink.PLAIN).splitlines()[-1]
+    last = render(summarise(record), ColourMode.PLAIN).splitlines()[-1]
     assert last == "outputs identical: yes; not exercised: no slot moved; try more --steps"
 
 
 def test_run_table_fits_80_columns(make_record: MakeRecord) -> None:
     summary = summarise(make_record(step_tokens=make_record().step_tokens * 10**6))
-    assert max(map(len, render(summary, Ink.PLAIN).splitlines())) <= 80
+    assert max(map(len, render(summary, ColourMode.PLAIN).splitlines())) <= 80
 
 
 def test_run_table_orders_variants_by_balance(make_record: MakeRecord) -> None:
-    lines = render(summarise(make_record()), Ink.PLAIN).splitlines()
+    lines = render(summarise(make_record()), ColourMode.PLAIN).splitlines()
     rows = [line for line in lines if line.endswith("identical") and line[:2] in ("  ", "* ")]
     assert [row[2:].split()[0] for row in rows] == ["unbalanced", "static", "lagged", "exact"]
     assert rows[0].split()[1] == "0.7500"
@@ -44,22 +47,22 @@ def test_run_table_orders_variants_by_balance(make_record: MakeRecord) -> None:
 
 def test_run_table_strips_escape_codes_of_file_names(make_record: MakeRecord) -> None:
     hostile = make_record(phases=("\x1b[2J", "code"))
-    assert "\x1b" not in render(summarise(hostile), Ink.PLAIN)
-    assert "\x1b[2J" not in render(summarise(hostile), Ink.COLOUR)
-    assert "\x1b[1;32m" in render(summarise(make_record()), Ink.COLOUR)
+    assert "\x1b" not in render(summarise(hostile), ColourMode.PLAIN)
+    assert "\x1b[2J" not in render(summarise(hostile), ColourMode.COLOUR)
+    assert "\x1b[1;32m" in render(summarise(make_record()), ColourMode.COLOUR)
 
 
 def test_run_table_without_balancing_shows_no_nan_or_none(make_record: MakeRecord) -> None:
     record = make_record(shares="none")
     del record.variants["static"], record.variants["lagged"], record.variants["exact"]
-    text = render(summarise(record), Ink.PLAIN)
+    text = render(summarise(record), ColourMode.PLAIN)
     assert "balancing was off: nothing moved" in text
     assert "nan" not in text
     assert "None" not in text
 
 
 def test_run_table_counts_aborts_by_reason(make_record: MakeRecord) -> None:
-    assert "aborted    digest 1" in render(summarise(make_record()), Ink.PLAIN)
+    assert "aborted    digest 1" in render(summarise(make_record()), ColourMode.PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -86,27 +89,32 @@ def test_human_bytes_uses_binary_units(count: int, text: str) -> None:
 def test_run_table_describes_migration_path_and_rule(
     make_record: MakeRecord, settings: RunSettings, line: str
 ) -> None:
-    assert line in render(summarise(make_record(engine=told(settings))), Ink.PLAIN).splitlines()
+    assert (
+        line
+        in render(
+            summarise(make_record(engine=engine_options(settings))), ColourMode.PLAIN
+        ).splitlines()
+    )
 
 
 def test_run_table_with_largest_settings_fits_80_columns(make_record: MakeRecord) -> None:
-    widest = told(RunSettings(slots=4096, in_flight=1 << 60, parcel=4096))
-    text = render(summarise(make_record(engine=widest)), Ink.PLAIN)
+    widest = engine_options(RunSettings(slots=4096, in_flight=1 << 60, parcel=4096))
+    text = render(summarise(make_record(engine=widest)), ColourMode.PLAIN)
     assert "messages of 4096 slots" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_run_table_of_old_record_omits_engine_settings(make_record: MakeRecord) -> None:
-    text = render(summarise(make_record(engine={})), Ink.PLAIN)
+    text = render(summarise(make_record(engine={})), ColourMode.PLAIN)
     assert "path " not in text
     assert "rule " not in text
 
 
 def test_table_says_that_unbalanced_was_not_served(make_record: MakeRecord) -> None:
     record = make_record()
-    with_it = render(summarise(record), Ink.PLAIN)
+    with_it = render(summarise(record), ColourMode.PLAIN)
     del record.variants["unbalanced"]
-    without = render(summarise(record), Ink.PLAIN)
+    without = render(summarise(record), ColourMode.PLAIN)
     assert "unbalanced was not served" not in with_it
     assert "above the variant's own median step: unbalanced was not served" in without
     assert "unbalanced median" not in without

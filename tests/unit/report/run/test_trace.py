@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import Level, Traced
+from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import RunRecord
 from equipoise.report.run.trace import render_trace, trace_of
 
@@ -19,10 +19,12 @@ MakeRecord = Callable[..., RunRecord]
 START = 1.7e9
 """Seconds of a wall clock."""
 SPANS = (
-    Traced(0, "epoch", "planning", START + 1.0, START + 1.5, {"epoch": 3}),
-    Traced(0, "epoch", "epoch 3: committed", START + 1.0, START + 2.0, {"epoch": 3, "copies": 2}),
-    Traced(0, "transfer", "move", START + 1.5, START + 1.75, {"layers": [0, 2]}),
-    Traced(1, "compute stream", "step", START, START + 0.25, {"step": 7}),
+    RecordedSpan(0, "epoch", "planning", START + 1.0, START + 1.5, {"epoch": 3}),
+    RecordedSpan(
+        0, "epoch", "epoch 3: committed", START + 1.0, START + 2.0, {"epoch": 3, "copies": 2}
+    ),
+    RecordedSpan(0, "transfer", "move", START + 1.5, START + 1.75, {"layers": [0, 2]}),
+    RecordedSpan(1, "compute stream", "step", START, START + 0.25, {"step": 7}),
 )
 
 
@@ -72,7 +74,7 @@ def test_trace_orders_enclosing_spans_first(make_record: MakeRecord) -> None:
 def test_trace_imbalance_counter_omits_unknown_values(
     make_record: MakeRecord,
 ) -> None:
-    levels = (Level(0, START + 1.0, 0.25), Level(0, START + 2.0, math.nan))
+    levels = (ImbalanceSample(0, START + 1.0, 0.25), ImbalanceSample(0, START + 2.0, math.nan))
     trace = traced(make_record(spans=SPANS, levels=levels))
     assert faults(trace) == []
     (counter,) = events(trace, "C")
@@ -95,12 +97,14 @@ def test_trace_of_arbitrary_spans_is_valid(make_record: MakeRecord, data: st.Dat
             for gap, length in data.draw(st.lists(st.tuples(*[st.floats(0, 5)] * 2), max_size=5)):
                 begin = at + gap
                 at = begin + length
-                spans.append(Traced(rank, str(track), "x", begin, at))
+                spans.append(RecordedSpan(rank, str(track), "x", begin, at))
     assert faults(traced(make_record(spans=tuple(spans)))) == []
 
 
 def test_trace_of_spans_without_run_record() -> None:
-    trace = json.loads(trace_of(SPANS, (Level(0, START + 1.0, 0.25),), {"model": "target"}))
+    trace = json.loads(
+        trace_of(SPANS, (ImbalanceSample(0, START + 1.0, 0.25),), {"model": "target"})
+    )
     assert faults(trace) == []
     assert {event["pid"] for event in events(trace, "X")} == {0, 1}
     assert [event["args"] for event in events(trace, "C")] == [{"max/mean - 1": 0.25}]

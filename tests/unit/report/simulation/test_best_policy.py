@@ -7,26 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.policy_comparison import Interval, Result
-from equipoise.balancer.requests.simulation_run import Figures
+from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
+from equipoise.balancer.requests.simulation_run import SimulationMetrics
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
     Better,
-    alike_lines,
-    judge,
-    paired,
+    best_of_columns,
+    indistinguishable_lines,
+    paired_difference,
 )
-from equipoise.report.simulation.result import Simulated
+from equipoise.report.simulation.result import SimulationResult
 
-MakeResult = Callable[..., Result]
+MakeResult = Callable[..., PolicyResult]
 
 
 def test_judge_prefers_low_imbalance_and_high_throughput(make_result: MakeResult) -> None:
     for figure, best in (("imbalance", "low"), ("throughput", "high")):
         low = make_result("low", figure, (1.0, 1.1, 1.2))
         high = make_result("high", figure, (2.0, 2.1, 2.2))
-        [judged] = judge((low, high))
+        [judged] = best_of_columns((low, high))
         assert (judged.column.figure, judged.best, judged.alike) == (figure, best, ())
 
 
@@ -35,9 +35,9 @@ def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: M
     # Its mean is lower, but now it is above and now below; each seed alone tells the others apart.
     shaky = make_result("shaky", "idle", (0.25, 0.1, 0.45))
     behind = make_result("behind", "idle", (0.31, 0.4, 0.5))
-    [judged] = judge((steady, shaky, behind))
+    [judged] = best_of_columns((steady, shaky, behind))
     assert (judged.best, judged.alike) == ("shaky", ("steady", "behind"))
-    [judged] = judge((steady, behind))
+    [judged] = best_of_columns((steady, behind))
     assert (judged.best, judged.alike) == ("steady", ())
 
 
@@ -45,28 +45,30 @@ def test_judge_separates_policies_by_paired_seeds(make_result: MakeResult) -> No
     slow = make_result("slow", "throughput", (100.0, 200.0, 300.0))
     fast = make_result("fast", "throughput", (101.0, 201.0, 301.1))
     assert fast.interval("throughput").low < slow.interval("throughput").high
-    assert paired(fast, slow, "throughput").low > 0
-    assert judge((slow, fast))[0].alike == ()
+    assert paired_difference(fast, slow, "throughput").low > 0
+    assert best_of_columns((slow, fast))[0].alike == ()
 
 
 def test_judge_has_no_best_for_equal_or_missing_figures(make_result: MakeResult) -> None:
     equal = (make_result("a", "idle", (1.0, 1.0)), make_result("b", "idle", (1.0, 1.0)))
     nothing = (make_result("a", "idle", (float("nan"),)), make_result("b", "idle", (1.0,)))
-    assert judge(equal) == judge(nothing) == judge(equal[:1]) == ()
+    assert best_of_columns(equal) == best_of_columns(nothing) == best_of_columns(equal[:1]) == ()
 
 
 def test_judge_of_one_seed_has_best_and_no_alike(
     make_result: MakeResult,
 ) -> None:
-    [judged] = judge((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))
+    [judged] = best_of_columns((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))
     assert (judged.best, judged.alike) == ("a", ())
 
 
 def test_tie_lines_list_indistinguishable_policies_by_column(
-    found: Simulated, make_result: MakeResult
+    found: SimulationResult, make_result: MakeResult
 ) -> None:
-    def lines(*results: Result) -> list[str]:
-        return list(alike_lines(replace(found, results=results), judge(results)))
+    def lines(*results: PolicyResult) -> list[str]:
+        return list(
+            indistinguishable_lines(replace(found, results=results), best_of_columns(results))
+        )
 
     one, two = make_result("a", "idle", (1.0, 2.0)), make_result("b", "idle", (1.1, 1.8))
     far = make_result("c", "idle", (9.0, 10.0))
@@ -107,6 +109,9 @@ def test_column_shows_short_times_in_milliseconds(make_result: MakeResult) -> No
 
 
 def test_columns_are_figures_and_bounds_have_no_best() -> None:
-    assert {column.figure for column in COLUMNS} == set(Figures.names()) - {"preempted", "steps"}
+    assert {column.figure for column in COLUMNS} == set(SimulationMetrics.names()) - {
+        "preempted",
+        "steps",
+    }
     neither = {column.figure for column in COLUMNS if column.better is Better.NEITHER}
     assert neither == {"bound", "occupancy"}

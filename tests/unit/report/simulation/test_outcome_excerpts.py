@@ -6,29 +6,29 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.policy_comparison import Contender
-from equipoise.balancer.requests.policy_settings import PolicySettings
+from equipoise.balancer.requests.policy_comparison import NamedPolicy
+from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.simulation import Scenario, simulate
-from equipoise.balancer.requests.simulation_run import Outcome
+from equipoise.balancer.requests.simulation_run import SimulationRun
 from equipoise.balancer.requests.workload_generators import generate
-from equipoise.report.simulation.load_plots import stretch
+from equipoise.report.simulation.load_plots import step_times
 from equipoise.report.simulation.result import (
     CLASSES,
-    EXCERPT,
-    POINTS,
+    CURVE_POINTS,
+    DRAWN_STEPS,
+    EXCERPT_STEPS,
     QUANTILES,
-    TRAJECTORY,
-    Excerpt,
-    Lines,
-    Watch,
+    LoadCurves,
+    PlotDataCollector,
+    StepExcerpt,
     by_size,
-    typical,
+    typical_step,
 )
 
-JSQ = Contender("jsq", PolicySettings(name="jsq"))
+JSQ = NamedPolicy("jsq", RoutingPolicySettings(name="jsq"))
 
 
-def run(trajectory: int, seed: int = 0) -> Outcome:
+def run(trajectory: int, seed: int = 0) -> SimulationRun:
     scenario = Scenario(
         cluster=Cluster(workers=3, slots=4), policy=JSQ.policy, trajectory=trajectory
     )
@@ -36,23 +36,23 @@ def run(trajectory: int, seed: int = 0) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Outcome:
+def outcome() -> SimulationRun:
     return run(10**6)
 
 
-def test_load_lines_sample_first_steps_of_outcome(outcome: Outcome) -> None:
-    lines = Lines.of(outcome)
-    assert len(lines.steps) <= 2 * POINTS
+def test_load_lines_sample_first_steps_of_outcome(outcome: SimulationRun) -> None:
+    lines = LoadCurves.of(outcome)
+    assert len(lines.steps) <= 2 * CURVE_POINTS
     assert (lines.steps[0], lines.loads.shape[1]) == (0, 3)
-    assert lines.steps[-1] < TRAJECTORY
+    assert lines.steps[-1] < DRAWN_STEPS
     assert np.array_equal(lines.loads, outcome.steps.loads[lines.steps])
     assert lines.warm == outcome.window.start
 
 
-def test_excerpt_has_balance_of_whole_run(outcome: Outcome) -> None:
-    first = typical(outcome)
-    excerpt = Excerpt.of(outcome)
-    assert outcome.window.start <= first <= len(outcome.steps.clock) - EXCERPT
+def test_excerpt_has_balance_of_whole_run(outcome: SimulationRun) -> None:
+    first = typical_step(outcome)
+    excerpt = StepExcerpt.of(outcome)
+    assert outcome.window.start <= first <= len(outcome.steps.clock) - EXCERPT_STEPS
     assert excerpt.clock[0] == outcome.steps.clock[first]
     balance = excerpt.loads.mean(axis=1) / excerpt.loads.max(axis=1)
     assert balance.mean() == pytest.approx(outcome.balance.mean(), abs=0.02)
@@ -60,20 +60,20 @@ def test_excerpt_has_balance_of_whole_run(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("kept", [1, 5, 13, 40])
 def test_excerpt_fits_into_kept_steps(kept: int) -> None:
-    excerpt = Excerpt.of(run(kept))
-    count = min(kept, EXCERPT)
+    excerpt = StepExcerpt.of(run(kept))
+    count = min(kept, EXCERPT_STEPS)
     assert len(excerpt.loads) == len(excerpt.clock) == len(excerpt.seconds) == count
 
 
-def test_excerpt_split_puts_barrier_before_step_end(outcome: Outcome) -> None:
-    seen = stretch(Excerpt.of(outcome), outcome.cluster)
+def test_excerpt_split_puts_barrier_before_step_end(outcome: SimulationRun) -> None:
+    seen = step_times(StepExcerpt.of(outcome), outcome.cluster)
     assert seen.begins[0] == 0
     assert np.allclose(seen.reading.max(axis=1), seen.barrier)
     assert (seen.seconds >= seen.barrier - 1e-12).all()
     assert np.allclose(np.diff(seen.begins), seen.seconds[:-1])
 
 
-def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: Outcome) -> None:
+def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: SimulationRun) -> None:
     sizes, waits = by_size(outcome)
     assert len(sizes) == len(waits) == CLASSES
     assert (np.diff(sizes) >= 0).all()
@@ -81,18 +81,18 @@ def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: Outcome) -
 
 
 def test_outcome_watch_keeps_first_seed_and_averages_balance() -> None:
-    watch = Watch()
+    watch = PlotDataCollector()
     outcomes = [run(50, seed) for seed in (0, 1)]
     for seed, outcome in enumerate(outcomes):
         watch.keep(JSQ, seed, outcome)
     seen = watch.seen()["jsq"]
-    assert np.array_equal(seen.lines.loads, Lines.of(outcomes[0]).loads)
+    assert np.array_equal(seen.lines.loads, LoadCurves.of(outcomes[0]).loads)
     each = [np.quantile(outcome.balance, QUANTILES) for outcome in outcomes]
     assert np.allclose(seen.balance, np.mean(each, axis=0))
     assert (np.diff(seen.balance) >= 0).all()
 
 
-def test_outcome_watch_omits_policy_with_all_requests_failed(outcome: Outcome) -> None:
-    watch, jobs = Watch(), outcome.jobs
+def test_outcome_watch_omits_policy_with_all_requests_failed(outcome: SimulationRun) -> None:
+    watch, jobs = PlotDataCollector(), outcome.jobs
     watch.keep(JSQ, 0, replace(outcome, jobs=replace(jobs, failed=np.ones_like(jobs.failed))))
     assert watch.seen() == {}

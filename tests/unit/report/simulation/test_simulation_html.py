@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from equipoise.balancer.requests.policy_comparison import Result
+from equipoise.balancer.requests.policy_comparison import PolicyResult
 from equipoise.cli.simulate_setup import known_policies
 from equipoise.report.simulation.html import pictures, render_html
 from equipoise.report.simulation.json_output import to_json
-from equipoise.report.simulation.load_plots import load_lines
-from equipoise.report.simulation.plot_style import of_policy
-from equipoise.report.simulation.result import Point, Simulated, Sweep
+from equipoise.report.simulation.load_plots import worker_load_plot
+from equipoise.report.simulation.plot_style import policy_colour
+from equipoise.report.simulation.result import SimulationResult, Sweep, SweepPoint
 from equipoise.report.svg import Picture
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ class Outline(HTMLParser):
         self.text += data
 
 
-def outline(found: Simulated) -> tuple[str, Outline]:
+def outline(found: SimulationResult) -> tuple[str, Outline]:
     about = {"command": "equipoise simulate --trace '<b>'", "settings": {"workers": 3}}
     page = render_html(found, about, to_json(found))
     parsed = Outline()
@@ -67,14 +67,14 @@ def outline(found: Simulated) -> tuple[str, Outline]:
 
 
 @pytest.fixture(scope="module")
-def whole(found: Simulated) -> tuple[str, Outline]:
+def whole(found: SimulationResult) -> tuple[str, Outline]:
     hostile = replace(found.subject, workload="<script>$x_{$", notes=("\x00<i>",))
-    points = (Point(0.5, found.results), Point(1.0, found.results))
+    points = (SweepPoint(0.5, found.results), SweepPoint(1.0, found.results))
     return outline(replace(found, subject=hostile, sweep=Sweep("load", points)))
 
 
 @pytest.fixture(scope="module")
-def drawn(found: Simulated) -> tuple[Picture, ...]:
+def drawn(found: SimulationResult) -> tuple[Picture, ...]:
     return pictures(found)
 
 
@@ -114,7 +114,7 @@ def test_simulation_pictures_have_unique_ids_and_current_color(
 
 
 def test_simulation_pictures_are_well_formed_and_reproducible(
-    found: Simulated, drawn: tuple[Picture, ...]
+    found: SimulationResult, drawn: tuple[Picture, ...]
 ) -> None:
     assert [picture.title for picture in drawn] == list(TITLES)
     assert drawn == pictures(found)
@@ -123,18 +123,18 @@ def test_simulation_pictures_are_well_formed_and_reproducible(
 
 
 def test_simulation_pictures_name_each_policy_in_own_colour(
-    found: Simulated, drawn: tuple[Picture, ...]
+    found: SimulationResult, drawn: tuple[Picture, ...]
 ) -> None:
     for title in (TITLES[0], TITLES[3], TITLES[4]):
         [svg] = [picture.svg for picture in drawn if picture.title == title]
         for label in found.labels:
             assert re.search(rf">{label}[^<]*</text>", svg), (title, label)
-    colours = [of_policy(name) for name in known_policies()]
+    colours = [policy_colour(name) for name in known_policies()]
     assert len(colours) == len(set(colours))
 
 
 def test_simulation_page_of_one_seed_and_policy(
-    simulate_small: Callable[..., Simulated],
+    simulate_small: Callable[..., SimulationResult],
 ) -> None:
     _, parsed = outline(simulate_small(seeds=1, policies=("jsq",), workers=1))
     assert parsed.seen.count("svg") == 5
@@ -143,7 +143,7 @@ def test_simulation_page_of_one_seed_and_policy(
 
 
 def test_simulation_page_without_served_requests(
-    simulate_small: Callable[..., Simulated],
+    simulate_small: Callable[..., SimulationResult],
 ) -> None:
     _, parsed = outline(simulate_small(kv_tokens=1))
     assert parsed.seen.count("svg") == 1
@@ -151,16 +151,16 @@ def test_simulation_page_without_served_requests(
 
 
 def test_simulation_loads_of_many_workers_are_an_image(
-    simulate_small: Callable[..., Simulated],
+    simulate_small: Callable[..., SimulationResult],
 ) -> None:
     found = simulate_small(workers=20, slots_per_worker=2, requests=300, policies=("fit",))
-    drawn = load_lines(found)
+    drawn = worker_load_plot(found)
     assert drawn is not None
     assert "data:image/png" in drawn.svg
 
 
 def test_simulation_verdict_names_few_alike_and_counts_many(
-    found: Simulated, make_result: Callable[..., Result]
+    found: SimulationResult, make_result: Callable[..., PolicyResult]
 ) -> None:
     best = make_result("best", "throughput", (2.0, 1.0, 3.0))
     near = [make_result(f"n{n}", "throughput", (1.9, 1.1, 2.9 - n / 100)) for n in range(5)]

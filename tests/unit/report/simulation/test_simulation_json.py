@@ -6,11 +6,11 @@ from pathlib import Path
 
 from equipoise import __version__
 from equipoise.balancer.requests.policy_settings import Predictor
-from equipoise.report.simulation.json_output import plain, to_json
-from equipoise.report.simulation.result import Simulated
+from equipoise.report.simulation.json_output import json_value, to_json
+from equipoise.report.simulation.result import SimulationResult
 
 
-def test_simulation_json_round_trips_without_nan(found: Simulated) -> None:
+def test_simulation_json_round_trips_without_nan(found: SimulationResult) -> None:
     values = to_json(found)
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert values["equipoise"] == __version__
@@ -19,7 +19,7 @@ def test_simulation_json_round_trips_without_nan(found: Simulated) -> None:
     assert values["subject"]["requests"]["count"] == 80
 
 
-def test_simulation_json_names_best_policy_of_each_figure(found: Simulated) -> None:
+def test_simulation_json_names_best_policy_of_each_figure(found: SimulationResult) -> None:
     best = to_json(found)["best"]
     assert best["imbalance"]["policy"] in found.labels
     assert set(best["imbalance"]["not_told_apart"]) <= set(found.labels)
@@ -27,7 +27,7 @@ def test_simulation_json_names_best_policy_of_each_figure(found: Simulated) -> N
 
 
 def test_simulation_json_reference_is_default_or_first_policy(
-    found: Simulated, simulate_small: Callable[..., Simulated]
+    found: SimulationResult, simulate_small: Callable[..., SimulationResult]
 ) -> None:
     assert to_json(found)["reference"] == "fit"
     other = to_json(simulate_small(policies=("jsq", "br0")))
@@ -36,7 +36,7 @@ def test_simulation_json_reference_is_default_or_first_policy(
     assert other["policies"]["br0"]["beside_reference"]["idle"]["mean"] is not None
 
 
-def test_simulation_json_has_balance_and_wait_distributions(found: Simulated) -> None:
+def test_simulation_json_has_balance_and_wait_distributions(found: SimulationResult) -> None:
     policy = to_json(found)["policies"]["fit"]
     assert len(policy["balance"]["values"]) == len(policy["balance"]["quantiles"])
     assert len(policy["wait_by_size"]["seconds"]) == 10
@@ -44,4 +44,4 @@ def test_simulation_json_has_balance_and_wait_distributions(found: Simulated) ->
 
 def test_to_json_converts_python_values() -> None:
     given = {"a": Path("x"), 1: (float("nan"), 0.5), "e": Predictor.ORACLE, "b": True, "n": None}
-    assert plain(given) == {"a": "x", "1": [None, 0.5], "e": "oracle", "b": True, "n": None}
+    assert json_value(given) == {"a": "x", "1": [None, 0.5], "e": "oracle", "b": True, "n": None}

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.balancer.requests.policy_comparison import Result
-from equipoise.report.simulation.columns import COLUMNS, REPORT_ONLY, judge
-from equipoise.report.simulation.result import Point, Simulated, Sweep
-from equipoise.report.simulation.table import BEST, WIDTH, fill, render
-from equipoise.report.terminal import Ink
+from equipoise.balancer.requests.policy_comparison import PolicyResult
+from equipoise.report.simulation.columns import COLUMNS, REPORT_ONLY, best_of_columns
+from equipoise.report.simulation.result import SimulationResult, Sweep, SweepPoint
+from equipoise.report.simulation.table import BEST_MARK, WIDTH, fill_columns, render
+from equipoise.report.terminal import ColourMode
 
-MakeResult = Callable[..., Result]
+MakeResult = Callable[..., PolicyResult]
 
 
-def test_simulation_table_fits_width_with_every_column_once(found: Simulated) -> None:
-    text = render(found, Ink.PLAIN)
+def test_simulation_table_fits_width_with_every_column_once(found: SimulationResult) -> None:
+    text = render(found, ColourMode.PLAIN)
     assert max(map(len, text.splitlines())) <= WIDTH
     heads = [line for line in text.splitlines() if re.match(r"^ {8}", line)]
     words = re.split(r" {2,}", "  ".join(heads).strip())
@@ -25,26 +25,26 @@ def test_simulation_table_fits_width_with_every_column_once(found: Simulated) ->
         assert words.count(column.head) == (0 if hidden else 1), column.head
 
 
-def test_simulation_table_marks_only_best_of_column(found: Simulated) -> None:
-    best = {one.column.figure: one.best for one in judge(found.results)}
-    for filled in fill(found, judge(found.results)):
+def test_simulation_table_marks_only_best_of_column(found: SimulationResult) -> None:
+    best = {one.column.figure: one.best for one in best_of_columns(found.results)}
+    for filled in fill_columns(found, best_of_columns(found.results)):
         marked = [
             label
             for label, text in zip(found.labels, filled.texts, strict=True)
-            if text.endswith(BEST)
+            if text.endswith(BEST_MARK)
         ]
         expected = best.get(filled.column.figure)
         assert marked == ([] if expected is None else [expected])
 
 
-def test_simulation_table_colours_change_no_text(found: Simulated) -> None:
-    coloured = render(found, Ink.COLOUR)
+def test_simulation_table_colours_change_no_text(found: SimulationResult) -> None:
+    coloured = render(found, ColourMode.COLOUR)
     assert "\033[1;32m" in coloured
-    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == render(found, Ink.PLAIN)
+    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == render(found, ColourMode.PLAIN)
 
 
-def test_simulation_table_describes_subject_and_signs(found: Simulated) -> None:
-    text = render(found, Ink.PLAIN)
+def test_simulation_table_describes_subject_and_signs(found: SimulationResult) -> None:
+    text = render(found, ColourMode.PLAIN)
     for words in (
         "sharegpt: 80 requests on 3 workers of 4 slots; 3 policies, 2 seeds",
         "each seed draws requests of its own",
@@ -57,23 +57,23 @@ def test_simulation_table_describes_subject_and_signs(found: Simulated) -> None:
 
 
 def test_simulation_table_shows_failed_column_on_failures(
-    simulate_small: Callable[..., Simulated],
+    simulate_small: Callable[..., SimulationResult],
 ) -> None:
-    text = render(simulate_small(kv_tokens=300), Ink.PLAIN)
+    text = render(simulate_small(kv_tokens=300), ColourMode.PLAIN)
     assert "no request failed" not in text
     assert re.search(r"\bfailed\b", text)
 
 
-def test_simulation_table_strips_escape_codes(found: Simulated) -> None:
+def test_simulation_table_strips_escape_codes(found: SimulationResult) -> None:
     hostile = replace(found.subject, workload="\x1b[2J", notes=("\x1b]0;",))
-    text = render(replace(found, subject=hostile), Ink.PLAIN)
+    text = render(replace(found, subject=hostile), ColourMode.PLAIN)
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("over", ["load", "workers"])
-def test_simulation_table_sweep_has_block_per_figure(found: Simulated, over: str) -> None:
-    points = (Point(1, found.results), Point(2, found.results))
-    text = render(replace(found, sweep=Sweep(over, points)), Ink.PLAIN)
+def test_simulation_table_sweep_has_block_per_figure(found: SimulationResult, over: str) -> None:
+    points = (SweepPoint(1, found.results), SweepPoint(2, found.results))
+    text = render(replace(found, sweep=Sweep(over, points)), ColourMode.PLAIN)
     assert text.count(f", by {over}") == 3
     [row] = [line for line in text.split("idle, %, by")[1].splitlines() if line.startswith("fit")][
         :1
@@ -83,9 +83,9 @@ def test_simulation_table_sweep_has_block_per_figure(found: Simulated, over: str
 
 
 def test_simulation_table_shows_dashes_for_missing_figures(
-    found: Simulated, make_result: MakeResult
+    found: SimulationResult, make_result: MakeResult
 ) -> None:
     nothing = make_result("none", "idle", (float("nan"), float("nan")))
-    text = render(replace(found, results=(*found.results, nothing)), Ink.PLAIN)
+    text = render(replace(found, results=(*found.results, nothing)), ColourMode.PLAIN)
     [row] = [line for line in text.splitlines() if line.startswith("none")][:1]
     assert " -" in row

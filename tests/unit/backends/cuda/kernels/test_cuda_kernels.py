@@ -10,7 +10,7 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cuda import kernel_launcher
-from equipoise.backends.cuda.kernel_launcher import CudaKernels, Workspaces, programs
+from equipoise.backends.cuda.kernel_launcher import CudaKernels, Workspaces, kernel_module
 from equipoise.backends.devices import memory
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
@@ -168,7 +168,7 @@ def test_kernel_error_fails_its_stream(
     def fail(*_: object) -> None:
         raise RuntimeError("out of shared memory")
 
-    monkeypatch.setattr(programs("counting"), "count", fail)
+    monkeypatch.setattr(kernel_module("counting"), "count", fail)
     kernels.count(IDS, outputs()[1], stream)
     with pytest.raises(StreamFailed, match="shared memory"):
         stream.synchronize(WATCHDOG)

@@ -32,7 +32,7 @@ def test_mix32_with_any_salt_equals_the_reference(
     index: list[int], rank: int, layer: int, step: int
 ) -> None:
     out = on_device(torch.zeros(4, dtype=torch.int64))
-    state = hashing.salted(Salt(rank, layer, step))
+    state = hashing.salted_state(Salt(rank, layer, step))
     mix_kernel[(1,)](on_device(int32(index)), state, out, SIZE=4)
     assert out.tolist() == mix32(torch.tensor(index), rank, layer, step).tolist()
     assert -(1 << 31) <= state < 1 << 31

@@ -12,9 +12,9 @@ import torch
 from helpers.harnesses.store_keys import store_keys
 
 from equipoise.backends.common.control_plane import StoreControlPlane
-from equipoise.backends.devices.collectives.ccl import Greeting, Membership
-from equipoise.backends.devices.collectives.comm_init import PENDING_CHANNELS, Builder, Plan
-from equipoise.backends.devices.collectives.comm_stream import Channel
+from equipoise.backends.devices.collectives.ccl import CommSpec, WarmupOps
+from equipoise.backends.devices.collectives.comm_init import PENDING_COMMS, CommBuilder, CommPlan
+from equipoise.backends.devices.collectives.comm_stream import CommStream
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
@@ -41,7 +41,7 @@ class SlowLibrary:
     def takes(self, link: bool) -> int:
         return 0
 
-    def meet(self, membership: Membership, *_: object) -> tuple[Any, Greeting]:
+    def meet(self, membership: CommSpec, *_: object) -> tuple[Any, WarmupOps]:
         self.met.append(membership.name)
         if self.meets:  # as every library: nobody gets through before all have come
             expiry = time.monotonic() + DEADLINE
@@ -50,7 +50,7 @@ class SlowLibrary:
         if membership.name == "slow":
             assert self.resumed.wait(DEADLINE)
         group = SimpleNamespace(lane=None, close=lambda: None, closed=True)
-        return group, Greeting(ENDED, (), torch.zeros(1, dtype=torch.int8))
+        return group, WarmupOps(ENDED, (), torch.zeros(1, dtype=torch.int8))
 
 
 @pytest.fixture
@@ -59,36 +59,36 @@ def library() -> Iterator[SlowLibrary]:
     yield library
     library.resumed.set()
     expiry = time.monotonic() + DEADLINE
-    while PENDING_CHANNELS.names() and time.monotonic() < expiry:
+    while PENDING_COMMS.names() and time.monotonic() < expiry:
         time.sleep(0.001)
 
 
 @pytest.fixture
-def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> Builder:
+def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> CommBuilder:
     """Rank 0's."""
     anything: Any = library
-    return Builder(anything, planes[0])
+    return CommBuilder(anything, planes[0])
 
 
-def make(builder: Builder, name: str, *others: int, seconds: float = DEADLINE) -> Channel:
+def make(builder: CommBuilder, name: str, *others: int, seconds: float = DEADLINE) -> CommStream:
     """A channel of rank 0 and others."""
     greet: Any = None
-    plan = Plan(Membership(name, (0, *others), 0, link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(CommSpec(name, (0, *others), 0, link=False, deadline=DEADLINE), greet, DEVICE)
     return builder.build(plan, builder.patience(time.monotonic() + seconds))
 
 
-def make_slow_with_lost_rank(builder: Builder, planes: list[StoreControlPlane]) -> None:
+def make_slow_with_lost_rank(builder: CommBuilder, planes: list[StoreControlPlane]) -> None:
     """Rank 1 is lost after it has come; rank 0 gives up at its deadline."""
     for word in ("here", "0/ready"):
         planes[1].cast(f"library/slow/{word}", b"")
     with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
         make(builder, "slow", 1, seconds=SHORT)
-    assert PENDING_CHANNELS.names() == ("slow",)
+    assert PENDING_COMMS.names() == ("slow",)
     planes[1].leave("fell over")
 
 
 def test_channel_is_made_only_after_one_that_was_given_up(
-    builder: Builder, library: SlowLibrary
+    builder: CommBuilder, library: SlowLibrary
 ) -> None:
     with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
         make(builder, "slow", seconds=SHORT)
@@ -99,28 +99,28 @@ def test_channel_is_made_only_after_one_that_was_given_up(
 
 
 def test_channel_with_lost_rank_does_not_block_others(
-    builder: Builder, planes: list[StoreControlPlane]
+    builder: CommBuilder, planes: list[StoreControlPlane]
 ) -> None:
     make_slow_with_lost_rank(builder, planes)
     assert make(builder, "next").membership.name == "next"
 
 
 def test_channel_with_lost_rank_blocks_no_other_fabric(
-    builder: Builder, planes: list[StoreControlPlane]
+    builder: CommBuilder, planes: list[StoreControlPlane]
 ) -> None:
     make_slow_with_lost_rank(builder, planes)
     builder.give_up()
-    assert PENDING_CHANNELS.names() == ()
+    assert PENDING_COMMS.names() == ()
 
 
 def make_on_both(
-    builders: list[Builder], name: str, seconds: tuple[float, float] = (DEADLINE, DEADLINE)
+    builders: list[CommBuilder], name: str, seconds: tuple[float, float] = (DEADLINE, DEADLINE)
 ) -> list[str]:
     """What came of it on each rank: the channel's name, or the error."""
 
     def one(rank: int) -> str:
         greet: Any = None
-        plan = Plan(Membership(name, (0, 1), rank, link=False, deadline=DEADLINE), greet, DEVICE)
+        plan = CommPlan(CommSpec(name, (0, 1), rank, link=False, deadline=DEADLINE), greet, DEVICE)
         try:
             patience = builders[rank].patience(time.monotonic() + seconds[rank])
             return builders[rank].build(plan, patience).membership.name
@@ -132,23 +132,25 @@ def make_on_both(
 
 
 @pytest.fixture
-def builders(planes: list[StoreControlPlane]) -> list[Builder]:
+def builders(planes: list[StoreControlPlane]) -> list[CommBuilder]:
     anything: Any = SlowLibrary(one_at_a_time=False, meets=True)
-    return [Builder(anything, plane) for plane in planes]
+    return [CommBuilder(anything, plane) for plane in planes]
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_channel_is_made_again_after_rank_came_too_late(builders: list[Builder], late: int) -> None:
+def test_channel_is_made_again_after_rank_came_too_late(
+    builders: list[CommBuilder], late: int
+) -> None:
     early = 1 - late
     greet: Any = None
-    plan = Plan(Membership("again", (0, 1), early, link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(CommSpec("again", (0, 1), early, link=False, deadline=DEADLINE), greet, DEVICE)
     with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
         builders[early].build(plan, builders[early].patience(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2
 
 
 def test_channel_is_made_again_under_other_name_after_failed_meeting(
-    builders: list[Builder], library: SlowLibrary
+    builders: list[CommBuilder], library: SlowLibrary
 ) -> None:
     """Both ranks came into the library, which did not make it in time."""
     for builder in builders:
@@ -162,20 +164,20 @@ def test_channel_is_made_again_under_other_name_after_failed_meeting(
 
 
 def test_rank_joins_no_attempt_twice(
-    builders: list[Builder], planes: list[StoreControlPlane]
+    builders: list[CommBuilder], planes: list[StoreControlPlane]
 ) -> None:
     """The first rank is still in the attempt that failed on the second."""
     planes[0].cast("library/twice/here", b"")
     planes[0].cast("library/twice/turn", b"0")
     builders[1]._attempts["twice"] = 0
     greet: Any = None
-    plan = Plan(Membership("twice", (0, 1), 1, link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(CommSpec("twice", (0, 1), 1, link=False, deadline=DEADLINE), greet, DEVICE)
     with pytest.raises(CommunicatorFailed, match="rank 0 is still in attempt 0, which failed here"):
         builders[1].build(plan, builders[1].patience(time.monotonic() + SHORT))
 
 
 def test_made_channel_leaves_no_store_keys(
-    builders: list[Builder], planes: list[StoreControlPlane]
+    builders: list[CommBuilder], planes: list[StoreControlPlane]
 ) -> None:
     made = [make_on_both(builders, f"channel{number}") for number in range(3)]
     assert made == [[f"channel{number}"] * 2 for number in range(3)]
@@ -187,7 +189,7 @@ def test_channel_is_made_beside_slow_one_where_library_allows(
 ) -> None:
     library.one_at_a_time = False
     anything: Any = library
-    builder = Builder(anything, planes[0])
+    builder = CommBuilder(anything, planes[0])
     with ThreadPoolExecutor(1) as other:
         slow = other.submit(make, builder, "slow")
         while "slow" not in library.met:

@@ -8,10 +8,10 @@ from weakref import ref
 import pytest
 import torch
 
-from equipoise.backends.devices.collectives.ccl import Greeting, Membership
-from equipoise.backends.devices.collectives.comm_memory import LEDGER
-from equipoise.backends.devices.collectives.comm_stream import Channel
-from equipoise.backends.devices.issuing import Gate
+from equipoise.backends.devices.collectives.ccl import CommSpec, WarmupOps
+from equipoise.backends.devices.collectives.comm_memory import COMM_MEMORY
+from equipoise.backends.devices.collectives.comm_stream import CommStream
+from equipoise.backends.devices.issuing import IssueLock
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import CommunicatorFailed, StreamFailed
@@ -66,9 +66,9 @@ class Bench:
         capabilities = SimpleNamespace(abort=aborts)
         library: Any = SimpleNamespace(capabilities=capabilities, takes=lambda link: 5)
         group: Any = self.group
-        members = Membership("tried", (0, 1), 0, link=True, deadline=20.0)
-        greeting = Greeting(self.greeting, (), torch.zeros(1, dtype=torch.int8))
-        self.channel = Channel(members, library, group, DEVICE, greeting)
+        members = CommSpec("tried", (0, 1), 0, link=True, deadline=20.0)
+        greeting = WarmupOps(self.greeting, (), torch.zeros(1, dtype=torch.int8))
+        self.channel = CommStream(members, library, group, DEVICE, greeting)
 
     def fly(self, *buffers: torch.Tensor) -> Operation:
         operation = Operation()
@@ -90,7 +90,7 @@ def stream() -> DeviceStream:
             """No more."""
 
     vendor: Any = SimpleNamespace(current=lambda native: Launched())
-    return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, Gate())
+    return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, IssueLock())
 
 
 def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
@@ -115,7 +115,7 @@ def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> Non
     operation.over = True
     assert bench.channel.gone()
     assert watched() is None
-    assert "tried" not in [holding.name for holding in LEDGER.held()]
+    assert "tried" not in [holding.name for holding in COMM_MEMORY.held()]
 
 
 def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from helpers.harnesses.store_keys import store_keys
 
-from equipoise.backends.common.bounded_wait import Patience
+from equipoise.backends.common.bounded_wait import Deadline
 from equipoise.backends.common.control_plane import StoreControlPlane
-from equipoise.backends.devices.collectives.bootstrap import Turn
-from equipoise.backends.devices.collectives.ccl import Membership
-from equipoise.backends.devices.collectives.communicator import round_of
-from equipoise.backends.devices.collectives.teardown import STRANDED, Partings
-from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.backends.devices.collectives.bootstrap import InitLock
+from equipoise.backends.devices.collectives.ccl import CommSpec
+from equipoise.backends.devices.collectives.communicator import plan_round
+from equipoise.backends.devices.collectives.teardown import UNRELEASED_COMMS, TeardownQueue
+from equipoise.hal.communicator import Exchange, PeerBuffer
 from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0
@@ -23,12 +23,12 @@ SHORT = 0.05
 Planes = list[StoreControlPlane]
 
 
-def patience(seconds: float = DEADLINE) -> Patience:
-    return Patience(time.monotonic() + seconds, threading.Event())
+def patience(seconds: float = DEADLINE) -> Deadline:
+    return Deadline(time.monotonic() + seconds, threading.Event())
 
 
-def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEADLINE) -> Turn:
-    return Turn(plane, NAME, what, ranks or (0, 1), patience(seconds))
+def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEADLINE) -> InitLock:
+    return InitLock(plane, NAME, what, ranks or (0, 1), patience(seconds))
 
 
 def test_turns_of_disjoint_ranks_are_held_side_by_side(planes: Planes) -> None:
@@ -94,11 +94,11 @@ def test_turn_of_lost_rank_is_skipped(planes: Planes) -> None:
 def test_turn_wait_ends_when_given_up(planes: Planes) -> None:
     given_up = threading.Event()
     given_up.set()
-    impatient = Patience(time.monotonic() + DEADLINE, given_up)
+    impatient = Deadline(time.monotonic() + DEADLINE, given_up)
     with (
         turn(planes[0], "mine"),
         pytest.raises(CommunicatorFailed),
-        Turn(planes[1], NAME, "next", (0, 1), impatient),
+        InitLock(planes[1], NAME, "next", (0, 1), impatient),
     ):
         pass
 
@@ -107,7 +107,7 @@ class Channel:
     """A channel that is idle when the test says so; its library may be able to abort."""
 
     def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
-        self.membership = Membership(name, (0, 1), 0, link=False, deadline=DEADLINE)
+        self.membership = CommSpec(name, (0, 1), 0, link=False, deadline=DEADLINE)
         self.idle = idle
         self.closed = False
         self.aborted = False
@@ -128,7 +128,7 @@ class Channel:
 
 
 def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> None:
-    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     here, there = Channel("c", idle=True), Channel("c", idle=False)
     mine.add(here)  # type: ignore[arg-type]
     theirs.add(there)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> Non
 
 
 def test_partings_leave_no_store_keys(planes: Planes) -> None:
-    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     for name in ("a", "b"):
         mine.add(Channel(name, idle=True))  # type: ignore[arg-type]
         theirs.add(Channel(name, idle=True))  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_partings_leave_no_store_keys(planes: Planes) -> None:
 def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last member to read them deletes them: while a library still ends its part, nobody may
     take them for missing ones."""
-    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     ending = Channel("slow to end", idle=True)
     monkeypatch.setattr(ending, "gone", lambda: False)
     mine.add(ending)  # type: ignore[arg-type]
@@ -168,39 +168,39 @@ def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.Monkey
 
 
 def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:
-    partings, channel = Partings(NAME, planes[0]), Channel("stuck", idle=False)
+    partings, channel = TeardownQueue(NAME, planes[0]), Channel("stuck", idle=False)
     partings.add(channel)  # type: ignore[arg-type]
     partings.finish(lambda: SHORT)
-    assert "stuck" in STRANDED.names()
-    STRANDED.sweep()
+    assert "stuck" in UNRELEASED_COMMS.names()
+    UNRELEASED_COMMS.sweep()
     assert not channel.closed
     channel.idle = True
-    STRANDED.sweep()
+    UNRELEASED_COMMS.sweep()
     assert channel.closed
-    assert "stuck" not in STRANDED.names()
+    assert "stuck" not in UNRELEASED_COMMS.names()
 
 
 def test_partings_keep_channel_without_store(planes: Planes) -> None:
-    partings, channel = Partings(NAME, planes[0]), Channel("alone", idle=True)
+    partings, channel = TeardownQueue(NAME, planes[0]), Channel("alone", idle=True)
     partings.add(channel)  # type: ignore[arg-type]
     with closing(planes[0]):
         planes[0].close()
     assert not partings.tick()
     assert not channel.closed
-    STRANDED.sweep()
+    UNRELEASED_COMMS.sweep()
 
 
 def test_partings_abort_hanging_channel_at_fabric_close(planes: Planes) -> None:
-    partings, channel = Partings(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
+    partings, channel = TeardownQueue(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
     partings.add(channel)  # type: ignore[arg-type]
     threading.Timer(2 * SHORT, lambda: setattr(channel, "idle", True)).start()  # the abort's effect
     partings.finish(lambda: SHORT)
     assert channel.aborted
-    assert "hung" not in STRANDED.names()
+    assert "hung" not in UNRELEASED_COMMS.names()
 
 
 def test_partings_abort_spreads_to_other_members(planes: Planes) -> None:
-    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     here, there = (Channel("left", idle=idle, aborts=True) for idle in (False, True))
     here.aborted = True
     mine.add(here)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_partings_abort_spreads_to_other_members(planes: Planes) -> None:
 
 
 def test_partings_abort_channel_of_lost_rank(planes: Planes) -> None:
-    partings, channel = Partings(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
+    partings, channel = TeardownQueue(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
     partings.add(channel)  # type: ignore[arg-type]
     assert partings.tick()
     planes[1].leave("fell over")
@@ -223,10 +223,10 @@ def test_partings_abort_channel_of_lost_rank(planes: Planes) -> None:
 
 def test_round_of_exchange_has_one_block_per_direction_and_peer() -> None:
     blobs = [torch.full((n,), n, dtype=torch.uint8) for n in (3, 0, 2, 1)]
-    planned = round_of(
+    planned = plan_round(
         Exchange(
-            sends=(Parcel(2, blobs[0]), Parcel(3, blobs[1])),
-            receives=(Parcel(3, blobs[2]), Parcel(1, blobs[3])),
+            sends=(PeerBuffer(2, blobs[0]), PeerBuffer(3, blobs[1])),
+            receives=(PeerBuffer(3, blobs[2]), PeerBuffer(1, blobs[3])),
         )
     )
     assert planned.ways == ("irecv", "irecv", "isend")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from helpers.watchdog import WATCHDOG
 
-from equipoise.backends.common.bounded_wait import Patience
-from equipoise.backends.devices.collectives.ccl import Promise
-from equipoise.backends.devices.collectives.p2p_link import Link, Way
-from equipoise.backends.devices.collectives.work import Bell, DeviceWork
+from equipoise.backends.common.bounded_wait import Deadline
+from equipoise.backends.devices.collectives.ccl import DeferredEvent
+from equipoise.backends.devices.collectives.p2p_link import LinkSpec, P2PLink
+from equipoise.backends.devices.collectives.work import DeviceWork, StreamReleaser
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
@@ -38,19 +38,21 @@ VENDOR: Any = SimpleNamespace(
 DEVICE = Device(VENDOR, 0)
 
 
-def no_promise() -> Promise:
+def no_promise() -> DeferredEvent:
     raise AssertionError("no stream waits")
 
 
-def made(make: Any) -> Link:
-    def patience(expiry: float) -> Patience:
-        return Patience(expiry, threading.Event())
+def made(make: Any) -> P2PLink:
+    def patience(expiry: float) -> Deadline:
+        return Deadline(expiry, threading.Event())
 
-    return Link(Way("library", "link", "isend", DEVICE), make, patience)
+    return P2PLink(LinkSpec("library", "link", "isend", DEVICE), make, patience)
 
 
-def issued(link: Link) -> DeviceWork:
-    work = DeviceWork("isend to 1", WATCHDOG, lambda failure: None, Bell(DEVICE, None, no_promise))
+def issued(link: P2PLink) -> DeviceWork:
+    work = DeviceWork(
+        "isend to 1", WATCHDOG, lambda failure: None, StreamReleaser(DEVICE, None, no_promise)
+    )
     link.issue(work, torch.zeros(1, dtype=torch.int8))
     return work
 
@@ -64,7 +66,7 @@ def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
 
 
 def test_failed_link_fails_waiting_operations() -> None:
-    def fail(patience: Patience) -> None:
+    def fail(patience: Deadline) -> None:
         raise CommunicatorFailed("nobody came")
 
     link = made(fail)

@@ -10,9 +10,14 @@ from weakref import ref
 import pytest
 import torch
 
-from equipoise.backends.devices.collectives.ccl import Promise
+from equipoise.backends.devices.collectives.ccl import DeferredEvent
 from equipoise.backends.devices.collectives.watchdog import Watchdog
-from equipoise.backends.devices.collectives.work import Bell, DeviceWork, Fate, Flight
+from equipoise.backends.devices.collectives.work import (
+    DeviceWork,
+    InflightOp,
+    OpStatus,
+    StreamReleaser,
+)
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 
@@ -21,11 +26,11 @@ VENDOR: Any = SimpleNamespace(settle_thread=lambda index: None)
 DEVICE = Device(VENDOR, 0)
 
 
-def no_promise() -> Promise:
+def no_promise() -> DeferredEvent:
     raise AssertionError("nobody waits for what was not launched")
 
 
-BELL = Bell(DEVICE, None, no_promise)
+BELL = StreamReleaser(DEVICE, None, no_promise)
 
 
 class Operation:
@@ -56,7 +61,7 @@ class Failures(list[CommunicatorFailed]):
 def made(deadline: float = LONG) -> tuple[DeviceWork, Operation, Failures]:
     told = Failures()
     work, operation = DeviceWork("all_reduce of 'x'", deadline, told.append, BELL), Operation()
-    work.launched(Flight(operation, (), DEVICE), None)
+    work.launched(InflightOp(operation, (), DEVICE), None)
     return work, operation, told
 
 
@@ -107,16 +112,16 @@ def test_cancelled_work_fails_and_keeps_buffers() -> None:
     told = Failures()
     work, operation = DeviceWork("irecv of 'x'", LONG, told.append, BELL), Operation()
     buffer = torch.zeros(3)
-    flight, watched = Flight(operation, (buffer,), DEVICE), ref(buffer)
+    flight, watched = InflightOp(operation, (buffer,), DEVICE), ref(buffer)
     work.launched(flight, None)
     del buffer
     work.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
         work.result(0.0)
-    assert flight.look() is Fate.UNDER_WAY
+    assert flight.look() is OpStatus.UNDER_WAY
     assert watched() is not None
     operation.completed = True
-    assert flight.look() is Fate.LANDED
+    assert flight.look() is OpStatus.LANDED
     assert watched() is None
     assert len(told) >= 1
 
@@ -154,7 +159,7 @@ def test_watchdog_fails_work_past_deadline() -> None:
     later = DeviceWork("barrier of 'y'", LONG, failed, BELL)
     soon = DeviceWork("isend of 'y'", SHORT, failed, BELL)
     for work in (later, soon):
-        work.launched(Flight(Operation(), (), DEVICE), None)
+        work.launched(InflightOp(Operation(), (), DEVICE), None)
         dog.watch(work)
     assert heard.wait(LONG)
     assert "isend of 'y' passed its deadline" in str(told[0])

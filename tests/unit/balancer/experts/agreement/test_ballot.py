@@ -18,7 +18,7 @@ from equipoise.balancer.experts.agreement.ballot import (
     tally,
     to_decision,
 )
-from equipoise.hal.errors import AgreementLost
+from equipoise.hal.errors import VoteOutcomeUnknown
 
 MARKS = (ChunkChecksum(5, 9, "t"), ChunkChecksum(9, 5, "t"))
 """What two ranks say of a lot that came through."""
@@ -50,7 +50,7 @@ def test_ballot_round_trips_through_bytes(ballot: Ballot) -> None:
     ],
 )
 def test_ballot_raises_on_unreadable_bytes(text: bytes) -> None:
-    with pytest.raises(AgreementLost, match="unreadable"):
+    with pytest.raises(VoteOutcomeUnknown, match="unreadable"):
         Ballot.from_bytes(text)
 
 
@@ -144,5 +144,5 @@ def test_decision_round_trips_through_bytes(verdict: Decision) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"move on", b"commit", b"commit x", b"abor"])
 def test_decision_raises_on_unreadable_bytes(text: bytes) -> None:
-    with pytest.raises(AgreementLost, match="unreadable"):
+    with pytest.raises(VoteOutcomeUnknown, match="unreadable"):
         from_decision(text)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.backends.virtual import BACKEND
-from equipoise.backends.virtual.control_plane import Store, VirtualControlPlane
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.control_plane import VirtualControlPlane, VirtualStore
+from equipoise.backends.virtual.world import VirtualWorld
 from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.agreement.key_collector import (
-    BEFORE,
-    PORTION,
+    BEFORE_FIRST_REBALANCE,
+    MAX_KEYS_PER_VOTE,
     KeyCollector,
     StoredKey,
 )
@@ -49,7 +49,7 @@ class AtOnce:
 class Office:
     """A store, the archive of its rank 0, and what must still be there."""
 
-    world: World
+    world: VirtualWorld
     leavings: tuple[StoredKey, ...] = ()
     archive: KeyCollector = field(init=False)
 
@@ -62,7 +62,7 @@ class Office:
         return control
 
     @property
-    def store(self) -> Store:
+    def store(self) -> VirtualStore:
         return self.world.store
 
     def vote(self, epoch: int, due: int, stands: Vote, label: str = "t") -> None:
@@ -116,7 +116,7 @@ def test_archive_keeps_only_last_healthy_epoch(
         office, due = Office(world), 0
         for epoch, length in enumerate(lengths):
             before = lengths[epoch - 1] + 2 if epoch else 0  # its votes, one behind, its outcome
-            due = max(0, due + before - PORTION * length)
+            due = max(0, due + before - MAX_KEYS_PER_VOTE * length)
             for vote in range(length):
                 office.vote(epoch, vote, WELL)
             assert len(office.asked()) <= length + 1 + due
@@ -134,7 +134,7 @@ def test_archive_forgets_ballot_cast_for_next_vote(office: Office) -> None:
 def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
     office.vote(3, 1, WELL)
     left = office.archive.uncollected
-    assert {filed.epoch for filed in left} == {BEFORE}
+    assert {filed.epoch for filed in left} == {BEFORE_FIRST_REBALANCE}
     assert office.asked() <= {filed.name for filed in left}
     after = Office(office.world, left)
     after.vote(0, 9, (RankStatus.FAILED, RankStatus.PLANNING), "t.1")

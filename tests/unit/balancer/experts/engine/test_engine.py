@@ -46,10 +46,10 @@ from equipoise.balancer.experts.agreement.ballot import (
 from equipoise.balancer.experts.config import BalancerConfig, RoutingRule, ShareMode
 from equipoise.balancer.experts.engine import engine, staged_path
 from equipoise.balancer.experts.engine.staged_path import StagedPath
-from equipoise.balancer.experts.engine.states import Failed, Staged, TransferProgress, Travelling
+from equipoise.balancer.experts.engine.states import Failed, InTransfer, Staged, TransferProgress
 from equipoise.balancer.experts.planning import rebalance_plan
 from equipoise.balancer.experts.runtime.events import COMPLETED
-from equipoise.hal.errors import AgreementLost, ConfigError
+from equipoise.hal.errors import ConfigError, VoteOutcomeUnknown
 
 START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
@@ -273,14 +273,14 @@ def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> Non
 
 
 def test_rank_stops_when_outcome_is_unknown() -> None:
-    with pytest.raises(AgreementLost, match="connection lost"):
+    with pytest.raises(VoteOutcomeUnknown, match="connection lost"):
         rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
 
 
 class CommitsEarly(StagedPath):
     """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
 
-    def poll(self, voyage: TransferProgress) -> Travelling | Failed:
+    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         after = super().poll(voyage)
         if isinstance(after, Staged) and self._rank == 1:
             self.commit(after, len(after.staged), step=0)

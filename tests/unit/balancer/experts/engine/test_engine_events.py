@@ -35,8 +35,8 @@ from equipoise.balancer.experts.runtime.events import (
     TraceSpan,
     Track,
 )
-from equipoise.balancer.observe.aggregator import Digest
-from equipoise.balancer.observe.async_sink import Courier
+from equipoise.balancer.observe.aggregator import EventAggregator
+from equipoise.balancer.observe.async_sink import AsyncEventSink
 from equipoise.hal.errors import EngineError
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
 ) -> None:
     by_rank = [
         [entry.record for item in entries for entry in of(digest.read(item), RebalanceMeasured)]
-        for entries, digest in ((entries, Digest()) for entries in told[1])
+        for entries, digest in ((entries, EventAggregator()) for entries in told[1])
     ]
     assert any(record.bytes for record in by_rank[0])
     for records in zip(*by_rank, strict=True):
@@ -112,7 +112,7 @@ def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
 
 def test_journal_actual_imbalance_matches_prediction() -> None:
     _, entries = observed()
-    digest = Digest()
+    digest = EventAggregator()
     records = [e.record for item in entries[0] for e in of(digest.read(item), RebalanceMeasured)]
     # The first epoch is over, and seen to be so, before the loads change at the half.
     first = records[0]
@@ -255,7 +255,7 @@ class Broken(NullSink):
 
 
 def test_serving_is_unaffected_by_failing_journal() -> None:
-    couriers = [Courier([Broken()]) for _ in range(SHAPE.ranks)]
+    couriers = [AsyncEventSink([Broken()]) for _ in range(SHAPE.ranks)]
     stories = rebalance(healthy, journals=couriers.__getitem__)
     for courier in couriers:
         courier.close()

@@ -22,7 +22,7 @@ from equipoise.balancer.experts.placement import (
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.experts.runtime.jobs import run_blocking
-from equipoise.hal.errors import AgreementLost
+from equipoise.hal.errors import VoteOutcomeUnknown
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 SKEWED = np.array([[10, 300, 300, 10]] * 2, dtype=np.int64)
@@ -119,7 +119,7 @@ def test_lagged_shares_with_small_gain_are_not_installed(bench: Bench) -> None:
 def test_lagged_shares_that_cannot_be_solved_stop_the_rank(bench: Bench) -> None:
     bench.load.latest = np.full_like(SKEWED, 2**46)
     bench.boundary(summed=True)
-    with pytest.raises(AgreementLost, match="shares were not solved on this rank: counts"):
+    with pytest.raises(VoteOutcomeUnknown, match="shares were not solved on this rank: counts"):
         bench.boundary(summed=False)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.host_pool.layout import PoolContents, PoolLayout
-from equipoise.balancer.experts.transfer.copy_threads import LINE
+from equipoise.balancer.experts.transfer.copy_threads import CACHE_LINE
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import ExpertPoolError, Unsupported
 from equipoise.hal.slots import SegmentType
@@ -38,7 +38,7 @@ def test_pool_layout_parts_are_disjoint_aligned_and_in_bounds(layout: PoolLayout
             at = layout.at(layer, expert)
             assert at % mmap.PAGESIZE == 0
             for segment, offset in zip(layout.descriptor, layout.offsets, strict=True):
-                assert offset % LINE == 0
+                assert offset % CACHE_LINE == 0
                 taken.append((at + offset, at + offset + segment.nbytes))
             assert taken[-1][1] <= at + layout.stride
     taken = sorted(span for span in taken if span[0] < span[1])

@@ -32,10 +32,10 @@ from hypothesis import strategies as st
 from equipoise.backends.cpu import BACKEND
 from equipoise.balancer.experts.host_pool.layout import PoolContents, PoolLayout
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool
-from equipoise.balancer.experts.transfer.copy_threads import PLAIN, Copy, CopyThreadPool
+from equipoise.balancer.experts.transfer.copy_threads import PLAIN, CopyThreadPool, HostCopy
 from equipoise.hal.errors import (
     ExpertPoolError,
-    PoolDamaged,
+    PoolCorrupted,
     PoolIncomplete,
 )
 
@@ -96,7 +96,7 @@ def test_copier_copies_experts_from_pool() -> None:
         sources = itertools.starmap(pool.view, experts)
         with CopyThreadPool(PLAIN, threads=2) as copier:
             pairs = zip(itertools.chain(*sources), itertools.chain(*places), strict=True)
-            copier.submit([Copy(source, place) for source, place in pairs]).wait(WATCHDOG)
+            copier.submit([HostCopy(source, place) for source, place in pairs]).wait(WATCHDOG)
         pool.close()
 
     alone(program)
@@ -219,7 +219,7 @@ def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
         ready.wait(WATCHDOG)
         pool.seal(WATCHDOG)
 
-    for text in refused(program, 2, PoolDamaged):
+    for text in refused(program, 2, PoolCorrupted):
         assert text == "rank 1: other bytes than were written in expert 3 of layer 1"
 
 
@@ -233,7 +233,7 @@ def test_pool_seal_detects_wrong_copy_while_filling(monkeypatch: pytest.MonkeyPa
         return self
 
     monkeypatch.setattr(torch.Tensor, "copy_", torn)
-    (text,) = refused(sealed, 1, PoolDamaged)
+    (text,) = refused(sealed, 1, PoolCorrupted)
     assert text == "rank 0: other bytes than were written in expert 2 of layer 2"
 
 

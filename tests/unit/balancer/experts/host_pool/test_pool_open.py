@@ -27,12 +27,12 @@ from equipoise.balancer.experts.host_pool.rendezvous import MemoryHandle
 from equipoise.balancer.experts.host_pool.shared_memory import MemoryLimit
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import (
-    AgreementLost,
     BallotIncomplete,
     ExpertPoolError,
-    ForeignMemory,
-    NoRoom,
+    HostMemoryExhausted,
     PoolIncomplete,
+    PoolMismatch,
+    VoteOutcomeUnknown,
 )
 
 pytestmark = pytest.mark.slow
@@ -47,13 +47,13 @@ def test_pool_open_refuses_too_little_memory_before_allocating(
     )
     monkeypatch.setattr(shared_memory, "create", lambda nbytes: made.append(nbytes))
     wanted = f"wants {LAYOUT.total} bytes, and control group x leaves 1000"
-    assert all(wanted in text for text in refused(opened, 3, NoRoom))
+    assert all(wanted in text for text in refused(opened, 3, HostMemoryExhausted))
     assert made == []
 
 
 def test_pool_open_refuses_more_memory_than_machine_has() -> None:
     huge = PoolLayout(DESCRIPTOR, layers=1 << 20, experts=1 << 20)
-    for text in refused(lambda control: opened(control, huge), 2, NoRoom):
+    for text in refused(lambda control: opened(control, huge), 2, HostMemoryExhausted):
         assert f"wants {huge.total} bytes" in text
 
 
@@ -87,7 +87,7 @@ def test_pool_open_names_ranks_with_different_layouts() -> None:
     def program(control: ThreadControl) -> None:
         opened(control, LAYOUT if control.rank != 2 else PoolLayout(DESCRIPTOR, 3, 4))
 
-    for text in refused(program, 4, AgreementLost):
+    for text in refused(program, 4, VoteOutcomeUnknown):
         assert text == "pool 'model': ranks differ in experts: ranks 0..1, 3 have 5; rank 2 has 4"
 
 
@@ -116,7 +116,7 @@ def barred(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank may look into another's /proc."""
 
     def forbidden(self: MemoryHandle, layout: PoolLayout, proc: object = None) -> int:
-        raise ForeignMemory("cannot open it: Permission denied")
+        raise PoolMismatch("cannot open it: Permission denied")
 
     monkeypatch.setattr(MemoryHandle, "open", forbidden)
 

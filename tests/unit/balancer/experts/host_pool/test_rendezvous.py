@@ -13,7 +13,7 @@ from equipoise.balancer.experts.host_pool import rendezvous, shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.rendezvous import FdServer, MemoryHandle, receive_fd
 from equipoise.balancer.experts.host_pool.shared_memory import PoolHeader
-from equipoise.hal.errors import ForeignMemory
+from equipoise.hal.errors import PoolMismatch
 
 TOKEN = bytes(range(16))
 OTHER = bytes(range(1, 17))
@@ -57,7 +57,7 @@ def test_offer_of_another_process_or_machine_is_refused(
     descriptor: int, changed: dict[str, object], message: str
 ) -> None:
     before = holdings()
-    with pytest.raises(ForeignMemory, match=message):
+    with pytest.raises(PoolMismatch, match=message):
         dataclasses.replace(MemoryHandle.of(descriptor, TOKEN), **changed).open(LAYOUT)  # type: ignore[arg-type]
     assert holdings() == before
 
@@ -68,7 +68,7 @@ def file_of(path: Path) -> int:
 
 
 def unsealed() -> int:
-    descriptor = os.memfd_create(shared_memory.LABEL, os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(shared_memory.MEMORY_NAME, os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, LAYOUT.total)
     PoolHeader.of(LAYOUT, TOKEN).write(descriptor)
     return descriptor
@@ -101,11 +101,11 @@ def test_offer_of_wrong_memory_is_refused_and_closed(
 ) -> None:
     descriptor = make(tmp_path)
     before = holdings()
-    with pytest.raises(ForeignMemory, match=message):
+    with pytest.raises(PoolMismatch, match=message):
         MemoryHandle.of(descriptor, TOKEN).open(LAYOUT)
     with (
         FdServer(descriptor, TOKEN) as door,
-        pytest.raises(ForeignMemory, match=message if "something" not in message else "it has"),
+        pytest.raises(PoolMismatch, match=message if "something" not in message else "it has"),
     ):
         receive_fd(door.address, MemoryHandle.of(descriptor, TOKEN), LAYOUT)
     assert holdings() == before
@@ -114,11 +114,11 @@ def test_offer_of_wrong_memory_is_refused_and_closed(
 
 def test_offer_is_refused_when_proc_shows_another_process(descriptor: int, tmp_path: Path) -> None:
     told = MemoryHandle.of(descriptor, TOKEN)
-    with pytest.raises(ForeignMemory, match="cannot open it"):
+    with pytest.raises(PoolMismatch, match="cannot open it"):
         told.open(LAYOUT, tmp_path)
     (tmp_path / f"{os.getpid()}").mkdir()
     (tmp_path / f"{os.getpid()}" / "stat").write_text("7 (name) S 1")
-    with pytest.raises(ForeignMemory, match="no start time"):
+    with pytest.raises(PoolMismatch, match="no start time"):
         told.open(LAYOUT, tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_memory_socket_refuses_wrong_token_and_serves_next_client(
 ) -> None:
     told = MemoryHandle.of(descriptor, TOKEN)
     with FdServer(descriptor, TOKEN) as door:
-        with pytest.raises(ForeignMemory, match="its door was shut"):
+        with pytest.raises(PoolMismatch, match="its door was shut"):
             receive_fd(door.address, dataclasses.replace(told, token=OTHER.hex()), LAYOUT)
         with socket.socket(socket.AF_UNIX) as rude:
             rude.connect(f"\0{door.address}")
@@ -155,7 +155,7 @@ def test_memory_socket_refuses_wrong_token_and_serves_next_client(
 def test_memory_socket_is_unreachable_after_close(descriptor: int) -> None:
     with FdServer(descriptor, TOKEN) as door:
         address = door.address
-    with pytest.raises(ForeignMemory, match="no way to its door"):
+    with pytest.raises(PoolMismatch, match="no way to its door"):
         receive_fd(address, MemoryHandle.of(descriptor, TOKEN), LAYOUT)
 
 
@@ -167,7 +167,7 @@ def test_memory_socket_refuses_another_user(
         monkeypatch.setattr(
             "equipoise.balancer.experts.host_pool.rendezvous.same_user", lambda peer: False
         )
-        with pytest.raises(ForeignMemory, match="another user"):
+        with pytest.raises(PoolMismatch, match="another user"):
             receive_fd(door.address, told, LAYOUT)
         with socket.socket(socket.AF_UNIX) as visitor:
             visitor.connect(f"\0{door.address}")

@@ -14,7 +14,7 @@ from helpers.harnesses.host_pool import holdings
 from helpers.processes.shared_memory import left_since, segments
 
 from equipoise.balancer.experts.host_pool import shared_memory
-from equipoise.balancer.experts.host_pool.shared_memory import HugePages, Mapping
+from equipoise.balancer.experts.host_pool.shared_memory import HugePages, SharedMapping
 from equipoise.hal.errors import ExpertPoolError, PoolIncomplete, PoolLeased
 
 NBYTES = 4 * os.sysconf("SC_PAGE_SIZE")
@@ -30,7 +30,7 @@ def descriptor() -> Iterator[int]:
 def test_memory_has_no_name_and_is_freed_with_last_holder() -> None:
     named, before = segments(), holdings()
     descriptor = shared_memory.create(NBYTES)
-    mapping = Mapping.to_write(descriptor, NBYTES)
+    mapping = SharedMapping.to_write(descriptor, NBYTES)
     assert left_since(named) == set()
     made = os.fstat(descriptor)
     assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), made)]
@@ -49,31 +49,31 @@ def test_memory_size_cannot_be_changed(descriptor: int, nbytes: int) -> None:
 
 
 def test_memory_written_by_one_mapping_is_read_by_another(descriptor: int) -> None:
-    writer = Mapping.to_write(descriptor, NBYTES)
-    reader = Mapping.to_read(descriptor, NBYTES)
+    writer = SharedMapping.to_write(descriptor, NBYTES)
+    reader = SharedMapping.to_read(descriptor, NBYTES)
     writer.tensor()[5:8] = 7
     assert reader.tensor().nonzero().flatten().tolist() == [5, 6, 7]
 
 
 def test_memory_seal_requires_no_writer_and_forbids_new_ones(descriptor: int) -> None:
-    writer = Mapping.to_write(descriptor, NBYTES)
+    writer = SharedMapping.to_write(descriptor, NBYTES)
     writer.tensor()[3] = 9
     with pytest.raises(ExpertPoolError, match="cannot be sealed"):
         shared_memory.seal(descriptor)
     writer.close()
     shared_memory.seal(descriptor)
-    assert shared_memory.seals(descriptor) & shared_memory.READ_ONLY
+    assert shared_memory.seals(descriptor) & shared_memory.WRITE_SEAL
     with pytest.raises(ExpertPoolError, match="cannot map"):
-        Mapping.to_write(descriptor, NBYTES)
+        SharedMapping.to_write(descriptor, NBYTES)
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"x", 0)
     with pytest.raises(PermissionError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
-    assert int(Mapping.to_read(descriptor, NBYTES).tensor()[3]) == 9
+    assert int(SharedMapping.to_read(descriptor, NBYTES).tensor()[3]) == 9
 
 
 def test_memory_write_through_read_mapping_kills_process(descriptor: int) -> None:
-    reader = Mapping.to_read(descriptor, NBYTES)
+    reader = SharedMapping.to_read(descriptor, NBYTES)
     child = os.fork()
     if child == 0:
         faulthandler.disable()
@@ -85,7 +85,7 @@ def test_memory_write_through_read_mapping_kills_process(descriptor: int) -> Non
 
 
 def test_memory_stays_mapped_while_a_tensor_uses_it(descriptor: int) -> None:
-    mapping = Mapping.to_read(descriptor, NBYTES)
+    mapping = SharedMapping.to_read(descriptor, NBYTES)
     part = mapping.tensor()[8:16].view(torch.int64)
     with pytest.raises(PoolLeased, match="still in use"):
         mapping.close()
@@ -101,7 +101,7 @@ def test_memory_stays_mapped_while_a_tensor_uses_it(descriptor: int) -> None:
 
 
 def test_memory_seals_while_forked_child_is_alive(descriptor: int) -> None:
-    writer = Mapping.to_write(descriptor, NBYTES)
+    writer = SharedMapping.to_write(descriptor, NBYTES)
     hold, let_go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -129,7 +129,7 @@ def test_memory_reserve_reports_full_machine(
 
 
 def test_memory_populate_allocates_touched_pages(descriptor: int) -> None:
-    mapping = Mapping.to_write(descriptor, NBYTES)
+    mapping = SharedMapping.to_write(descriptor, NBYTES)
     mapping.populate(NBYTES // 2, NBYTES // 2)
     assert os.fstat(descriptor).st_blocks * 512 in (0, NBYTES // 2)  # 0: an older kernel
     mapping.populate(1, NBYTES)  # what cannot be done is left out
@@ -151,13 +151,13 @@ def test_memory_create_works_without_noexec_seal_support(
     create = os.memfd_create
 
     def old(name: str, flags: int) -> int:
-        if flags & shared_memory.NO_EXECUTION:
+        if flags & shared_memory.MFD_NOEXEC_SEAL:
             raise OSError(errno.EINVAL, "unknown flag")
         return create(name, flags)
 
     monkeypatch.setattr(os, "memfd_create", old)
     descriptor = shared_memory.create(NBYTES)
-    assert shared_memory.seals(descriptor) & shared_memory.SIZED == shared_memory.SIZED
+    assert shared_memory.seals(descriptor) & shared_memory.SIZE_SEALS == shared_memory.SIZE_SEALS
     os.close(descriptor)
 
 
@@ -182,4 +182,4 @@ def test_memory_reports_outcome_of_huge_page_request(
     if setting is not None:
         path.write_text(setting)
     monkeypatch.setattr(shared_memory, "HUGE", path)
-    assert Mapping.to_write(descriptor, NBYTES).huge_pages is told
+    assert SharedMapping.to_write(descriptor, NBYTES).huge_pages is told

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.placement import SHARE_ONE
-from equipoise.balancer.experts.planning.inputs import Active, assign_single_replica
+from equipoise.balancer.experts.planning.inputs import ActiveExperts, assign_single_replica
 
 LIKE = np.array([SHARE_ONE] * 3, dtype=np.int32)
 
 
-def waits(active: Active, placement: NDArray[np.int32], shares: NDArray[np.int32]) -> int:
+def waits(active: ActiveExperts, placement: NDArray[np.int32], shares: NDArray[np.int32]) -> int:
     """What one layer's batches wait for: the most experts on a rank, summed over batches."""
     size = placement.size // LIKE.size
     runs = [[int(shares[s] > 0 and row[placement[s]]) for s in range(placement.size)]
@@ -24,7 +24,7 @@ def waits(active: Active, placement: NDArray[np.int32], shares: NDArray[np.int32
     return int(ranks.max(axis=1).sum())
 
 
-def least(active: Active, placement: NDArray[np.int32]) -> int:
+def least(active: ActiveExperts, placement: NDArray[np.int32]) -> int:
     """The same by the best of all ways to choose one copy each."""
     slots = [np.flatnonzero(placement == e).tolist() for e in range(active.shape[1])]
     found = []
@@ -36,7 +36,7 @@ def least(active: Active, placement: NDArray[np.int32]) -> int:
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> tuple[Active, NDArray[np.int32]]:
+def layers(draw: st.DrawFn) -> tuple[ActiveExperts, NDArray[np.int32]]:
     """Up to 8 experts in 9 slots of three ranks, no expert twice on one, and some batches."""
     experts = draw(st.integers(6, 8))
     spare = draw(st.lists(st.integers(0, experts - 1), min_size=9 - experts, max_size=9 - experts))
@@ -50,7 +50,7 @@ def layers(draw: st.DrawFn) -> tuple[Active, NDArray[np.int32]]:
 @settings(deadline=None)
 @given(layers())
 def test_active_expert_plan_uses_one_copy_per_expert_and_keeps_prediction(
-    case: tuple[Active, NDArray[np.int32]],
+    case: tuple[ActiveExperts, NDArray[np.int32]],
 ) -> None:
     active, placement = case
     found = assign_single_replica(active[:, None], placement[None], LIKE)
@@ -64,7 +64,7 @@ def test_active_expert_plan_uses_one_copy_per_expert_and_keeps_prediction(
 @settings(deadline=None)
 @given(layers())
 def test_active_expert_plan_cannot_be_improved_by_moving_one_expert(
-    case: tuple[Active, NDArray[np.int32]],
+    case: tuple[ActiveExperts, NDArray[np.int32]],
 ) -> None:
     active, placement = case
     shares = assign_single_replica(active[:, None], placement[None], LIKE).shares[0]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.experts.config import Objective, Policy, Split
+from equipoise.balancer.experts.config import Objective, PlanningPolicy, Split
 from equipoise.balancer.experts.planning import planner
 from equipoise.balancer.experts.planning.inputs import planner_input
-from equipoise.balancer.experts.planning.planner import _aims, whole_layers
+from equipoise.balancer.experts.planning.planner import _native_options, select_layers
 from equipoise.cli.plan import PlanRequest
 from equipoise.hal.errors import PlacementError
 
@@ -140,10 +140,10 @@ def test_plan_anew_leaves_no_layer_that_its_budget_still_pays_for(
 
 def test_plan_anew_spends_budget_on_most_uneven_layers_that_fit() -> None:
     wanted, uneven = np.array([10, 9, 12, 3]), np.array([0.4, 0.3, 0.2, 0.1])
-    assert whole_layers(wanted, uneven, 10).tolist() == [True, False, False, False]
-    assert whole_layers(wanted, uneven, 9).tolist() == [False, True, False, False]
-    assert whole_layers(wanted, uneven, 14).tolist() == [True, False, False, True]
-    assert whole_layers(wanted, uneven, 2).tolist() == [False] * 4
+    assert select_layers(wanted, uneven, 10).tolist() == [True, False, False, False]
+    assert select_layers(wanted, uneven, 9).tolist() == [False, True, False, False]
+    assert select_layers(wanted, uneven, 14).tolist() == [True, False, False, True]
+    assert select_layers(wanted, uneven, 2).tolist() == [False] * 4
 
 
 def together() -> Counts:
@@ -317,10 +317,10 @@ def test_plan_refuses_bad_arguments_in_one_line(changed: dict[str, Any], says: s
 @given(
     st.integers(0, 2**31),
     st.sampled_from((24, 32)),
-    st.sampled_from((Policy.CONNECTED, Policy.INCREMENTAL)),
+    st.sampled_from((PlanningPolicy.CONNECTED, PlanningPolicy.INCREMENTAL)),
 )
 def test_plan_survive_rank_equals_survive_node_with_one_rank_per_node(
-    seed: int, slots: int, policy: Policy
+    seed: int, slots: int, policy: PlanningPolicy
 ) -> None:
     """No plan moved anything where every expert had two copies on ranks of different nodes."""
     rng = np.random.default_rng(seed)
@@ -371,7 +371,7 @@ def test_plan_refuses_more_rows_than_it_can_count(windows: int, rows: int) -> No
 def test_planner_input_shares_no_memory_with_load_of_caller() -> None:
     """The native core lets other threads run, and they may count on in the same array."""
     load = np.array([[3, 1], [2, 2]], dtype=np.int64)
-    found = planner_input(load, None, Policy.INCREMENTAL, Objective.TOKENS)
+    found = planner_input(load, None, PlanningPolicy.INCREMENTAL, Objective.TOKENS)
     assert found.load.tolist() == load.tolist()
     assert not np.shares_memory(found.load, load)
 
@@ -436,21 +436,21 @@ def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: fl
 
 
 @pytest.mark.parametrize("objective", Objective)
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("policy", PlanningPolicy)
 @pytest.mark.parametrize("windows", [2, 7, 8, 9])
 def test_plan_sigma_default_is_that_of_command_line(
-    monkeypatch: pytest.MonkeyPatch, policy: Policy, objective: Objective, windows: int
+    monkeypatch: pytest.MonkeyPatch, policy: PlanningPolicy, objective: Objective, windows: int
 ) -> None:
     used: list[float] = []
 
     def aims(target: float, slack: float, node_cost: float, sigma: float, split: Split) -> Any:
         used.append(sigma)
-        return _aims(target, slack, node_cost, sigma, split)
+        return _native_options(target, slack, node_cost, sigma, split)
 
-    monkeypatch.setattr(planner, "_aims", aims)
+    monkeypatch.setattr(planner, "_native_options", aims)
     load = skewed(3, windows)
     plan(load, slots=SLOTS, ranks=RANKS, policy=policy, objective=objective)
     request = PlanRequest(statistics=Path("x.npy"), policy=policy, objective=objective)
     assert used == [request.sigma_for(windows)]
-    wanted = windows >= 8 and policy != Policy.GREEDY and objective == Objective.TOKENS
+    wanted = windows >= 8 and policy != PlanningPolicy.GREEDY and objective == Objective.TOKENS
     assert used == [1.0 if wanted else 0.0]

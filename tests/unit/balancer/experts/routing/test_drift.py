@@ -14,7 +14,7 @@ from equipoise.balancer.experts.placement import (
     solve_shares,
 )
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.experts.routing.drift import MEMORY, DriftDetector
+from equipoise.balancer.experts.routing.drift import REMEMBERED_SUB_WINDOWS, DriftDetector
 
 SHAPE = ExpertShape(layers=4, experts=16, slots=24, ranks=4)
 ROWS = 2000
@@ -59,9 +59,9 @@ def test_follower_ignores_sampling_noise() -> None:
     """64 sub-windows: sums double four times; and now and then an alarm is false."""
     told = []
     for seed in SEEDS:
-        loads = drawn(0, seed, PLANNED + MEMORY + 64)
+        loads = drawn(0, seed, PLANNED + REMEMBERED_SUB_WINDOWS + 64)
         learnt = follow(a_follower(), planned(loads[:PLANNED]), loads[PLANNED:])
-        told.append(renewals(learnt[MEMORY:]))
+        told.append(renewals(learnt[REMEMBERED_SUB_WINDOWS:]))
     assert sum(told) <= 6 * len(SEEDS), told
 
 
@@ -95,7 +95,7 @@ def test_follower_reacts_after_a_mixed_sub_window(seed: int) -> None:
 
 
 def test_follower_solves_from_all_loads_since_last_change() -> None:
-    loads, later = drawn(0, 0, PLANNED + MEMORY), drawn(1, 0, 4)
+    loads, later = drawn(0, 0, PLANNED + REMEMBERED_SUB_WINDOWS), drawn(1, 0, 4)
     layout = planned(loads[:PLANNED])
     told = follow(a_follower(6554), layout, [*loads[PLANNED:], *later])[-4:]
     sums = np.cumsum(later, axis=0)

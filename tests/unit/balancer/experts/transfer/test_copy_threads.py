@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.transfer.copy_threads import (
     PLAIN,
-    UNLIMITED,
-    Copy,
+    UNLIMITED_RATE,
     CopyLimits,
     CopyThreadPool,
+    HostCopy,
 )
 from equipoise.hal.errors import CopierError, CopyAbandoned
 
@@ -53,7 +53,7 @@ def places(draw: st.DrawFn) -> Places:
 def test_copier_writes_exactly_the_destination_bytes(copier: CopyThreadPool, where: Places) -> None:
     source = noise(where.nbytes)
     found, wanted = (torch.full((where.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2))
-    copies = [Copy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
+    copies = [HostCopy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
     for a, b, n in where.copies:
         wanted[b : b + n] = source[a : a + n]
     ticket = copier.submit(copies)
@@ -68,7 +68,7 @@ def test_copier_writes_exactly_the_destination_bytes(copier: CopyThreadPool, whe
 def test_copier_profiles_copy_every_size(profile: CopyLimits, nbytes: int) -> None:
     source, destination = noise(nbytes), guarded(nbytes)
     with CopyThreadPool(profile, threads=3) as copier:
-        copier.submit([Copy(source, destination)]).wait(SOON)
+        copier.submit([HostCopy(source, destination)]).wait(SOON)
     assert torch.equal(source, destination)
 
 
@@ -76,7 +76,7 @@ def test_copier_copies_any_dtype_as_bytes(copier: CopyThreadPool) -> None:
     source = torch.randn(3, 5, dtype=torch.bfloat16)
     destination = torch.empty(15, dtype=torch.int16)
     scalar, place = torch.tensor(2.5), torch.tensor(0.0)
-    copier.submit([Copy(source, destination), Copy(scalar, place)]).wait(SOON)
+    copier.submit([HostCopy(source, destination), HostCopy(scalar, place)]).wait(SOON)
     assert torch.equal(destination.view(torch.bfloat16), source.reshape(-1))
     assert float(place) == 2.5
 
@@ -90,13 +90,13 @@ def test_copier_serves_tickets_of_many_threads() -> None:
             buffers = [noise(5000 + seed, seed), *(torch.empty(5000 + seed, dtype=torch.uint8)
                        for _ in range(12))]  # fmt: skip
             for source, destination in itertools.pairwise(buffers):
-                copier.submit([Copy(source, destination)]).wait(SOON)
+                copier.submit([HostCopy(source, destination)]).wait(SOON)
             if not torch.equal(buffers[-1], buffers[0]):
                 wrong.append(seed)
         except Exception as error:
             wrong.append(error)
 
-    with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED), threads=3) as copier:
+    with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED_RATE), threads=3) as copier:
         users = [threading.Thread(target=chain, args=(copier, seed)) for seed in range(6)]
         for user in users:
             user.start()
@@ -107,30 +107,33 @@ def test_copier_serves_tickets_of_many_threads() -> None:
 
 BUFFER = torch.zeros(1000, dtype=torch.uint8)
 OTHER = torch.zeros(1000, dtype=torch.uint8)
-REFUSED: dict[str, tuple[list[Copy], str]] = {
-    "sizes": ([Copy(OTHER[:9], BUFFER[:8])], "copy 0: 9 bytes do not fit into 8"),
-    "device": ([Copy(OTHER, BUFFER.to("meta"))], "copy 0: its destination is .* on meta"),
-    "sparse": ([Copy(OTHER.to_sparse(), BUFFER)], "its source is torch.sparse_coo"),
-    "strides": ([Copy(OTHER[::2], BUFFER[:500])], r"its source has strides \(2,\)"),
-    "expanded": ([Copy(OTHER[:10], BUFFER[:1].expand(10))], "its destination has strides"),
-    "second": ([Copy(OTHER, BUFFER), Copy(OTHER, BUFFER[:1])], "copy 1: 1000 bytes do not"),
-    "itself": ([Copy(BUFFER, BUFFER)], "a destination overlaps a source"),
-    "shifted": ([Copy(BUFFER[:500], BUFFER[499:999])], "a destination overlaps a source"),
+REFUSED: dict[str, tuple[list[HostCopy], str]] = {
+    "sizes": ([HostCopy(OTHER[:9], BUFFER[:8])], "copy 0: 9 bytes do not fit into 8"),
+    "device": ([HostCopy(OTHER, BUFFER.to("meta"))], "copy 0: its destination is .* on meta"),
+    "sparse": ([HostCopy(OTHER.to_sparse(), BUFFER)], "its source is torch.sparse_coo"),
+    "strides": ([HostCopy(OTHER[::2], BUFFER[:500])], r"its source has strides \(2,\)"),
+    "expanded": ([HostCopy(OTHER[:10], BUFFER[:1].expand(10))], "its destination has strides"),
+    "second": ([HostCopy(OTHER, BUFFER), HostCopy(OTHER, BUFFER[:1])], "copy 1: 1000 bytes do not"),
+    "itself": ([HostCopy(BUFFER, BUFFER)], "a destination overlaps a source"),
+    "shifted": ([HostCopy(BUFFER[:500], BUFFER[499:999])], "a destination overlaps a source"),
     "swap": (
-        [Copy(BUFFER[:500], BUFFER[500:]), Copy(BUFFER[500:], BUFFER[:500])],
+        [HostCopy(BUFFER[:500], BUFFER[500:]), HostCopy(BUFFER[500:], BUFFER[:500])],
         "a destination overlaps a source",
     ),
-    "twice": ([Copy(OTHER[:9], BUFFER[:9]), Copy(OTHER[:9], BUFFER[8:17])], "two destinations"),
+    "twice": (
+        [HostCopy(OTHER[:9], BUFFER[:9]), HostCopy(OTHER[:9], BUFFER[8:17])],
+        "two destinations",
+    ),
 }
 
 
 @pytest.mark.parametrize(("copies", "message"), REFUSED.values(), ids=REFUSED)
 def test_copier_refuses_bad_copies_before_any_effect(
-    copier: CopyThreadPool, copies: list[Copy], message: str
+    copier: CopyThreadPool, copies: list[HostCopy], message: str
 ) -> None:
     first = torch.zeros(100, dtype=torch.uint8)
     with pytest.raises(CopierError, match=message) as caught:
-        copier.submit([*copies, Copy(noise(100), first)])
+        copier.submit([*copies, HostCopy(noise(100), first)])
     assert "\n" not in str(caught.value)
     assert int(first.sum()) == int(BUFFER.sum()) == 0
 
@@ -140,7 +143,7 @@ def test_copier_refuses_overlapping_but_not_adjacent_ranges(
     copier: CopyThreadPool, a: int, b: int, nbytes: int
 ) -> None:
     memory = noise(60)
-    copy = Copy(memory[a : a + nbytes], memory[b : b + nbytes])
+    copy = HostCopy(memory[a : a + nbytes], memory[b : b + nbytes])
     if abs(a - b) < nbytes:
         with pytest.raises(CopierError, match="overlaps"):
             copier.submit([copy])
@@ -154,7 +157,7 @@ def test_copier_rate_holds_back_chunks() -> None:
     """Of 100 chunks at one a day the first is begun at once, and no other."""
     found = guarded(6400)
     copier = CopyThreadPool(STILL, threads=4)
-    ticket = copier.submit([Copy(torch.zeros(6400, dtype=torch.uint8), found)])
+    ticket = copier.submit([HostCopy(torch.zeros(6400, dtype=torch.uint8), found)])
     expiry = time.monotonic() + SOON
     while not int((found == 0).sum()) and time.monotonic() < expiry:
         time.sleep(0.01)
@@ -168,15 +171,15 @@ def test_copier_rate_holds_back_chunks() -> None:
 def test_copier_refuses_ticket_that_conflicts_with_running_one(which: str) -> None:
     a, b, c = (noise(256, seed) for seed in range(3))
     copier = CopyThreadPool(STILL, threads=1)
-    copier.submit([Copy(a, b)])
+    copier.submit([HostCopy(a, b)])
     second = {
-        "write on write": Copy(c, b),
-        "write on read": Copy(c, a),
-        "read on write": Copy(b, c),
+        "write on write": HostCopy(c, b),
+        "write on read": HostCopy(c, a),
+        "read on write": HostCopy(b, c),
     }[which]
     with pytest.raises(CopierError, match="still runs"):
         copier.submit([second])
-    copier.submit([Copy(a, c)])  # reading what another reads is no harm
+    copier.submit([HostCopy(a, c)])  # reading what another reads is no harm
     with pytest.raises(CopyAbandoned, match="2 copies"):
         copier.close(0.0)
 
@@ -185,7 +188,7 @@ def test_copier_accepts_memory_again_after_its_ticket_ended(copier: CopyThreadPo
     a, b = noise(4096, 1), noise(4096, 2)
     wanted = a.clone()
     for _ in range(20):
-        copier.submit([Copy(a, b)]).wait(SOON)
-        copier.submit([Copy(b, a)]).wait(SOON)
+        copier.submit([HostCopy(a, b)]).wait(SOON)
+        copier.submit([HostCopy(b, a)]).wait(SOON)
     assert torch.equal(a, wanted)
     assert torch.equal(b, wanted)

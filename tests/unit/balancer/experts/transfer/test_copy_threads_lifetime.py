@@ -14,10 +14,10 @@ from helpers.harnesses.host_copier import SMALL, SOON, STILL, ended, guarded, no
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.balancer.experts.transfer.copy_threads import (
     PLAIN,
-    Copy,
     CopyHandle,
     CopyLimits,
     CopyThreadPool,
+    HostCopy,
 )
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
@@ -32,7 +32,7 @@ def copier() -> Iterator[CopyThreadPool]:
 def test_ticket_wait_times_out_and_copy_goes_on() -> None:
     source, destination = noise(1000), guarded(1000)
     copier = CopyThreadPool(STILL, threads=2)
-    ticket = copier.submit([Copy(source, destination)])
+    ticket = copier.submit([HostCopy(source, destination)])
     with pytest.raises(CopyPending, match=r"not done within 0\.05 s"):
         ticket.wait(0.05)
     assert not ticket.done()
@@ -45,7 +45,7 @@ def test_ticket_wait_times_out_and_copy_goes_on() -> None:
 
 def test_ticket_waiter_gets_error_when_copier_closes() -> None:
     copier = CopyThreadPool(STILL, threads=1)
-    ticket = copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+    ticket = copier.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
     told: list[type[BaseException]] = []
 
     def wait() -> None:
@@ -67,7 +67,7 @@ def test_copier_keeps_tensors_alive_until_copied() -> None:
     copier = CopyThreadPool(STILL, threads=1)
     source, destination = noise(1000), torch.empty(1000, dtype=torch.uint8)
     watched = [weakref.ref(source), weakref.ref(destination)]
-    copier.submit([Copy(source, destination)])
+    copier.submit([HostCopy(source, destination)])
     del source, destination
     gc.collect()
     assert all(tensor() is not None for tensor in watched)
@@ -81,7 +81,7 @@ def test_copier_keeps_tensors_alive_until_copied() -> None:
 def test_copier_releases_tensors_of_finished_ticket(copier: CopyThreadPool) -> None:
     source = noise(1000)
     watched = weakref.ref(source)
-    ticket = copier.submit([Copy(source, torch.empty(1000, dtype=torch.uint8))])
+    ticket = copier.submit([HostCopy(source, torch.empty(1000, dtype=torch.uint8))])
     del source
     expiry = time.monotonic() + SOON
     while watched() is not None and time.monotonic() < expiry:
@@ -95,7 +95,7 @@ def test_dropped_copier_ends_threads_and_warns() -> None:
     before = threads()
     copier = CopyThreadPool(STILL, threads=5)
     mine = threads() - before
-    ticket = copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+    ticket = copier.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
     assert len(mine) == 5
     holder = [copier]
     del copier
@@ -116,13 +116,13 @@ def abandoned(ticket: CopyHandle) -> bool:
 
 def test_copier_close_under_load_ends_every_ticket() -> None:
     copier = CopyThreadPool(CopyLimits("load", 4096, 1e6), threads=3)
-    tickets: list[tuple[CopyHandle, Copy]] = []
+    tickets: list[tuple[CopyHandle, HostCopy]] = []
     told: list[object] = []
 
     def load(seed: int) -> None:
         try:
             while True:
-                copy = Copy(noise(20000, seed), guarded(20000))
+                copy = HostCopy(noise(20000, seed), guarded(20000))
                 tickets.append((copier.submit([copy]), copy))
         except CopierError as error:
             told.append(str(error))
@@ -147,7 +147,7 @@ def test_copier_close_finishes_copies_and_refuses_new_ones(copier: CopyThreadPoo
     closing = CopyThreadPool(SMALL, threads=2)
     mine = threads() - before
     source, destination = noise(100_000), torch.empty(100_000, dtype=torch.uint8)
-    ticket = closing.submit([Copy(source, destination)])
+    ticket = closing.submit([HostCopy(source, destination)])
     closing.close(SOON)
     closing.close(0.0)
     assert torch.equal(source, destination)
@@ -161,7 +161,7 @@ def test_copier_close_finishes_copies_and_refuses_new_ones(copier: CopyThreadPoo
 def test_copier_exit_does_not_hide_error_of_with_block() -> None:
     def fail() -> None:
         with CopyThreadPool(STILL, threads=1) as copier:
-            copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+            copier.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
             raise KeyError
 
     with pytest.warns(ResourceWarning, match="1 copies"), pytest.raises(KeyError):

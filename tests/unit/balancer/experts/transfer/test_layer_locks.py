@@ -10,7 +10,7 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError, LockPoisoned, StreamTimeout
 from equipoise.hal.stream import Role
-from equipoise.hal.support.slot_access import Readers
+from equipoise.hal.support.slot_access import ReaderRegistry
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def accelerator() -> Iterator[Accelerator]:
 def gates(
     accelerator: Accelerator, deadline: float = 20.0, entries: Mapping[int, int] | None = None
 ) -> LayerLocks:
-    return LayerLocks(accelerator, 4, Readers(accelerator.event), deadline, entries or {})
+    return LayerLocks(accelerator, 4, ReaderRegistry(accelerator.event), deadline, entries or {})
 
 
 def test_gates_leave_unwritten_layers_open(accelerator: Accelerator) -> None:
@@ -84,7 +84,7 @@ def test_attached_stream_reads_only_while_lock_is_held(
     accelerator: Accelerator,
 ) -> None:
     compute, other = accelerator.stream(Role.COMPUTE), accelerator.stream(Role.AUX)
-    readers = Readers(accelerator.event)
+    readers = ReaderRegistry(accelerator.event)
     readers.attach(other)
     locks = LayerLocks(accelerator, 1, readers, 20.0)
     locks.schedule({0: 0})

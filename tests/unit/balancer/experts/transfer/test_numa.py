@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.hal.errors import CopierError
-from equipoise.hal.support.numa import UNKNOWN, parse_cpus
+from equipoise.hal.support.numa import UNKNOWN_NODE, parse_cpus
 
 
 def written(cpus: set[int]) -> str:
@@ -40,7 +40,7 @@ def test_near_cpus_are_allowed_cpus_of_the_node(tmp_path: Path) -> None:
     assert copy_threads.near_cpus(0, frozenset({2, 3, 4}), root) == {2, 3}
     assert copy_threads.near_cpus(1, frozenset({0}), root) == frozenset()
     assert copy_threads.near_cpus(2, frozenset({0}), root) == frozenset()
-    assert copy_threads.near_cpus(UNKNOWN, frozenset({0}), root) == frozenset()
+    assert copy_threads.near_cpus(UNKNOWN_NODE, frozenset({0}), root) == frozenset()
 
 
 @pytest.mark.parametrize("text", ["x", "3-", "1-2-3"])

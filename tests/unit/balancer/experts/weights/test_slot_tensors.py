@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from equipoise.balancer.experts.weights.expert_weights import (
     FormatOf,
     SlotTensors,
-    is_on,
+    is_on_device,
     memory_order,
     strided,
 )
@@ -102,7 +102,7 @@ def test_register_refuses_weights_on_another_device() -> None:
     ],
 )
 def test_device_match_ignores_index_when_none_is_given(at: str, wanted: str, fits: bool) -> None:
-    assert is_on(torch.device(at), torch.device(wanted)) is fits
+    assert is_on_device(torch.device(at), torch.device(wanted)) is fits
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=4, max_size=4))

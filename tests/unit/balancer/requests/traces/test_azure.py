@@ -13,13 +13,13 @@ from helpers.strategies.format_samples import fails
 from hypothesis import given
 
 from equipoise.balancer.requests.traces import read_trace, trace_file
-from equipoise.balancer.requests.workload import TOKENS_MOST
+from equipoise.balancer.requests.workload import MAX_TOKENS
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TIMES = st.datetimes(datetime(1970, 1, 2), datetime(2199, 12, 30))
 ZONES = st.none() | st.integers(-23 * 60, 23 * 60).map(lambda m: timezone(timedelta(minutes=m)))
 ROWS = st.lists(
-    st.tuples(TIMES, ZONES, st.integers(1, TOKENS_MOST), st.integers(1, TOKENS_MOST)),
+    st.tuples(TIMES, ZONES, st.integers(1, MAX_TOKENS), st.integers(1, MAX_TOKENS)),
     min_size=1,
     max_size=20,
 )

@@ -2,25 +2,36 @@
 
 import pytest
 
-from equipoise.hal.conformance.executors.leak_detector import GROWTH, Meter, Usage
+from equipoise.hal.conformance.executors.leak_detector import (
+    MAX_MEMORY_GROWTH,
+    LeakDetector,
+    ProcessUsage,
+)
 from equipoise.hal.errors import Violation
 
 
-def meter(*memory: int) -> Meter:
+def meter(*memory: int) -> LeakDetector:
     """Finds so many bytes at each look."""
     found = iter(memory)
-    return Meter(lambda: Usage((), (), next(found), frozenset()))
+    return LeakDetector(lambda: ProcessUsage((), (), next(found), frozenset()))
 
 
 def test_memory_that_grows_between_cases_is_a_leak() -> None:
-    looked_at = meter(0, GROWTH, GROWTH, GROWTH)
+    looked_at = meter(0, MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH)
     looked_at.rest()
     with pytest.raises(Violation, match="more bytes of memory"):
         looked_at.rest(patience=0.0)
 
 
 def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
-    looked_at = meter(0, GROWTH, GROWTH, 2 * GROWTH, 2 * GROWTH, 2 * GROWTH)
+    looked_at = meter(
+        0,
+        MAX_MEMORY_GROWTH,
+        MAX_MEMORY_GROWTH,
+        2 * MAX_MEMORY_GROWTH,
+        2 * MAX_MEMORY_GROWTH,
+        2 * MAX_MEMORY_GROWTH,
+    )
     looked_at.rest()
     looked_at.expect_growth()
     looked_at.rest()

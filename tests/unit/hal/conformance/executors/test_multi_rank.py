@@ -6,21 +6,21 @@ import pytest
 from hypothesis import strategies as st
 
 from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
-from equipoise.hal.conformance.context import Bench, Play
+from equipoise.hal.conformance.context import Play, RankContext
 from equipoise.hal.conformance.executors.multi_rank import (
-    OPENINGS,
-    STRETCH,
-    Call,
-    ExpendableStore,
-    RankedSubject,
-    Store,
+    OPEN_TIMES_PER_DEADLINE,
+    RETRY_DEADLINE_FACTOR,
+    DisposableStore,
+    GatherOptions,
+    MultiRankSubject,
+    RankStore,
 )
-from equipoise.hal.conformance.executors.rank_worker import Answer, Order
+from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest
 from equipoise.hal.conformance.program import Case, Program, Step, program
-from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
-DEADLINES = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
+DEADLINES = {DeadlineLength.CALM: 15.0, DeadlineLength.BRISK: 1.0}
 IDLE, BUSY = 0.02, 0.5
 """Seconds that an opening takes."""
 CASE = Case(program([Step("sum")], size=2))
@@ -30,11 +30,11 @@ def _programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.just(CASE.program)
 
 
-def _play(bench: Bench, found: Program) -> Play:
+def _play(bench: RankContext, found: Program) -> Play:
     yield from ()
 
 
-def _property(name: str, pace: Pace) -> Property:
+def _property(name: str, pace: DeadlineLength) -> Property:
     return Property(
         name=name,
         family="failures",
@@ -42,13 +42,13 @@ def _property(name: str, pace: Pace) -> Property:
         claim="A fault ends every wait.",
         programs=_programs,
         play=_play,
-        ranks=Ranks.GROUP,
+        ranks=PropertyScope.GROUP,
         pace=pace,
     )
 
 
-FIRST, SECOND = _property("first", Pace.BRISK), _property("second", Pace.BRISK)
-CALM = _property("calm", Pace.CALM)
+FIRST, SECOND = _property("first", DeadlineLength.BRISK), _property("second", DeadlineLength.BRISK)
+CALM = _property("calm", DeadlineLength.CALM)
 
 
 class FakeStore:
@@ -79,13 +79,13 @@ class FakeRankGroup:
         self.deadlines: dict[str, float] = {}
         self.played: list[float] = []
 
-    def host(self) -> Store:
+    def host(self) -> RankStore:
         return FakeStore()
 
-    def expendable_host(self) -> ExpendableStore:
+    def expendable_host(self) -> DisposableStore:
         raise Unsupported("a store that a case may end")
 
-    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         return {rank: self._answer(rank, order) for rank, order in orders.items()}
 
     def replace(self, ranks: Collection[int]) -> None:
@@ -94,7 +94,7 @@ class FakeRankGroup:
     def close(self) -> None:
         pass
 
-    def _answer(self, rank: int, order: Order) -> Answer:
+    def _answer(self, rank: int, order: RankRequest) -> RankReply:
         match order["do"]:
             case "open":
                 self.deadlines[order["fabric"]] = order["where"]["deadline"]
@@ -110,9 +110,9 @@ class FakeRankGroup:
         return {"answers": [None]}
 
 
-def subject(rank_group: FakeRankGroup) -> RankedSubject:
+def subject(rank_group: FakeRankGroup) -> MultiRankSubject:
     traits = Traits(Capabilities(), CommunicatorCapabilities(), (1, 2), controlled=False)
-    return RankedSubject("fake", traits, rank_group, DEADLINES)
+    return MultiRankSubject("fake", traits, rank_group, DEADLINES)
 
 
 def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
@@ -120,7 +120,7 @@ def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
     ranks = subject(rank_group)
     for claim in (FIRST, FIRST, SECOND):
         ranks.play(claim, CASE)
-    assert rank_group.played == [1.0, 1.0, OPENINGS * BUSY]
+    assert rank_group.played == [1.0, 1.0, OPEN_TIMES_PER_DEADLINE * BUSY]
 
 
 def test_brisk_deadline_shrinks_when_machine_is_idle_again() -> None:
@@ -128,7 +128,7 @@ def test_brisk_deadline_shrinks_when_machine_is_idle_again() -> None:
     ranks = subject(rank_group)
     for claim in (FIRST, SECOND):
         ranks.play(claim, CASE)
-    assert rank_group.played == [OPENINGS * BUSY, 1.0]
+    assert rank_group.played == [OPEN_TIMES_PER_DEADLINE * BUSY, 1.0]
 
 
 def test_failed_brisk_case_is_played_again_with_longer_deadline(
@@ -138,14 +138,20 @@ def test_failed_brisk_case_is_played_again_with_longer_deadline(
     ranks = subject(rank_group)
     for claim in (FIRST, FIRST, SECOND):
         ranks.play(claim, CASE)
-    assert rank_group.played == [1.0, STRETCH, STRETCH, 1.0, STRETCH]
+    assert rank_group.played == [
+        1.0,
+        RETRY_DEADLINE_FACTOR,
+        RETRY_DEADLINE_FACTOR,
+        1.0,
+        RETRY_DEADLINE_FACTOR,
+    ]
     assert "first: a case failed under a brisk deadline" in caplog.text
 
 
 def test_replayed_case_gets_deadline_of_machine_as_it_is_now() -> None:
     rank_group = FakeRankGroup([IDLE, BUSY], needed=2.0)
     subject(rank_group).play(FIRST, CASE)
-    assert rank_group.played == [1.0, STRETCH * OPENINGS * BUSY]
+    assert rank_group.played == [1.0, RETRY_DEADLINE_FACTOR * OPEN_TIMES_PER_DEADLINE * BUSY]
 
 
 def test_second_failure_of_brisk_property_counts() -> None:
@@ -154,7 +160,7 @@ def test_second_failure_of_brisk_property_counts() -> None:
     for _ in range(2):  # the second one as shrinking plays it
         with pytest.raises(Violation, match="passed its deadline"):
             ranks.play(FIRST, CASE)
-    assert rank_group.played == [1.0, STRETCH, 1.0]
+    assert rank_group.played == [1.0, RETRY_DEADLINE_FACTOR, 1.0]
 
 
 def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
@@ -164,7 +170,7 @@ def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
     rank_group.needed = 1000.0
     with pytest.raises(Violation, match="passed its deadline"):
         ranks.play(FIRST, CASE)
-    assert rank_group.played == [1.0, STRETCH, STRETCH]
+    assert rank_group.played == [1.0, RETRY_DEADLINE_FACTOR, RETRY_DEADLINE_FACTOR]
 
 
 @pytest.mark.parametrize("clause", ["C8", "R1"])

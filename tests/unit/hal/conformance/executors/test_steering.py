@@ -7,15 +7,15 @@ from helpers.fakes import schedule_recorder as wheel
 from hypothesis import strategies as st
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.hal.conformance.context import Bench, Play, demand
+from equipoise.hal.conformance.context import Play, RankContext, require
 from equipoise.hal.conformance.executors.device import DeviceSubject
-from equipoise.hal.conformance.executors.steering import steering
-from equipoise.hal.conformance.fixtures.strategies import SCHEDULE
+from equipoise.hal.conformance.executors.steering import load_steer
+from equipoise.hal.conformance.fixtures.strategies import MAX_CHOICES
 from equipoise.hal.conformance.profile import Executor, Profile
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property
-from equipoise.hal.conformance.runner import Campaign
-from equipoise.hal.conformance.search import Effort, Held, Violated, search
+from equipoise.hal.conformance.runner import ConformanceRun
+from equipoise.hal.conformance.search import PropertyHeld, PropertyViolated, SearchSettings, search
 from equipoise.hal.errors import UsageError
 from equipoise.hal.stream import Role
 
@@ -27,18 +27,18 @@ BAD = {
 }
 
 
-def _racy(bench: Bench, _: Program) -> Play:
+def _racy(bench: RankContext, _: Program) -> Play:
     """Goes wrong when the latest schedule has a choice above 100 in it."""
     yield from ()
     bench.disturb(bench.accelerator.stream(Role.COMPUTE))
-    demand("O1", max(wheel.TOLD[-1], default=0) <= 100, "out of order")
+    require("O1", max(wheel.TOLD[-1], default=0) <= 100, "out of order")
 
 
-def _sound(bench: Bench, _: Program) -> Play:
+def _sound(bench: RankContext, _: Program) -> Play:
     yield from ()
 
 
-def _property(play: Callable[[Bench, Program], Play]) -> Property:
+def _property(play: Callable[[RankContext, Program], Play]) -> Property:
     return Property(
         name="steered",
         family="ordering",
@@ -55,33 +55,37 @@ def _nothing_told() -> None:
 
 
 def test_steered_search_finds_and_shrinks_breaking_schedule() -> None:
-    verdict = search(_property(_racy), DeviceSubject(BACKEND, wheel.steer), Effort(cases=200))
-    assert isinstance(verdict, Violated)
+    verdict = search(
+        _property(_racy), DeviceSubject(BACKEND, wheel.steer), SearchSettings(cases=200)
+    )
+    assert isinstance(verdict, PropertyViolated)
     assert verdict.case.schedule == b"\x65"
 
 
 def test_steered_search_gives_each_case_its_own_schedule() -> None:
-    verdict = search(_property(_sound), DeviceSubject(BACKEND, wheel.steer), Effort(cases=60))
-    assert verdict == Held(60)
+    verdict = search(
+        _property(_sound), DeviceSubject(BACKEND, wheel.steer), SearchSettings(cases=60)
+    )
+    assert verdict == PropertyHeld(60)
     assert len(wheel.TOLD) == 60
     assert len(set(wheel.TOLD)) > 30
-    assert max(map(len, wheel.TOLD)) > SCHEDULE
+    assert max(map(len, wheel.TOLD)) > MAX_CHOICES
 
 
 def test_steering_failure_is_a_usage_error() -> None:
-    steer = steering("helpers.fakes.schedule_recorder:into_nothing")
+    steer = load_steer("helpers.fakes.schedule_recorder:into_nothing")
     with pytest.raises(UsageError, match="cannot steer: OSError: the driver is not there"):
-        search(_property(_sound), DeviceSubject(BACKEND, steer), Effort(cases=5))
+        search(_property(_sound), DeviceSubject(BACKEND, steer), SearchSettings(cases=5))
 
 
 @pytest.mark.parametrize(("name", "says"), BAD.items(), ids=list(BAD))
 def test_steering_refuses_invalid_name(name: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        steering(name)
+        load_steer(name)
 
 
 def test_steered_campaign_plays_one_local_device() -> None:
-    campaign = Campaign(
+    campaign = ConformanceRun(
         backend="cpu",
         communicator="gloo",
         ranks=4,

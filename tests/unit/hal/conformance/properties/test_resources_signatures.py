@@ -4,7 +4,7 @@ from typing import Protocol
 
 import pytest
 
-from equipoise.hal.conformance.properties.resources_signatures import differences
+from equipoise.hal.conformance.properties.resources_signatures import signature_differences
 
 DUE = "(angle, *, slowly=False)"
 
@@ -60,8 +60,8 @@ class Called(Right):
 
 
 def test_matching_object_has_no_signature_differences() -> None:
-    assert differences(Door, Right()) == []
-    assert differences(Door, Right) == []
+    assert signature_differences(Door, Right()) == []
+    assert signature_differences(Door, Right) == []
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_matching_object_has_no_signature_differences() -> None:
     ],
 )
 def test_signature_difference_is_named(kind: type, line: str) -> None:
-    (found,) = differences(Door, kind())
+    (found,) = signature_differences(Door, kind())
     assert found == f"{kind.__name__} for Door: {line}"

@@ -4,16 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.capabilities import Capabilities
-from equipoise.hal.conformance.fixtures.happens_before import Order
-from equipoise.hal.conformance.fixtures.slot_store import ROLES
+from equipoise.hal.conformance.fixtures.happens_before import HappensBefore
+from equipoise.hal.conformance.fixtures.slot_store import SLOT_ROLES
 from equipoise.hal.conformance.program import Case
-from equipoise.hal.conformance.properties.stateful import PROPERTIES, Ledger, Turn
+from equipoise.hal.conformance.properties.stateful import PROPERTIES, LockTurn, SystemModel
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.search import Effort, Held, search
+from equipoise.hal.conformance.search import PropertyHeld, SearchSettings, search
 
 (MACHINE,) = PROPERTIES
-STREAM = st.sampled_from(ROLES)
-FIRST, SECOND, THIRD = ROLES
+STREAM = st.sampled_from(SLOT_ROLES)
+FIRST, SECOND, THIRD = SLOT_ROLES
 BARE = Capabilities()
 LOCKED = ("sign", "acquire", "renew")
 
@@ -36,21 +36,21 @@ class Listener:
 
 def test_machine_composes_varied_programs_and_schedules() -> None:
     listener = Listener()
-    verdict = search(MACHINE, listener, Effort(cases=50))
-    assert isinstance(verdict, Held)
+    verdict = search(MACHINE, listener, SearchSettings(cases=50))
+    assert isinstance(verdict, PropertyHeld)
     assert len({case.program for case in listener.cases}) > 20
     assert len({len(case.schedule) for case in listener.cases}) > 5
 
 
 def test_machine_omits_undeclared_operations() -> None:
     listener = Listener()
-    search(MACHINE, listener, Effort(cases=50))
+    search(MACHINE, listener, SearchSettings(cases=50))
     assert not [s for c in listener.cases for s in c.program.steps if s.op in LOCKED]
 
 
 @given(st.lists(STREAM, min_size=1, max_size=6), STREAM)
 def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiting: str) -> None:
-    order = Order()
+    order = HappensBefore()
     numbers = [order.launch(role) for role in launches]
     order.follow(waiting, numbers[-1])
     same = [number for number in numbers if launches[number] == launches[-1]]
@@ -58,7 +58,7 @@ def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiti
 
 
 def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
-    ledger = Ledger()
+    ledger = SystemModel()
     ledger.look(0, FIRST)
     assert ledger.strangers(SECOND, 0) == [FIRST]
     ledger.join(FIRST, SECOND)
@@ -66,7 +66,7 @@ def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
 
 
 def test_ledger_attached_stream_is_settled_and_no_stranger() -> None:
-    ledger = Ledger()
+    ledger = SystemModel()
     ledger.attach(FIRST)
     ledger.write(1, 0, SECOND)
     assert ledger.settled(FIRST, 0)
@@ -76,7 +76,7 @@ def test_ledger_attached_stream_is_settled_and_no_stranger() -> None:
 
 
 def test_ledger_leased_slot_keeps_its_version() -> None:
-    ledger = Ledger()
+    ledger = SystemModel()
     ledger.leases.append(0)
     ledger.write(1, 0, FIRST)
     assert ledger.slot(0) == 0
@@ -86,9 +86,9 @@ def test_ledger_leased_slot_keeps_its_version() -> None:
 
 
 def test_ledger_lock_turn_is_order_independent() -> None:
-    early, late = Ledger(), Ledger()
+    early, late = SystemModel(), SystemModel()
     early.acquire()
     early.sign()
     late.sign()
     late.acquire()
-    assert early.turn == late.turn == Turn.PASSED
+    assert early.turn == late.turn == LockTurn.PASSED

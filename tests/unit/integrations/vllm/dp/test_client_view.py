@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy import WorkerReport
 from equipoise.hal.errors import EngineUnsupported
-from equipoise.integrations.vllm.compatibility import KEPT
-from equipoise.integrations.vllm.dp.client_view import Front
-from equipoise.integrations.vllm.dp.policy import Ranks
-from equipoise.integrations.vllm.dp.request_table import Share
+from equipoise.integrations.vllm.compatibility import CLIENT_ATTRIBUTES
+from equipoise.integrations.vllm.dp.client_view import ClientView
+from equipoise.integrations.vllm.dp.policy import RankCapacity
+from equipoise.integrations.vllm.dp.request_table import RankLoad
 
 ROOM = 1000
 COUNTS = st.tuples(st.integers(0, 50), st.integers(0, 50))
-SHARES = st.integers(0, 9).flatmap(lambda n: st.builds(Share, st.just(n), st.integers(n, n * 100)))
+SHARES = st.integers(0, 9).flatmap(
+    lambda n: st.builds(RankLoad, st.just(n), st.integers(n, n * 100))
+)
 RANKS = st.lists(st.tuples(COUNTS, SHARES), min_size=1, max_size=6)
 
 
@@ -28,18 +30,18 @@ class Reported:
     lb_engines: Any = None
 
 
-def front_of(count: int, room: int | None = ROOM) -> tuple[Reported, Front]:
+def front_of(count: int, room: int | None = ROOM) -> tuple[Reported, ClientView]:
     client = Reported()
-    return client, Front(client, Ranks(count, 8, room, None))
+    return client, ClientView(client, RankCapacity(count, 8, room, None))
 
 
-def told(rows: list[list[Any]], shares: list[Share], room: int | None = ROOM) -> Any:
+def told(rows: list[list[Any]], shares: list[RankLoad], room: int | None = ROOM) -> Any:
     client, front = front_of(len(rows), room)
     client.lb_engines = rows
     return front.reports(lambda: shares)
 
 
-def never() -> list[Share]:
+def never() -> list[RankLoad]:
     raise AssertionError("nobody has to guess")
 
 
@@ -57,14 +59,14 @@ def test_front_reports_kv_usage_of_ranks_once(ranks: list[tuple[tuple[int, int],
 
 @given(RANKS)
 def test_front_estimates_tokens_from_known_mean_length(
-    ranks: list[tuple[tuple[int, int], Share]],
+    ranks: list[tuple[tuple[int, int], RankLoad]],
 ) -> None:
     shares = [share for _, share in ranks]
     known, tokens = sum(one.requests for one in shares), sum(one.tokens for one in shares)
     reports = told([list(counts) for counts, _ in ranks], shares)
     for ((waiting, running), share), report in zip(ranks, reports, strict=True):
         assert (report.waiting, report.running) == (waiting, running)
-        of = share if share.requests else Share(known, tokens)
+        of = share if share.requests else RankLoad(known, tokens)
         mean = of.tokens / of.requests if of.requests else 0
         assert report.tokens == pytest.approx((waiting + running) * mean, abs=1)
         assert report.kv_usage == min(1.0, report.tokens / ROOM)
@@ -73,7 +75,7 @@ def test_front_estimates_tokens_from_known_mean_length(
 @pytest.mark.slow
 @given(RANKS)
 def test_front_reports_own_tokens_when_it_has_all_requests(
-    ranks: list[tuple[tuple[int, int], Share]],
+    ranks: list[tuple[tuple[int, int], RankLoad]],
 ) -> None:
     shares = [share for _, share in ranks]
     reports = told([[0, share.requests] for share in shares], shares)
@@ -81,11 +83,11 @@ def test_front_reports_own_tokens_when_it_has_all_requests(
 
 
 def test_front_reports_no_kv_usage_without_cache_size() -> None:
-    (report,) = told([[1, 1]], [Share(1, 10)], room=None)
+    (report,) = told([[1, 1]], [RankLoad(1, 10)], room=None)
     assert (report.tokens, report.kv_usage) == (20, 0.0)
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", CLIENT_ATTRIBUTES)
 def test_front_refuses_client_without_required_attribute(name: str) -> None:
     class Without(patched(Client.NEW)):  # type: ignore[misc]
         def __getattribute__(self, asked: str) -> Any:
@@ -93,13 +95,13 @@ def test_front_refuses_client_without_required_attribute(name: str) -> None:
                 raise AttributeError(asked)
             return super().__getattribute__(asked)
 
-    from equipoise.integrations.vllm.dp.core_client import attach
+    from equipoise.integrations.vllm.dp.core_client import attach_scheduler
 
     async def work() -> None:
         client: Routed = Without(configuration(1, policy="fit"), [FakeEngine(1), FakeEngine(1)])
-        attach(client)
+        attach_scheduler(client)
         client.made = True  # type: ignore[attr-defined]
         with pytest.raises(EngineUnsupported, match=f"vLLM's client has no {name}$"):
-            attach(client)
+            attach_scheduler(client)
 
     asyncio.run(work())

@@ -5,17 +5,17 @@ from prometheus_client import REGISTRY
 
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.dp import metrics
-from equipoise.integrations.vllm.dp.metrics import PREFIX, Meters, charts
+from equipoise.integrations.vllm.dp.metrics import PREFIX, RoutingMetrics, prometheus_metrics
 
 NAMES = ("routed_requests", "aborted_requests", "overdue_requests", "routing_failures")
 
 
 @pytest.fixture
 def without_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "charts", lambda: None)
+    monkeypatch.setattr(metrics, "prometheus_metrics", lambda: None)
 
 
-def count_all(meters: Meters) -> dict[str, int]:
+def count_all(meters: RoutingMetrics) -> dict[str, int]:
     """What one of each adds to the counters."""
     before = COUNTERS.read()
     meters.routed(1)
@@ -32,7 +32,7 @@ def shown(name: str, **labels: str) -> float:
 
 
 def test_meters_count_event_in_counters_and_prometheus() -> None:
-    meters = Meters()
+    meters = RoutingMetrics()
     rank = shown("routed_requests_total", engine="1")
     others = {name: shown(f"{name}_total") for name in NAMES[1:]}
     assert count_all(meters) == dict.fromkeys(NAMES, 1)
@@ -46,12 +46,12 @@ def test_meters_count_event_in_counters_and_prometheus() -> None:
 
 
 def test_meters_of_two_clients_share_prometheus_metrics() -> None:
-    assert charts() is charts()
-    Meters().aborted()
+    assert prometheus_metrics() is prometheus_metrics()
+    RoutingMetrics().aborted()
     before = shown("aborted_requests_total")
-    Meters().aborted()
+    RoutingMetrics().aborted()
     assert shown("aborted_requests_total") == before + 1
 
 
 def test_meters_count_without_prometheus(without_prometheus: None) -> None:
-    assert count_all(Meters()) == dict.fromkeys(NAMES, 1)
+    assert count_all(RoutingMetrics()) == dict.fromkeys(NAMES, 1)

@@ -9,26 +9,32 @@ from helpers.fakes.fake_core_client import Release, deploy
 from helpers.harnesses.request_routing_scenario import ENGINES, LATER, SLOTS, Play, drawn, run
 
 from equipoise.integrations.vllm.dp import scheduler
-from equipoise.integrations.vllm.dp.client_view import Front
-from equipoise.integrations.vllm.dp.request_table import UNSENT, Ledger, Stage, Ticket, hand_over
-from equipoise.integrations.vllm.dp.scheduler import Desk
+from equipoise.integrations.vllm.dp.client_view import ClientView
+from equipoise.integrations.vllm.dp.request_table import (
+    UNSENT_STATES,
+    DpRequest,
+    DpRequestState,
+    RequestTable,
+    mark_sent,
+)
+from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 
 SEEDS = range(60)
 
 
-def _kept(self: Ledger, ticket: Ticket) -> None:
+def _kept(self: RequestTable, ticket: DpRequest) -> None:
     """Forgotten, but the policy is not told."""
     self.tickets.pop(ticket.id)
     self.held.pop(ticket.id, None)
     ticket.messages.clear()
 
 
-def _sent_all_the_same(self: Ledger, ticket: Ticket) -> None:
+def _sent_all_the_same(self: RequestTable, ticket: DpRequest) -> None:
     self.tickets.pop(ticket.id)
     self.policy.on_abort(ticket.id)
 
 
-async def _at_once(self: Desk, request: Any, send: Any) -> None:
+async def _at_once(self: DpRequestScheduler, request: Any, send: Any) -> None:
     """Every part of an input is sent as it comes, before what is held of it."""
     if any(one.id == request.request_id for one in self.tickets):
         await send(request)
@@ -36,25 +42,25 @@ async def _at_once(self: Desk, request: Any, send: Any) -> None:
         await self._enter(request, send)
 
 
-def _elsewhere(ticket: Ticket) -> int | None:
-    worker = hand_over(ticket)
+def _elsewhere(ticket: DpRequest) -> int | None:
+    worker = mark_sent(ticket)
     return None if worker is None else (worker + 1) % ENGINES
 
 
-def _never_sent(ticket: Ticket) -> int | None:
+def _never_sent(ticket: DpRequest) -> int | None:
     return ticket.worker
 
 
-def _ended_unheard(self: Desk, outputs: Any) -> None:
+def _ended_unheard(self: DpRequestScheduler, outputs: Any) -> None:
     outputs.finished_requests = None
     OBSERVE(self, outputs)
 
 
-def _unpinned(self: Front, request: Any) -> None:
+def _unpinned(self: ClientView, request: Any) -> None:
     return None
 
 
-def _first_report(self: Front, shares: Any) -> Any:
+def _first_report(self: ClientView, shares: Any) -> Any:
     """Other front ends have what they had then."""
     first = FIRST.setdefault(self, REPORTS(self, shares))
     if not first:
@@ -62,52 +68,60 @@ def _first_report(self: Front, shares: Any) -> Any:
     return first
 
 
-async def _aborted_by_the_engine(self: Desk, requests: Any, abort: Any) -> None:
+async def _aborted_by_the_engine(self: DpRequestScheduler, requests: Any, abort: Any) -> None:
     await abort(requests)
 
 
-def _parts_by_the_rule(self: Desk, ticket: Ticket) -> int | None:
+def _parts_by_the_rule(self: DpRequestScheduler, ticket: DpRequest) -> int | None:
     """What older clients need is left out."""
-    return hand_over(ticket) if ticket.stage in UNSENT else None
+    return mark_sent(ticket) if ticket.stage in UNSENT_STATES else None
 
 
-def _still_known(self: Ledger, ticket: Ticket) -> None:
+def _still_known(self: RequestTable, ticket: DpRequest) -> None:
     del self.held[ticket.id]
-    ticket.stage = Stage.BESIDE
+    ticket.stage = DpRequestState.BESIDE
 
 
-def _overdue_twice(self: Ledger, ticket: Ticket) -> None:
+def _overdue_twice(self: RequestTable, ticket: DpRequest) -> None:
     BESIDE(self, ticket)
     ticket.messages.append(ticket.messages[0])
 
 
-def _finished_all(self: Ledger, counts: Any, ended: Any) -> None:
+def _finished_all(self: RequestTable, counts: Any, ended: Any) -> None:
     """What was given up is told as what came to its end."""
     gone = [name for name in dict.fromkeys(ended) if name in self.tickets]
     STEP(self, counts, ())
     for name in gone:
-        if self.tickets.pop(name).stage not in UNSENT:
+        if self.tickets.pop(name).stage not in UNSENT_STATES:
             self.policy.on_finish(name)
 
 
-OBSERVE, BESIDE, STEP = Desk.observe, Ledger.set_beside, Ledger.step
-REPORTS = Front.reports
-FIRST: WeakKeyDictionary[Front, Any] = WeakKeyDictionary()
+OBSERVE, BESIDE, STEP = DpRequestScheduler.observe, RequestTable.set_beside, RequestTable.step
+REPORTS = ClientView.reports
+FIRST: WeakKeyDictionary[ClientView, Any] = WeakKeyDictionary()
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "an abort does not reach the policy": (Ledger, "drop", _kept),
-    "what was given up is sent": (Ledger, "drop", _sent_all_the_same),
-    "an abort of what is held is left to the engine": (Desk, "abort", _aborted_by_the_engine),
-    "a part overtakes the one before": (Desk, "add", _at_once),
+    "an abort does not reach the policy": (RequestTable, "drop", _kept),
+    "what was given up is sent": (RequestTable, "drop", _sent_all_the_same),
+    "an abort of what is held is left to the engine": (
+        DpRequestScheduler,
+        "abort",
+        _aborted_by_the_engine,
+    ),
+    "a part overtakes the one before": (DpRequestScheduler, "add", _at_once),
     "another rank than the policy chose": (scheduler, "hand_over", _elsewhere),
     "what is sent is not noted": (scheduler, "hand_over", _never_sent),
-    "what the policy bound is not sent": (Desk, "_carry", lambda self, tickets: None),
-    "the end of a request is not told": (Desk, "observe", _ended_unheard),
-    "what is given up is told as finished": (Ledger, "step", _finished_all),
-    "a rank that was asked for is not told": (Front, "rank_of", _unpinned),
-    "a report stands for ever": (Front, "reports", _first_report),
-    "parts of an input go by the older rule": (Desk, "_worker_of", _parts_by_the_rule),
-    "what is overdue stays in the policy": (Ledger, "set_beside", _still_known),
-    "what is overdue is sent twice": (Ledger, "set_beside", _overdue_twice),
+    "what the policy bound is not sent": (DpRequestScheduler, "_carry", lambda self, tickets: None),
+    "the end of a request is not told": (DpRequestScheduler, "observe", _ended_unheard),
+    "what is given up is told as finished": (RequestTable, "step", _finished_all),
+    "a rank that was asked for is not told": (ClientView, "rank_of", _unpinned),
+    "a report stands for ever": (ClientView, "reports", _first_report),
+    "parts of an input go by the older rule": (
+        DpRequestScheduler,
+        "_worker_of",
+        _parts_by_the_rule,
+    ),
+    "what is overdue stays in the policy": (RequestTable, "set_beside", _still_known),
+    "what is overdue is sent twice": (RequestTable, "set_beside", _overdue_twice),
 }
 
 

@@ -7,12 +7,16 @@ import pytest
 from helpers.fakes.fake_core_client import configuration, deploy
 from helpers.fakes.late_binding_policy import LateBinding
 
-from equipoise.balancer.requests.policy_settings import RULES, WhenFull
-from equipoise.balancer.requests.request_router import Router
+from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
+from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.hal.errors import ConfigError
-from equipoise.integrations.vllm.dp.core_client import RUST, contradictions, prepare
-from equipoise.integrations.vllm.dp.policy import holds, ranks_of
-from equipoise.integrations.vllm.settings import RoutingSettings, settings_of
+from equipoise.integrations.vllm.dp.core_client import (
+    RUST_FRONTEND_VARIABLE,
+    dp_config_errors,
+    prepare,
+)
+from equipoise.integrations.vllm.dp.policy import may_hold_requests, rank_capacity
+from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
 
 
 def engine(**cache: Any) -> SimpleNamespace:
@@ -22,32 +26,32 @@ def engine(**cache: Any) -> SimpleNamespace:
 
 
 def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
-    ranks = ranks_of(engine(enable_prefix_caching=False), 4, RoutingSettings())
+    ranks = rank_capacity(engine(enable_prefix_caching=False), 4, DpLoadBalancerSettings())
     assert (ranks.count, ranks.slots, ranks.kv_tokens, ranks.room) == (4, 8, 1000, 1000)
 
 
 def test_ranks_of_has_no_room_with_prefix_caching() -> None:
-    ranks = ranks_of(engine(), 2, RoutingSettings())
+    ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings())
     assert (ranks.kv_tokens, ranks.room) == (1000, None)
 
 
 def test_ranks_of_derives_room_from_block_count() -> None:
     given = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
-    assert ranks_of(given, 4, RoutingSettings()).room == 80 * 16 // 4
+    assert rank_capacity(given, 4, DpLoadBalancerSettings()).room == 80 * 16 // 4
     nothing = engine(kv_cache_size_tokens=None, enable_prefix_caching=False)
-    assert ranks_of(nothing, 4, RoutingSettings()).room is None
+    assert rank_capacity(nothing, 4, DpLoadBalancerSettings()).room is None
 
 
 def test_routing_settings_override_engine_defaults() -> None:
-    ranks = ranks_of(engine(), 2, RoutingSettings(slots=3, room=77))
+    ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings(slots=3, room=77))
     assert (ranks.slots, ranks.room) == (3, 77)
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", list(POLICIES))
 def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
     for index, client in enumerate(deploy(2, 3, 2, policy=name).clients):
         policy = client.desk.policy
-        assert isinstance(policy, Router)
+        assert isinstance(policy, RequestRouter)
         assert (policy.settings.front_ends, policy.settings.front_end) == (2, index)
         assert policy.settings.when_full is WhenFull.HOLD
         assert len(policy.states) == 3
@@ -55,7 +59,7 @@ def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
 
 def test_routing_options_reach_the_policy() -> None:
     [client] = deploy(2, 2, policy="fit", options={"window": 7}).clients
-    assert isinstance(client.desk.policy, Router)
+    assert isinstance(client.desk.policy, RequestRouter)
     assert client.desk.policy.settings.window == 7
 
 
@@ -66,7 +70,7 @@ def test_third_party_policy_is_constructed_from_slots() -> None:
 
 def switch_on(routing: object) -> None:
     """As the plugin does, as far as it needs no engine."""
-    asked = settings_of({"equipoise": {"routing": routing}}, {})
+    asked = parse_settings({"equipoise": {"routing": routing}}, {})
     assert asked is not None
     assert asked.routing is not None
     prepare(asked.routing)
@@ -115,20 +119,25 @@ def configured(**parallel: Any) -> SimpleNamespace:
     ],
 )
 def test_routing_contradiction_names_unsupported_engine_option(parallel: Any, words: str) -> None:
-    [found] = contradictions(configured(**parallel), RoutingSettings(), {})
+    [found] = dp_config_errors(configured(**parallel), DpLoadBalancerSettings(), {})
     assert words in found
 
 
 def test_routing_contradiction_names_rust_front_end() -> None:
-    [found] = contradictions(configured(), RoutingSettings(), {RUST: "1"})
-    assert RUST in found
-    assert contradictions(configured(), RoutingSettings(), {RUST: "0"}) == []
+    [found] = dp_config_errors(
+        configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "1"}
+    )
+    assert RUST_FRONTEND_VARIABLE in found
+    assert (
+        dp_config_errors(configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "0"})
+        == []
+    )
 
 
 def test_routing_policy_without_holding_allows_priority_scheduling() -> None:
-    pushing = RoutingSettings(policy="jsq", options={"when_full": "queue"})
-    assert not holds(pushing)
-    assert contradictions(configured(policy="priority"), pushing, {}) == []
-    assert holds(RoutingSettings(policy="jsq"))
-    assert holds(RoutingSettings(policy="package:object"))
-    assert holds(RoutingSettings(policy="br0", options={"when_full": "queue"}))
+    pushing = DpLoadBalancerSettings(policy="jsq", options={"when_full": "queue"})
+    assert not may_hold_requests(pushing)
+    assert dp_config_errors(configured(policy="priority"), pushing, {}) == []
+    assert may_hold_requests(DpLoadBalancerSettings(policy="jsq"))
+    assert may_hold_requests(DpLoadBalancerSettings(policy="package:object"))
+    assert may_hold_requests(DpLoadBalancerSettings(policy="br0", options={"when_full": "queue"}))

@@ -10,12 +10,22 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy import Assignment, Decision, Request, RequestId
 from equipoise.hal.errors import RequestError
-from equipoise.integrations.vllm.dp.request_table import TOLD, Ledger, Stage, Ticket, hand_over
+from equipoise.integrations.vllm.dp.request_table import (
+    POLICY_TRACKED_STATES,
+    DpRequest,
+    DpRequestState,
+    RequestTable,
+    mark_sent,
+)
 
 WORKERS = 3
 MANY = 8
 ENDS = st.lists(
-    st.tuples(st.sampled_from([Stage.SENT, Stage.LEAVING]), st.integers(0, 2), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from([DpRequestState.SENT, DpRequestState.LEAVING]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
     min_size=1,
     max_size=MANY,
 )
@@ -56,9 +66,9 @@ async def _nowhere(message: Any) -> None:
     """The engine takes it."""
 
 
-def entered(ledger: Ledger, name: str, rank: int | None = None) -> Ticket:
+def entered(ledger: RequestTable, name: str, rank: int | None = None) -> DpRequest:
     """A request that has come in."""
-    ticket = Ticket(name, size=1, rank=rank, since=0.0, send=_nowhere, messages=[name])
+    ticket = DpRequest(name, size=1, rank=rank, since=0.0, send=_nowhere, messages=[name])
     ledger.enter(ticket)
     ledger.arrive(ticket)
     return ticket
@@ -66,18 +76,18 @@ def entered(ledger: Ledger, name: str, rank: int | None = None) -> Ticket:
 
 @given(ENDS)
 def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
-    ends: list[tuple[Stage, int, int]],
+    ends: list[tuple[DpRequestState, int, int]],
 ) -> None:
     policy = Told()
-    ledger = Ledger(policy, WORKERS)
+    ledger = RequestTable(policy, WORKERS)
     wanted = []
     for number, (stage, early, late) in enumerate(ends):
         name = str(number)
         ticket = entered(ledger, name)
-        assert hand_over(ticket) is not None
+        assert mark_sent(ticket) is not None
         ledger.step({name: early} if early else {}, ())
         ticket.stage = stage
-        if stage is Stage.SENT and early + late:
+        if stage is DpRequestState.SENT and early + late:
             wanted.append(name)
     names = [str(number) for number in range(len(ends))]
     ledger.step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
@@ -88,7 +98,7 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
 
 @given(st.none() | st.integers(0, WORKERS - 1), st.integers(-1, WORKERS))
 def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
-    ledger = Ledger(Chooses(worker), WORKERS)
+    ledger = RequestTable(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
         assert entered(ledger, "one", rank).worker == worker
         return
@@ -100,21 +110,27 @@ def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, w
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(Stage), st.none() | st.integers(0, WORKERS - 1), st.integers(1, 99)
+            st.sampled_from(DpRequestState),
+            st.none() | st.integers(0, WORKERS - 1),
+            st.integers(1, 99),
         ),
         max_size=MANY,
     )
 )
 def test_ledger_share_sums_size_and_tokens_of_sent_requests(
-    tickets: list[tuple[Stage, int | None, int]],
+    tickets: list[tuple[DpRequestState, int | None, int]],
 ) -> None:
-    ledger = Ledger(LateBinding([MANY] * WORKERS), WORKERS)
+    ledger = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
     for number, (stage, worker, size) in enumerate(tickets):
-        ledger.tickets[str(number)] = Ticket(
+        ledger.tickets[str(number)] = DpRequest(
             str(number), size, None, 0.0, _nowhere, [], stage, worker, tokens=number
         )
     there = [
-        [(n, size) for n, (stage, at, size) in enumerate(tickets) if at == w and stage in TOLD]
+        [
+            (n, size)
+            for n, (stage, at, size) in enumerate(tickets)
+            if at == w and stage in POLICY_TRACKED_STATES
+        ]
         for w in range(WORKERS)
     ]
     assert ledger.shares() == [(len(one), sum(map(sum, one))) for one in there]

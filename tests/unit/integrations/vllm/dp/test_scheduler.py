@@ -14,10 +14,10 @@ from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLO
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.policy_settings import RULES
+from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.dp.core_client import DESK
-from equipoise.integrations.vllm.dp.scheduler import Mode
+from equipoise.integrations.vllm.dp.core_client import SCHEDULER_ATTRIBUTE
+from equipoise.integrations.vllm.dp.scheduler import RoutingMode
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2])
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", list(POLICIES))
 @given(acts=st.lists(ACTS, max_size=60))
 def test_desk_never_loses_or_duplicates_requests(name: str, clients: int, acts: list[Act]) -> None:
     async def work() -> None:
@@ -59,7 +59,7 @@ def test_desk_never_loses_or_duplicates_requests(name: str, clients: int, acts: 
 
 
 @pytest.mark.parametrize("clients", [1, 2])
-@given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(RULES)))
+@given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(POLICIES)))
 def test_desk_never_loses_or_duplicates_requests_of_older_client(
     clients: int, acts: list[Act], name: str
 ) -> None:
@@ -249,7 +249,7 @@ def test_desk_stops_calling_failed_policy_and_loses_nothing(
         for act in acts:
             await play.act(*act)
         await play.finish()
-        assert policy.failed == (desk.mode is Mode.ENGINE)
+        assert policy.failed == (desk.mode is RoutingMode.ENGINE)
         assert policy.after == 0
         assert COUNTERS.read()["routing_failures"] == before + policy.failed
 
@@ -260,7 +260,7 @@ def test_desk_treats_impossible_assignment_as_policy_failure() -> None:
     async def work() -> None:
         site = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
         await site.clients[0].add_request_async(asked("one"))
-        assert site.clients[0].desk.mode is Mode.ENGINE
+        assert site.clients[0].desk.mode is RoutingMode.ENGINE
         assert len([one for each in site.engines for one in each.seen]) == 1
 
     run(work())
@@ -274,7 +274,7 @@ def test_desk_raises_send_error_to_caller_and_forgets_request() -> None:
         with pytest.raises(OSError, match="does not take"):
             await client.add_request_async(asked("odd"))
         assert client.desk.tickets == ()
-        assert client.desk.mode is Mode.POLICY
+        assert client.desk.mode is RoutingMode.POLICY
 
     run(work())
 
@@ -363,7 +363,7 @@ def test_client_without_routing_settings_is_unchanged() -> None:
         await client.abort_requests_async(["r0"])
         await client.pause_scheduler_async()
         await site.step(0)
-        assert not hasattr(client, DESK)
+        assert not hasattr(client, SCHEDULER_ATTRIBUTE)
         assert COUNTERS.read() == before
 
     run(work())

@@ -15,7 +15,7 @@ from equipoise.balancer.experts.weights.expert_weights import (
     strided,
 )
 from equipoise.integrations.vllm.eplb.config import node_count, staging_budget
-from equipoise.integrations.vllm.settings import EngineSettings
+from equipoise.integrations.vllm.settings import EplbSettings
 
 
 def families(slots_per_rank: int, sizes: list[int]) -> tuple[LayerGroup, ...]:
@@ -31,7 +31,7 @@ def families(slots_per_rank: int, sizes: list[int]) -> tuple[LayerGroup, ...]:
 @given(st.integers(1, 40), st.lists(st.integers(1, 3000), min_size=1, max_size=6))
 def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[int]) -> None:
     found = families(slots, sizes)
-    assert split_staging(found, staging_budget(EngineSettings(), found)) == (slots,) * len(found)
+    assert split_staging(found, staging_budget(EplbSettings(), found)) == (slots,) * len(found)
 
 
 @pytest.mark.parametrize(("staging_mb", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
@@ -39,7 +39,7 @@ def test_staging_setting_is_at_least_one_slot_of_each_family(
     staging_mb: float, wanted: int
 ) -> None:
     found = families(4, [1000, 2000, 2000])
-    assert staging_budget(EngineSettings(staging_mb=staging_mb), found) == wanted
+    assert staging_budget(EplbSettings(staging_mb=staging_mb), found) == wanted
 
 
 @given(st.integers(1, 9), st.integers(1, 9))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.integrations.vllm.eplb.model import initial_layout, rows_alike
+from equipoise.integrations.vllm.eplb.model import initial_layout, ranks_sharing_rows
 
 RANKS, TENSOR_PARALLEL = 8, 2
 
@@ -42,4 +42,4 @@ def test_rows_alike_counts_ranks_that_share_rows(
 ) -> None:
     config = SimpleNamespace(dp_size=dp_size, is_sequence_parallel=sequence_parallel)
     model: Any = SimpleNamespace(moe_layers=[SimpleNamespace(moe_config=config)] * 2)
-    assert rows_alike(model, RANKS, TENSOR_PARALLEL) == alike
+    assert ranks_sharing_rows(model, RANKS, TENSOR_PARALLEL) == alike

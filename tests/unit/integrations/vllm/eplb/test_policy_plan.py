@@ -20,11 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import _native
-from equipoise.balancer.compat.placement_policy import doubled, peaks
+from equipoise.balancer.compat.placement_policy import has_duplicates, max_rank_rows
 from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.hal.errors import ConfigError
-from equipoise.integrations.vllm.eplb.policy_plan import Proposal, balancedness, propose, standing
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.eplb.policy_plan import (
+    PolicyPlan,
+    balancedness,
+    plan_placement,
+    valid_placement,
+)
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 UNHURRIED = settings(deadline=None)
 BIG = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
@@ -44,8 +49,10 @@ print(sha256(found.placement.tobytes()).hexdigest())
 """
 
 
-def proposed(given: Standing, **chosen: float) -> Proposal:
-    return propose(given.problem.load, given.shape, given.installed, PolicySettings(**chosen))
+def proposed(given: Standing, **chosen: float) -> PolicyPlan:
+    return plan_placement(
+        given.problem.load, given.shape, given.installed, EplbPolicySettings(**chosen)
+    )
 
 
 @UNHURRIED
@@ -94,7 +101,7 @@ def test_proposal_moves_stay_within_limit(given: Standing, most: float) -> None:
 def test_proposal_keeps_layer_without_load(given: Standing, scale: int) -> None:
     load = given.problem.load * scale
     load[0] = 0
-    found = propose(load, given.shape, given.installed, PolicySettings())
+    found = plan_placement(load, given.shape, given.installed, EplbPolicySettings())
     assert (found.placement[0] == given.installed[0]).all()
     if not load.any():
         assert (found.moves, found.layers, found.after) == (0, 0, 1.0)
@@ -114,8 +121,8 @@ def test_proposal_balancedness_matches_load(given: Standing) -> None:
 @UNHURRIED
 @given(standings())
 def test_proposal_without_old_map_gives_no_rank_an_expert_twice(given: Standing) -> None:
-    found = propose(given.problem.load, given.shape, None, PolicySettings())
-    assert not doubled(found.placement.astype(np.int32), given.problem.ranks).any()
+    found = plan_placement(given.problem.load, given.shape, None, EplbPolicySettings())
+    assert not has_duplicates(found.placement.astype(np.int32), given.problem.ranks).any()
     assert (found.before, found.moves) == (None, given.installed.size)
 
 
@@ -126,7 +133,7 @@ def test_proposal_moves_little_under_steady_load(seed: int) -> None:
     ours, theirs = first_map(BIG), first_map(BIG)
     for number in range(4):
         load, after = (window(odds, 10 * seed + each) for each in (number, number + 1))
-        found = propose(load, BIG, ours, PolicySettings())
+        found = plan_placement(load, BIG, ours, EplbPolicySettings())
         theirs = _native.plan_greedy(load, BIG.slots, BIG.ranks)
         assert number == 0 or found.moves <= 0.05 * ours.size
         ours = found.placement.astype(np.int32)
@@ -135,10 +142,12 @@ def test_proposal_moves_little_under_steady_load(seed: int) -> None:
 
 def test_proposal_moves_nothing_when_balanced_and_little_after_drift() -> None:
     odds = popular(3, BIG.layers, BIG.experts)
-    start = propose(window(odds, 0), BIG, first_map(BIG), PolicySettings()).placement
+    start = plan_placement(window(odds, 0), BIG, first_map(BIG), EplbPolicySettings()).placement
     drift = np.exp(DRIFT * np.random.default_rng(4).standard_normal(odds.shape))
-    still = propose(window(odds, 0), BIG, start.astype(np.int32), PolicySettings())
-    moved = propose(window(odds * drift, 1), BIG, start.astype(np.int32), PolicySettings())
+    still = plan_placement(window(odds, 0), BIG, start.astype(np.int32), EplbPolicySettings())
+    moved = plan_placement(
+        window(odds * drift, 1), BIG, start.astype(np.int32), EplbPolicySettings()
+    )
     assert still.moves == 0
     assert 0 < moved.moves <= 0.1 * start.size
 
@@ -174,11 +183,11 @@ def test_proposal_is_the_same_in_another_process() -> None:
     ids=["empty slot", "unknown", "expert gone", "more slots", "more layers", "beyond 32 bits"],
 )
 def test_standing_map_is_none_for_invalid_placement(old: list[list[int]]) -> None:
-    assert standing(np.array(old, dtype=np.int64), ExpertShape(1, 3, 4, 2)) is None
+    assert valid_placement(np.array(old, dtype=np.int64), ExpertShape(1, 3, 4, 2)) is None
 
 
 def test_standing_map_is_int32_for_valid_placement() -> None:
-    found = standing(np.array([[0, 1, 2, 0]], dtype=np.int64), ExpertShape(1, 3, 4, 2))
+    found = valid_placement(np.array([[0, 1, 2, 0]], dtype=np.int64), ExpertShape(1, 3, 4, 2))
     assert found is not None
     assert found.dtype == np.int32
     assert found.tolist() == [[0, 1, 2, 0]]
@@ -187,9 +196,9 @@ def test_standing_map_is_int32_for_valid_placement() -> None:
 def test_proposal_does_not_overflow_with_largest_loads() -> None:
     load = np.array([[2**45, 2**44, 2**44 - 1, 0]], dtype=np.int64)
     placement = np.array([[0, 1, 2, 3]], dtype=np.int32)
-    assert (peaks(load, placement, 2) > 0).all()
+    assert (max_rank_rows(load, placement, 2) > 0).all()
     assert balancedness(load, placement, 2) == pytest.approx(2 / 3)
-    found = propose(load, ExpertShape(1, 4, 4, 2), placement, PolicySettings())
+    found = plan_placement(load, ExpertShape(1, 4, 4, 2), placement, EplbPolicySettings())
     assert found.before is not None
     assert found.before < found.after == pytest.approx(1.0)
 
@@ -200,4 +209,4 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
 )
 def test_policy_settings_refuse_values_out_of_range(chosen: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(chosen))):
-        PolicySettings(**chosen)
+        EplbPolicySettings(**chosen)

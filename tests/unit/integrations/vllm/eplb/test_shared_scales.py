@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.eplb.model import ALIKE, check_scales, scales
+from equipoise.integrations.vllm.eplb.model import SHARED_SCALES, check_shared_scales, shared_scales
 
 AGAIN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-NAMES = [f"layers.{number}.{name}" for number in range(3) for name in ALIKE]
+NAMES = [f"layers.{number}.{name}" for number in range(3) for name in SHARED_SCALES]
 VALUES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=4)
 
 
@@ -42,10 +42,10 @@ def test_check_scales_names_scales_that_differ_among_experts(
     wrong = [name for name, values in found.items() if len(set(values)) > 1]
     given_scales = [(name, torch.tensor(values)) for name, values in found.items()]
     if not wrong:
-        check_scales(given_scales, alone)
+        check_shared_scales(given_scales, alone)
         return
     with pytest.raises(IntegrationError, match="scales differ") as refused:
-        check_scales(given_scales, alone)
+        check_shared_scales(given_scales, alone)
     assert str(refused.value).endswith(f": {wrong}")
 
 
@@ -59,17 +59,17 @@ def test_check_scales_names_scales_that_differ_between_ranks(
     monkeypatch.setattr(dist, "all_reduce", of_two)
     here = [("layers.0.a", torch.ones(3)), ("layers.0.b", torch.ones(3))]
     with pytest.raises(IntegrationError, match=r": \['layers\.0\.a'\]$"):
-        check_scales(here, "both")
+        check_shared_scales(here, "both")
 
 
 def test_check_scales_skips_collective_without_scales() -> None:
     model: Any = SimpleNamespace(moe_layers=[layer(w13_input_scale=None), layer()])
-    assert scales(model) == []
-    check_scales(scales(model), None)
+    assert shared_scales(model) == []
+    check_shared_scales(shared_scales(model), None)
 
 
 def test_scales_lists_only_known_scales_with_values() -> None:
     first = layer(w13_input_scale=torch.ones(2), w2_input_scale=torch.ones(0), other=torch.ones(2))
     second = layer(w2_input_scale=torch.ones(()))
-    found = scales(SimpleNamespace(moe_layers=[first, second]))
+    found = shared_scales(SimpleNamespace(moe_layers=[first, second]))
     assert [name for name, _ in found] == ["layers.0.w13_input_scale", "layers.1.w2_input_scale"]

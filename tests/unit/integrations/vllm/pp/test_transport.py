@@ -14,7 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.stream import Stream
-from equipoise.integrations.vllm.pp.transport import Awaited, Handover, _slices
+from equipoise.integrations.vllm.pp.transport import (
+    StreamOrderedHandle,
+    TensorDictTransport,
+    _open_slice_group,
+)
 from equipoise.pipeline.tensor_dict import TensorDictGroup
 
 GIVEN = {"hidden": torch.zeros(2)}
@@ -71,10 +75,10 @@ class Group:
         return GIVEN, self.handles, [len]
 
 
-def between(handles: int = 2) -> tuple[Handover, Group, Turns]:
+def between(handles: int = 2) -> tuple[TensorDictTransport, Group, Turns]:
     turns = Turns()
     group = Group(turns, handles)
-    return Handover(cast(TensorDictGroup, group), turns), group, turns
+    return TensorDictTransport(cast(TensorDictGroup, group), turns), group, turns
 
 
 @given(st.none() | st.integers(0, 3), st.none() | st.integers(1, 4), st.integers(1, 3))
@@ -114,7 +118,7 @@ def test_handover_receive_and_each_wait_take_a_turn_of_their_own(
 
 
 def test_awaited_handle_without_query_is_not_completed() -> None:
-    assert not Awaited(cast(Any, SimpleNamespace(wait=len)), Turns()).is_completed()
+    assert not StreamOrderedHandle(cast(Any, SimpleNamespace(wait=len)), Turns()).is_completed()
 
 
 @pytest.mark.parametrize(("ranks", "opened"), [([3], 0), ([2, 3], 2), ([4, 5, 6, 7], 2)])
@@ -126,7 +130,7 @@ def test_handover_slices_need_several_ranks_in_a_stage(ranks: list[int], opened:
         return SimpleNamespace(name=name)
 
     site: Any = SimpleNamespace(fabric=SimpleNamespace(open=communicator))
-    found: Any = _slices(site, ranks)
+    found: Any = _open_slice_group(site, ranks)
     assert len({name for name, _ in asked}) == opened
     assert all(among == ranks for _, among in asked)
     assert (found is None) == (opened == 0)
