@@ -130,14 +130,14 @@ class Accelerator(Protocol):
         """The slots of this rank, with their staging."""
         ...
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Device memory for such a tensor in the private format, contents undefined.
 
         Raises `Unsupported` where `slot_formats` lacks it, or it does not know the dtype.
         """
         ...
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """Everything that a tensor at offset 0 stores, padding included: uint8 [n], in place.
 
         The memory is the tensor's own, which the caller keeps as long as it uses the result.

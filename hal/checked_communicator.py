@@ -213,7 +213,7 @@ class CheckedCommunicator:
         self._inner = communicator
         self._control = control
         self._deadline = deadline
-        self._incarnation = 0
+        self._rebuilds = 0
         self._collective = threading.Lock()
         self._pairwise = threading.Lock()
         self._join(range(control.size) if ranks is None else ranks)
@@ -241,27 +241,27 @@ class CheckedCommunicator:
     def all_reduce(self, tensor: Tensor) -> Work:
         """Sum over ranks, in place."""
         mine = operation_signature(self.epoch, "all_reduce", tensor)
-        return self._agreed(mine, lambda: self._inner.all_reduce(tensor))
+        return self._start_if_all_match(mine, lambda: self._inner.all_reduce(tensor))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Work:
         """Every rank's tensor."""
         mine = operation_signature(self.epoch, "all_gather", tensor)
-        return self._agreed(mine, lambda: self._inner.all_gather(out, tensor))
+        return self._start_if_all_match(mine, lambda: self._inner.all_gather(out, tensor))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Work:
         """This rank's part of the sum."""
         mine = operation_signature(self.epoch, "reduce_scatter", out)
-        return self._agreed(mine, lambda: self._inner.reduce_scatter(out, tensor))
+        return self._start_if_all_match(mine, lambda: self._inner.reduce_scatter(out, tensor))
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
         """One rank's tensor replaces everybody's."""
         mine = operation_signature(self.epoch, f"broadcast from {source}", tensor)
-        return self._agreed(mine, lambda: self._inner.broadcast(tensor, source))
+        return self._start_if_all_match(mine, lambda: self._inner.broadcast(tensor, source))
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Work:
         """Even blocks."""
         mine = operation_signature(self.epoch, "all_to_all", tensor)
-        return self._agreed(mine, lambda: self._inner.all_to_all(out, tensor))
+        return self._start_if_all_match(mine, lambda: self._inner.all_to_all(out, tensor))
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
@@ -275,14 +275,14 @@ class CheckedCommunicator:
             sends=tuple(sends),
             receives=tuple(receives),
         )
-        return self._agreed(
+        return self._start_if_all_match(
             mine, lambda: self._inner.all_to_all_uneven(out, tensor, receives, sends)
         )
 
     def barrier(self) -> Work:
         """Ends after every rank has issued it."""
         mine = OperationSignature(epoch=self.epoch, kind="barrier", elements=0, dtype="nothing")
-        return self._agreed(mine, self._inner.barrier)
+        return self._start_if_all_match(mine, self._inner.barrier)
 
     def exchange(self, round: Exchange) -> Work:
         """One round of blobs; every rank takes part in every round, be it with none."""
@@ -294,17 +294,17 @@ class CheckedCommunicator:
             sends=self._by_rank(round.sends),
             receives=self._by_rank(round.receives),
         )
-        return self._agreed(mine, lambda: self._inner.exchange(round))
+        return self._start_if_all_match(mine, lambda: self._inner.exchange(round))
 
     def isend(self, tensor: Tensor, destination: int) -> Work:
         """Send to one rank."""
         pair = (self.rank, destination)
-        return self._paired(pair, tensor, lambda: self._inner.isend(tensor, destination))
+        return self._start_checked_p2p(pair, tensor, lambda: self._inner.isend(tensor, destination))
 
     def irecv(self, tensor: Tensor, source: int) -> Work:
         """Receive from one rank."""
         pair = (source, self.rank)
-        return self._paired(pair, tensor, lambda: self._inner.irecv(tensor, source))
+        return self._start_checked_p2p(pair, tensor, lambda: self._inner.irecv(tensor, source))
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Build links."""
@@ -318,7 +318,7 @@ class CheckedCommunicator:
         """Go on among `ranks`; numbering begins anew."""
         with self._collective, self._pairwise:
             self._inner.rebuild(ranks)
-            self._incarnation += 1
+            self._rebuilds += 1
             self._join(ranks)
 
     def close(self) -> None:
@@ -328,7 +328,7 @@ class CheckedCommunicator:
     def _join(self, ranks: Sequence[int]) -> None:
         self._ranks = tuple(ranks)
         members = "-".join(map(str, self._ranks))
-        self._label = f"checked/{self.purpose}/{members}/{self._incarnation}"
+        self._label = f"checked/{self.purpose}/{members}/{self._rebuilds}"
         self._sequence = 0
         self._messages: Counter[tuple[int, int]] = Counter()
 
@@ -336,19 +336,19 @@ class CheckedCommunicator:
         sizes = {parcel.peer: parcel.blob.numel() for parcel in parcels}
         return tuple(sizes.get(rank, 0) for rank in range(self.size))
 
-    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
+    def _start_if_all_match(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         """Start once all ranks have issued the same; threads come one after the other (P6)."""
         with self._collective:
             self._sequence += 1
             question = f"{self._label}/{self._sequence}"
             self._control.cast(question, mine.to_bytes())
-            ballots = self._collected(question)
+            ballots = self._collect_all_or_none(question)
             operations = [OperationSignature.from_bytes(ballot) for ballot in ballots]
             if not operations_match(operations):
                 raise OrderMismatch(f"{question}: {describe_operations(operations, self._ranks)}")
             return start()
 
-    def _collected(self, question: str) -> tuple[bytes, ...]:
+    def _collect_all_or_none(self, question: str) -> tuple[bytes, ...]:
         """All ballots; either every rank gets them or none, which a decision settles."""
         try:
             ballots = self._control.collect(question, self._deadline, self._ranks)
@@ -360,7 +360,7 @@ class CheckedCommunicator:
             raise OrderMismatch(f"{question}: given up by a rank whose deadline passed before")
         return ballots
 
-    def _paired(self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]) -> Work:
+    def _start_checked_p2p(self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]) -> Work:
         ends = self._ranks[pair[0]], self._ranks[pair[1]]
         mine = operation_signature(
             self.epoch, f"a message from rank {ends[0]} to rank {ends[1]}", tensor

@@ -214,7 +214,7 @@ class CommunicatorBackend(Protocol):
         """Whether it can run here."""
         ...
 
-    def joined(self) -> Rendezvous | None:
+    def launcher_rendezvous(self) -> Rendezvous | None:
         """Where this process stands if the backend's own launcher started it, else None.
 
         For backends that bring a launcher (mpiexec); every process of the launch calls it.

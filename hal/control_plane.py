@@ -61,15 +61,15 @@ class ControlPlane(Protocol):
         """
         ...
 
-    def enter(self, operation: str) -> None:
+    def set_operation(self, operation: str) -> None:
         """Say what this rank is doing, for errors and heartbeats; costs one attribute write."""
         ...
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """Say that this rank ends, and why; best effort, never raises."""
         ...
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         """Which rank was lost: told by the launcher, by itself, or by its silence.
 
         Waits up to `timeout` seconds for evidence; None when every rank still beats.

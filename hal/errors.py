@@ -169,14 +169,14 @@ class RankLost(ControlError):
 
     Attributes:
         rank: the rank that was lost.
-        how: what happened to it, as far as the control plane knows.
+        reason: what happened to it, as far as the control plane knows.
         operation: what the rank that raises this was doing.
     """
 
     def __init__(self, rank: int, how: str, operation: str) -> None:
         super().__init__(f"rank {rank} {how} during {operation}")
         self.rank = rank
-        self.how = how
+        self.reason = how
         self.operation = operation
 
 
@@ -288,13 +288,13 @@ class ExpertsLost(EngineError):
     """The last copies of some experts were on ranks that are gone, and nothing else has them.
 
     Attributes:
-        gone: the experts, by layer.
+        lost_experts: the experts, by layer.
     """
 
     def __init__(self, gone: "Mapping[int, Sequence[int]]", whose: str = "") -> None:
         layers = "; ".join(f"layer {layer}: {list(gone[layer])}" for layer in sorted(gone))
         super().__init__(f"{whose}no copy is left of expert(s) in {layers}")
-        self.gone = {layer: tuple(experts) for layer, experts in gone.items()}
+        self.lost_experts = {layer: tuple(experts) for layer, experts in gone.items()}
 
 
 class RegistrationError(EngineError):
@@ -306,13 +306,13 @@ class ModelIncomplete(RegistrationError):
 
     Attributes:
         missing: names of tensors that look like experts' and would stay behind when experts move.
-        strangers: registered tensors, as "layer 3, tensor 'w'", that the model does not hold.
+        unexpected: registered tensors, as "layer 3, tensor 'w'", that the model does not hold.
     """
 
     def __init__(self, what: str, missing: tuple[str, ...], strangers: tuple[str, ...]) -> None:
         super().__init__(what)
         self.missing = missing
-        self.strangers = strangers
+        self.unexpected = strangers
 
 
 class GenerationMismatch(EngineError):
@@ -351,16 +351,16 @@ class HostMemoryExhausted(ExpertPoolError):
     """The node's memory does not suffice.
 
     Attributes:
-        wanted: bytes that the pool takes.
+        required: bytes that the pool takes.
         free: bytes that could be had.
-        whose: limit that is, in words.
+        limit: limit that is, in words.
     """
 
     def __init__(self, wanted: int, free: int, whose: str) -> None:
         super().__init__(f"the expert pool wants {wanted} bytes, and {whose} leaves {free}")
-        self.wanted = wanted
+        self.required = wanted
         self.free = free
-        self.whose = whose
+        self.limit = whose
 
 
 class PoolMismatch(ExpertPoolError):

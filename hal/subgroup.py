@@ -57,17 +57,17 @@ class SubgroupControlPlane:
         """See `ControlPlane`; ranks are the group's."""
         self._control.forget(self._own(question), self._of_run(ranks))
 
-    def enter(self, operation: str) -> None:
+    def set_operation(self, operation: str) -> None:
         """See `ControlPlane`."""
-        self._control.enter(operation)
+        self._control.set_operation(operation)
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """See `ControlPlane`: the rank leaves the run."""
-        self._control.leave(reason)
+        self._control.announce_exit(reason)
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         """See `ControlPlane`; the number is the run's."""
-        return self._control.lost(timeout)
+        return self._control.lost_rank(timeout)
 
     def close(self) -> None:
         """Nothing: the control plane is the run's."""

@@ -92,19 +92,19 @@ class StageChannels:
     """The ends of edges that a stage has.
 
     Attributes:
-        before: from the stage before; None on the first.
-        after: to the one behind; None on the last.
-        sampled: tokens, from the last stage to the first; the receiver on the first, the sender on
+        from_previous: from the stage before; None on the first.
+        to_next: to the one behind; None on the last.
+        tokens: tokens, from the last stage to the first; the receiver on the first, the sender on
             the last, None on others, and where there is one stage.
     """
 
-    before: Receiver | None = None
-    after: Sender | None = None
-    sampled: Receiver | Sender | None = None
+    from_previous: Receiver | None = None
+    to_next: Sender | None = None
+    tokens: Receiver | Sender | None = None
 
     def close(self) -> None:
         """Give the edges back. Raises as `Sender.close` and `Receiver.close` do."""
-        for end in (self.before, self.after, self.sampled):
+        for end in (self.from_previous, self.to_next, self.tokens):
             if end is not None:
                 end.close()
 
@@ -113,8 +113,8 @@ class StageChannels:
 class _MicroBatchInFlight:
     """A turn under way, and what its program leaves."""
 
-    turn: MicroBatch
-    passed: Event
+    micro_batch: MicroBatch
+    done: Event
     tokens: Tensor | None = None
 
 
@@ -142,12 +142,12 @@ class StageLoop:
         if in_flight < 1:
             raise ChannelError(f"{in_flight} turns in flight compute nothing")
         self._stage = stage
-        self._ends = ends
+        self._channels = ends
         self._stream = stream
         self._deadline = deadline
         self._events = [accelerator.event() for _ in range(in_flight)]
-        self._ahead = isinstance(ends.sampled, Receiver) and ends.sampled.independent
-        self._under_way: deque[_MicroBatchInFlight] = deque()
+        self._post_tokens_ahead = isinstance(ends.tokens, Receiver) and ends.tokens.can_post_ahead
+        self._in_flight: deque[_MicroBatchInFlight] = deque()
         self._taking = threading.Lock()
 
     def run(self, turns: int) -> None:
@@ -164,47 +164,47 @@ class StageLoop:
         try:
             self._refuse_leftovers()
             for number in range(turns):
-                if len(self._under_way) == len(self._events):
-                    self._end()
+                if len(self._in_flight) == len(self._events):
+                    self._finish_oldest()
                 self._launch(number)
-            while self._under_way:
-                self._end()
+            while self._in_flight:
+                self._finish_oldest()
             self._drain()
         finally:
             self._taking.release()
 
     def _refuse_leftovers(self) -> None:
-        if self._under_way:
+        if self._in_flight:
             raise ChannelError("an error has ended this stage's turns: open its edges anew")
 
     def _launch(self, number: int) -> None:
         turn = self._stage.begin(number)
         launched = _MicroBatchInFlight(turn, self._events[number % len(self._events)])
-        handed = self._handed(turn)
+        handed = self._receive_inputs(turn)
         with self._stage.around(number):
             self._stream.launch(partial(self._compute, launched, handed))
-            self._stream.record(launched.passed)
-        self._under_way.append(launched)
-        self._expect_tokens(turn, self._ahead)
+            self._stream.record(launched.done)
+        self._in_flight.append(launched)
+        self._expect_tokens(turn, self._post_tokens_ahead)
 
-    def _handed(self, turn: MicroBatch) -> AsyncIntermediateTensors | None:
+    def _receive_inputs(self, turn: MicroBatch) -> AsyncIntermediateTensors | None:
         """What the stage before hands over; its receive is posted before anything is computed."""
-        if self._ends.before is None:
+        if self._channels.from_previous is None:
             return None
-        self._ends.before.expect(turn.rows)
-        return self._ends.before.receive()
+        self._channels.from_previous.expect(turn.rows)
+        return self._channels.from_previous.receive()
 
     def _compute(
         self, launched: _MicroBatchInFlight, handed: AsyncIntermediateTensors | None
     ) -> None:
         """A program of the stream."""
-        made = self._stage.forward(launched.turn, handed)
-        if self._ends.after is not None:
-            self._ends.after.send(made)
+        made = self._stage.forward(launched.micro_batch, handed)
+        if self._channels.to_next is not None:
+            self._channels.to_next.send(made)
         else:
             launched.tokens = made[SAMPLED_TOKENS]
-        if isinstance(self._ends.sampled, Sender):
-            self._ends.sampled.send({SAMPLED_TOKENS: made[SAMPLED_TOKENS]})
+        if isinstance(self._channels.tokens, Sender):
+            self._channels.tokens.send({SAMPLED_TOKENS: made[SAMPLED_TOKENS]})
         if handed is not None:
             handed.release()  # not before: what is handed on may lie where it came
 
@@ -214,27 +214,27 @@ class StageLoop:
         Where communicators take turns in the order in which they are given operations, tokens that
         are awaited would keep back what later turns send; there it is as late as it can be.
         """
-        if now and isinstance(self._ends.sampled, Receiver):
-            self._ends.sampled.expect(turn.sequences)
+        if now and isinstance(self._channels.tokens, Receiver):
+            self._channels.tokens.expect(turn.sequences)
 
-    def _end(self) -> None:
+    def _finish_oldest(self) -> None:
         """The oldest turn under way comes to its end."""
-        launched = self._under_way.popleft()
-        self._expect_tokens(launched.turn, not self._ahead)
-        launched.passed.synchronize(self._deadline)
-        if not isinstance(self._ends.sampled, Receiver):
-            self._stage.end(launched.turn, launched.tokens)
+        launched = self._in_flight.popleft()
+        self._expect_tokens(launched.micro_batch, not self._post_tokens_ahead)
+        launched.done.synchronize(self._deadline)
+        if not isinstance(self._channels.tokens, Receiver):
+            self._stage.end(launched.micro_batch, launched.tokens)
             return
-        back = self._ends.sampled.receive()
-        self._ends.sampled.settle()  # the host reads them, on no stream in particular
-        self._stage.end(launched.turn, back[SAMPLED_TOKENS])
+        back = self._channels.tokens.receive()
+        self._channels.tokens.drain()  # the host reads them, on no stream in particular
+        self._stage.end(launched.micro_batch, back[SAMPLED_TOKENS])
         back.release()
 
     def _drain(self) -> None:
         """Everything that was handed on has arrived, and what came was what was expected."""
-        for end in (self._ends.before, self._ends.after, self._ends.sampled):
+        for end in (self._channels.from_previous, self._channels.to_next, self._channels.tokens):
             if isinstance(end, Receiver):
-                end.settle()
+                end.drain()
             elif end is not None:
                 end.drain()
 
@@ -246,8 +246,8 @@ class PipelineSpec:
     Attributes:
         name: no two pipelines of a run have one name.
         ranks: of the run, one a stage, in the order of stages.
-        handed: what one stage hands to the next.
-        sequences: that a token is sampled for in one turn, at most.
+        template: what one stage hands to the next.
+        max_sequences: that a token is sampled for in one turn, at most.
         in_flight: turns under way at once.
         depth: buffers at each end of an edge between stages; as many as there are turns in flight
             keep a stage from waiting.
@@ -255,8 +255,8 @@ class PipelineSpec:
 
     name: str
     ranks: tuple[int, ...]
-    handed: SchemaTemplate
-    sequences: int
+    template: SchemaTemplate
+    max_sequences: int
     in_flight: int
     depth: int
 
@@ -266,13 +266,13 @@ class PipelineSpec:
             raise ChannelError(f"{self.name}: rank {rank} is not one of its stages {self.ranks}")
         return self.ranks.index(rank)
 
-    def edges(self) -> Sequence[tuple[int, int, ChannelSpec]]:
+    def channel_specs(self) -> Sequence[tuple[int, int, ChannelSpec]]:
         """Every edge, from stage to stage, in the order in which they are opened."""
         stages = range(len(self.ranks) - 1)
-        onward = [self._plan(at, at + 1, self.handed, self.depth) for at in stages]
+        onward = [self._plan(at, at + 1, self.template, self.depth) for at in stages]
         if not onward:
             return ()
-        tokens = SchemaTemplate((RowField(SAMPLED_TOKENS, (), torch.int64),), self.sequences)
+        tokens = SchemaTemplate((RowField(SAMPLED_TOKENS, (), torch.int64),), self.max_sequences)
         return (*onward, self._plan(len(self.ranks) - 1, 0, tokens, self.in_flight))
 
     def _plan(
@@ -296,13 +296,13 @@ def open_stage_channels(pipeline: PipelineSpec, place: EdgeContext) -> StageChan
     Raises what `open_edge` raises.
     """
     stage, ends = pipeline.stage_of(place.fabric.control.rank), StageChannels()
-    whole = replace(place, slices=None)
-    for at, to, plan in pipeline.edges():
+    whole = replace(place, slice_group=None)
+    for at, to, plan in pipeline.channel_specs():
         if to == 0 and stage in (at, to):
             opened = open_sender(plan, whole) if stage == at else open_receiver(plan, whole)
-            ends = replace(ends, sampled=opened)
+            ends = replace(ends, tokens=opened)
         elif stage == at:
-            ends = replace(ends, after=open_sender(plan, place))
+            ends = replace(ends, to_next=open_sender(plan, place))
         elif stage == to:
-            ends = replace(ends, before=open_receiver(plan, place))
+            ends = replace(ends, from_previous=open_receiver(plan, place))
     return ends

@@ -26,23 +26,23 @@ class AscendDeviceOps:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.kernels = AscendKernels()
-        self.verbs = NpuByteOps()
+        self.byte_ops = NpuByteOps()
 
-    def words(self) -> NpuLockFlags:
+    def lock_flags(self) -> NpuLockFlags:
         """External events and a word of page-locked memory."""
         if not npu_runtime.value_waits():
             raise Unsupported(f"this driver lacks {' and '.join(npu_runtime.VALUE_CALLS)}")
         return NpuLockFlags(self._device)
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in FRACTAL_NZ."""
         return byte_ops.empty_private(shape, dtype, self._device.torch)
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """All that its storage holds, as plain bytes."""
         return byte_ops.storage_bytes(tensor)
 
-    def numa(self) -> int:
+    def numa_node(self) -> int:
         """Torch_npu tells none."""
         return -1
 
@@ -76,7 +76,7 @@ class AscendBackend:
             streams=len(Role),
             stream_lock=locks,
             copy_independent_of_launch=locks,
-            graph_capture=not npu_runtime.RUNTIME.uncapturable(),
+            graph_capture=not npu_runtime.RUNTIME.why_uncapturable(),
             pinned_memory=True,
             slot_formats=frozenset(SlotFormat),
         )
@@ -101,5 +101,5 @@ class AscendBackend:
         found = npu_runtime.RUNTIME.devices()
         if not 0 <= index < found:
             raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
-        npu_runtime.RUNTIME.choose(index)
+        npu_runtime.RUNTIME.select_device(index)
         return AscendAccelerator(index)

@@ -97,7 +97,7 @@ class NpuByteOps:
         for to, source in pairs:
             copy(to, source)
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Of all parts, put together first."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         copy(out, device_checksum(whole))

@@ -52,34 +52,34 @@ class BootstrapStore(Store):
 
     def __init__(self, talk: Bootstrap) -> None:
         super().__init__()
-        self._talk: Bootstrap | None = talk
+        self._bootstrap: Bootstrap | None = talk
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """Say a word; only the first rank does. Torch gives bytes, whatever its stub says.
 
         Raises `BallotIncomplete` when somebody does not hear the last one in time.
         """
-        talk = self._among(key)
-        talk.say(key, bytes(value))
+        talk = self._require_bootstrap(key)
+        talk.publish(key, bytes(value))
         if key == LAST_KEY:
-            talk.hear("heard", talk.ranks[1:])
+            talk.wait_for("heard", talk.ranks[1:])
 
     def get(self, key: str) -> bytes:
         """Hear it. Raises `BallotIncomplete` when it does not come in time."""
-        talk = self._among(key)
-        (word,) = talk.hear(key, talk.ranks[:1])
+        talk = self._require_bootstrap(key)
+        (word,) = talk.wait_for(key, talk.ranks[:1])
         if key == LAST_KEY:
-            talk.say("heard")
+            talk.publish("heard")
         return word
 
-    def forget(self) -> None:
+    def detach(self) -> None:
         """Let go of the control plane: the group lives on, perhaps for ever, and asks no more."""
-        self._talk = None
+        self._bootstrap = None
 
-    def _among(self, key: str) -> Bootstrap:
-        if self._talk is None:
+    def _require_bootstrap(self, key: str) -> Bootstrap:
+        if self._bootstrap is None:
             raise CommunicatorFailed(f"torch_npu asks for {key!r} after the introduction")
-        return self._talk
+        return self._bootstrap
 
 
 class Hccl:
@@ -111,40 +111,40 @@ class Hccl:
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
-        opened = self.runtime.chosen()
+        opened = self.runtime.selected_device()
         return rank % self.runtime.devices() if opened is None else opened
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""
-        return self.runtime.capturing()
+        return self.runtime.is_capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Nothing in a private format: its bytes are not what its shape says."""
         if not are_plain(tensors):
             raise Unsupported("a tensor in a private format does not travel; send its storage")
 
-    def promise(self, index: int) -> Any:
+    def deferred_event(self, index: int) -> Any:
         """A `torch.npu.ExternalEvent`, of the calling thread's device."""
         return npu_runtime.npu().ExternalEvent()
 
-    def bell(self, index: int) -> Any:
+    def release_stream(self, index: int) -> Any:
         """The first stream of HCCL's pool."""
-        return hccl_stream_pool(npu_runtime.npu(), index).bell
+        return hccl_stream_pool(npu_runtime.npu(), index).release_stream
 
-    def takes(self, link: bool) -> int:
+    def estimate_bytes(self, link: bool) -> int:
         """Bytes of two buffers."""
         return comm_bytes(link_buffer_mib() if link else group_buffer_mib())
 
-    def meet(
+    def init_comm(
         self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
     ) -> tuple[HcclComm, WarmupOps]:
         """Make a group; its first operation blocks until every member has called it."""
         store, account = BootstrapStore(talk), hccl_stream_pool(npu_runtime.npu(), device.index)
-        with HIGH_PRIORITY_STREAMS, device.runtime.current(account.aim()):
+        with HIGH_PRIORITY_STREAMS, device.runtime.current(account.reserve_next()):
             group = HcclComm(make_process_group(store, membership), store, account)
             greeting = greet(group, membership.rank, len(membership.ranks), device.torch)
-        store.forget()
-        group.settle(device.torch, membership.name)
+        store.detach()
+        group.record_stream(device.torch, membership.name)
         return group, greeting
 
 

@@ -34,15 +34,15 @@ class HcclHandle:
     def __init__(self, work: Any) -> None:
         self._work = work
 
-    def hold(self) -> None:
+    def block_stream(self) -> None:
         """Make the current stream wait for the end."""
         self._work.wait()
 
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the device has come behind the operation."""
         return bool(self._work.is_completed())
 
-    def fault(self) -> str:
+    def error(self) -> str:
         """The network's errors; HCCL reports those of a whole communicator."""
         return "" if self._work.is_success() else "HCCL reports an error of its communicator"
 
@@ -59,18 +59,18 @@ class HcclComm:
     def __init__(self, group: Any, store: object, lanes: HcclStreamPool) -> None:
         self._group: Any = group
         self._store = store
-        self._lanes = lanes
-        self._lane: PoolStream | None = None
+        self._pool = lanes
+        self._stream: PoolStream | None = None
 
     @property
-    def lane(self) -> PoolStream:
+    def stream(self) -> PoolStream:
         """The stream that it runs on."""
-        assert self._lane is not None, "known once it has run anything"
-        return self._lane
+        assert self._stream is not None, "known once it has run anything"
+        return self._stream
 
-    def settle(self, device: Any, name: str) -> None:
+    def record_stream(self, device: Any, name: str) -> None:
         """It has run something: enter which stream torch_npu took for it."""
-        self._lane = self._lanes.take(private_api.stream_of(self._group, device), name)
+        self._stream = self._pool.assign(private_api.stream_of(self._group, device), name)
 
     def all_reduce(self, tensor: Tensor) -> HcclHandle:
         """Sum in place."""
@@ -110,8 +110,8 @@ class HcclComm:
 
     def close(self) -> None:
         """Let go of the group, and of its stream."""
-        if self._group is not None and self._lane is not None:
-            self._lanes.give(self._lane)
+        if self._group is not None and self._stream is not None:
+            self._pool.release(self._stream)
         self._group = None
 
     @property
@@ -126,7 +126,7 @@ def make_process_group(store: Any, membership: CommSpec) -> Any:
     Without the vendor's watchdog: it would end the process at a time-out or an error, where the
     contract wants an error that is raised. Ours watches instead.
     """
-    buffer = link_buffer_mib() if membership.link else group_buffer_mib()
+    buffer = link_buffer_mib() if membership.is_link else group_buffer_mib()
     return private_api.make_process_group(
         store, membership.rank, membership.ranks, membership.name, buffer, NO_TIMEOUT
     )

@@ -43,11 +43,11 @@ class HcclStreamPool:
         self._holders: dict[int, str] = {self._ring[0].stream_id: RELEASE_STREAM}
 
     @property
-    def bell(self) -> PoolStream:
+    def release_stream(self) -> PoolStream:
         """A stream that never waits."""
         return self._ring[0]
 
-    def aim(self) -> PoolStream:
+    def reserve_next(self) -> PoolStream:
         """Make a free stream the next of the pool. Raises `CommunicatorFailed` if there is none."""
         with self._lock:
             self._last = self._place(self._draw().stream_id)  # others may have drawn meanwhile
@@ -56,7 +56,7 @@ class HcclStreamPool:
                 self._last = self._place(self._draw().stream_id)
             return wanted
 
-    def take(self, number: int, holder: str) -> PoolStream:
+    def assign(self, number: int, holder: str) -> PoolStream:
         """Enter that the vendor took stream `number`. Raises `CommunicatorFailed` if one has it."""
         with self._lock:
             place = self._place(number)
@@ -66,7 +66,7 @@ class HcclStreamPool:
                 raise CommunicatorFailed(f"HCCL runs {holder} on the stream of {other}")
             return self._ring[place]
 
-    def give(self, lane: PoolStream) -> None:
+    def release(self, lane: PoolStream) -> None:
         """Nothing runs there any more."""
         with self._lock:
             self._holders.pop(lane.stream_id, None)

@@ -67,7 +67,7 @@ class AscendKernels:
 
         def program() -> None:
             record_stream_use(stream, ids, slots, counts)
-            replicas.use(stream)
+            replicas.record_use(stream)
             draws = self._indices.draws(tables.experts, begin, ids.numel(), stream)
             routing_ops.route_hashed(ids, draws, replicas, salt.layer, slots)
             routing_ops.count_experts(ids, counts)
@@ -143,7 +143,7 @@ class AscendKernels:
 
         def program() -> None:
             record_stream_use(stream, ids, slots, counts, rule.rows)
-            replicas.use(stream)
+            replicas.record_use(stream)
             turns = self._indices.turns(rule.top_k, longest, size, stream)
             numbers = self._indices.rows(rule.top_k, size, stream)
             kinds = routing_ops.route_by_row_hash(ids, turns, replicas, layer, slots)
@@ -163,8 +163,8 @@ class AscendKernels:
             table = routing_ops.live_table(tables, layer)
             given = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
             job = self._solver.job(on, table.experts, table.slots, tables.ranks)
-            copy(job.given, given)
-            job.call()
+            copy(job.inputs, given)
+            job.enqueue()
             solved = torch.empty_like(cumulative)
             copy(solved, job.result)
             # Before the first commit there is no order in which shares could be written.
@@ -206,7 +206,7 @@ def _install(
     places = (words & 1) * tables.layers + layers
     for table, part in zip((tables.start, tables.replicas, tables.cumulative), parts, strict=True):
         table.view(2 * tables.layers, -1).index_copy_(0, places, part)
-    replicas.use(stream)
+    replicas.record_use(stream)
     replicas.install(found, parts[0], parts[1], layers, words)
     tables.generation.index_copy_(0, layers, words)
 

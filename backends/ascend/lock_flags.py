@@ -25,24 +25,24 @@ class NpuAcquireFlag:
         self._device = device
         self._event: Any = npu_runtime.npu().ExternalEvent()
         self._awaited = False
-        self._lendable = False
+        self._reusable = False
 
     @property
-    def lendable(self) -> bool:
+    def reusable(self) -> bool:
         """Whether it was given when its wait had been called, so that the flag is clear."""
-        return self._lendable
+        return self._reusable
 
     def wait(self, stream: Any) -> None:
         """Enqueue the wait."""
-        self._lendable = False
+        self._reusable = False
         self._event.wait(stream)
         self._awaited = True
 
-    def give(self) -> None:
+    def signal(self) -> None:
         """Write the 1, on a stream of its own."""
-        self._lendable, self._awaited = self._awaited, False
-        self._device.settle()
-        self._event.record(self._device.kept_stream(SIGNAL_STREAM))
+        self._reusable, self._awaited = self._awaited, False
+        self._device.set_current()
+        self._event.record(self._device.cached_stream(SIGNAL_STREAM))
 
 
 class NpuReleaseFlag:
@@ -71,11 +71,11 @@ class NpuLockFlags:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def full(self) -> NpuAcquireFlag:
+    def acquire_flag(self) -> NpuAcquireFlag:
         """An external event."""
         return NpuAcquireFlag(self._device)
 
-    def empty(self) -> NpuReleaseFlag:
+    def release_flag(self) -> NpuReleaseFlag:
         """A word of 0."""
         return NpuReleaseFlag(self._device)
 
@@ -86,7 +86,7 @@ _ones: dict[int, Tensor] = {}
 def one_on_device(device: Device) -> Tensor:
     """The number 1 on that device, int32 [1], there when this returns."""
     if device.index not in _ones:
-        stream = device.kept_stream(SIGNAL_STREAM)
+        stream = device.cached_stream(SIGNAL_STREAM)
         with device.runtime.current(stream):
             made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
         stream.synchronize()

@@ -64,15 +64,15 @@ class ReplicaTables:
         """Bytes of the device."""
         return sum(table.nbytes for table in self._all)
 
-    def use(self, stream: Stream) -> None:
+    def record_use(self, stream: Stream) -> None:
         """Tell the device's allocator that `stream` uses these, once per stream."""
         own = own_stream(stream)
         if own.capturing:
             return  # the graph keeps the program, and with it these
-        if own.native not in self._known:
+        if own.native_stream not in self._known:
             for table in self._all:
-                table.record_stream(own.native)
-            self._known.add(own.native)
+                table.record_stream(own.native_stream)
+            self._known.add(own.native_stream)
 
     def install(
         self, update: Tensor, start: Tensor, replicas: Tensor, layers: Tensor, words: Tensor
@@ -171,7 +171,7 @@ def replica_tables_of(tables: Tables, stream: Stream) -> ReplicaTables:
     if found is not None:
         return found
     # The gate first: who launches holds it, and may come here.
-    with own_stream(stream).gate, _making:
+    with own_stream(stream).issue_lock, _making:
         found = _made.get(key)
         if found is None:
             if is_captured(stream):
@@ -186,7 +186,7 @@ def replica_tables_of(tables: Tables, stream: Stream) -> ReplicaTables:
 def is_captured(stream: Stream) -> bool:
     """Whether `stream` is being captured, by us or by an engine."""
     own = own_stream(stream)
-    return own.capturing or own.device.runtime.captured(own.native)
+    return own.capturing or own.device.runtime.is_captured(own.native_stream)
 
 
 def copy_to_device(values: Tensor, stream: Stream) -> Tensor:
@@ -196,9 +196,9 @@ def copy_to_device(values: Tensor, stream: Stream) -> Tensor:
     what `stream` holds is not waited for. Raises `StreamTimeout` after `COPY_SECONDS`.
     """
     own = own_stream(stream)
-    with torch.inference_mode(False), own.gate:
+    with torch.inference_mode(False), own.issue_lock:
         staging = pinned(values.nbytes).view(values.dtype).view(values.shape).copy_(values)
-        side = own.device.kept_stream("tables")
+        side = own.device.cached_stream("tables")
         with own.device.runtime.current(side):
             made = torch.empty_like(values, device=own.device.torch)
             copy(made, staging)
@@ -250,12 +250,12 @@ class BatchIndices:
                 # Nothing can be copied from the host now: the graph computes its own.
                 return make(torch.arange(begin, end, device=own.device.torch))
             held = self._grown(key, make, end, stream, windows)
-        own.keep(held)
+        own.keep_alive(held)
         return held[begin:end]
 
     def _grown(self, key: object, make: Make, end: int, stream: Stream, windows: int) -> Tensor:
         """At least `end` elements. The gate is held: no two threads make the same."""
-        with own_stream(stream).gate:
+        with own_stream(stream).issue_lock:
             held = self._latest.get(key)
             if held is not None and held.numel() >= end:
                 return held

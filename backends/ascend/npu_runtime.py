@@ -67,8 +67,8 @@ def cuda_is_redirected() -> bool:
 class NpuRuntime(DeviceRuntime):
     """`torch.npu`, and where it differs."""
 
-    kind = "npu"
-    graph = "NPUGraph"
+    device_type = "npu"
+    graph_class = "NPUGraph"
 
     def module(self) -> Any:
         """`torch.npu`. Raises what `import torch_npu` raises."""
@@ -84,20 +84,20 @@ class NpuRuntime(DeviceRuntime):
         stream or the event, so that an event may be destroyed before the wait for it is launched.
         """
         before = private_api.local_device()
-        self.settle_thread(index)
+        self.set_thread_device(index)
         try:
             yield
         finally:
             if before not in (-1, index):
-                self.settle_thread(before)
+                self.set_thread_device(before)
 
-    def known_stream(self, index: int, stream: Any) -> Any:
+    def wrap_stream(self, index: int, stream: Any) -> Any:
         """Not an external stream, which torch_npu can neither record nor wait on."""
         if isinstance(stream, npu().ExternalStream):
             raise Unsupported(f"not a stream that torch_npu made: {stream!r}")
-        return super().known_stream(index, stream)
+        return super().wrap_stream(index, stream)
 
-    def uncapturable(self) -> str:
+    def why_uncapturable(self) -> str:
         """Torch_npu refuses with the deepest task queue."""
         if os.environ.get("TASK_QUEUE_ENABLE") != "2":
             return ""

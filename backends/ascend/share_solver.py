@@ -28,21 +28,21 @@ class SolveJob:
     """The host's memory for one solving at a time, in the order of a stream.
 
     Attributes:
-        on: the stream that fails if the solver does.
+        stream: the stream that fails if the solver does.
         experts: logical experts.
         ranks: how many ranks the slots are spread over.
-        given: int64 [experts + (experts + 1) + slots], page-locked: counts, start, replicas.
+        inputs: int64 [experts + (experts + 1) + slots], page-locked: counts, start, replicas.
         result: int32 [slots], page-locked: cumulative shares.
     """
 
-    on: DeviceStream
+    stream: DeviceStream
     experts: int
     ranks: int
-    given: Tensor
+    inputs: Tensor
     result: Tensor
     _graph: Any = field(default=None)
 
-    def call(self) -> None:
+    def enqueue(self) -> None:
         """Have the current stream call the solver."""
         current = npu_runtime.npu().current_stream()
         if npu_runtime.npu().is_current_stream_capturing():
@@ -59,7 +59,7 @@ class SolveJob:
         """On a thread of torch_npu's: nothing may escape here, or that thread never goes on."""
         try:
             counts, start, replicas = torch.split(
-                self.given, [self.experts, self.experts + 1, self.result.numel()]
+                self.inputs, [self.experts, self.experts + 1, self.result.numel()]
             )
             if int(start[-1]) == 0:  # the layer has no tables yet: its shares are left alone
                 self.result.zero_()
@@ -73,7 +73,7 @@ class SolveJob:
                 self.result.numpy(),
             )
         except BaseException as failure:
-            self.on.fail(failure)
+            self.stream.fail(failure)
 
 
 class HostShareSolver:
@@ -116,9 +116,9 @@ def _launch(stream: Any, job: SolveJob) -> None:
 def _captured(job: SolveJob) -> Any:
     """A graph that calls the solver and does nothing else; None while nothing can be captured."""
     with try_capture_lock() as mine:
-        if not mine or npu_runtime.RUNTIME.uncapturable():
+        if not mine or npu_runtime.RUNTIME.why_uncapturable():
             return None
-        at = job.on.device.kept_stream(CAPTURE_STREAM)
+        at = job.stream.device.cached_stream(CAPTURE_STREAM)
         with npu_runtime.RUNTIME.current(at):
             graph = npu_runtime.RUNTIME.begin_capture()
             try:

@@ -52,7 +52,7 @@ class Deadline:
         self._given_up = given_up
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds that are left, not below zero."""
         if self._given_up.is_set():
             return 0.0
@@ -99,28 +99,28 @@ class BoundedCalls:
     def __init__(self, whom: str) -> None:
         self._whom = whom
         self._queue: SimpleQueue[_Call[object]] = SimpleQueue()
-        self._silent = False
+        self._timed_out = False
         threading.Thread(target=self._work, name=f"equipoise.{whom}", daemon=True).start()
 
     def call(self, function: Callable[[], T], timeout: float) -> T:
         """What `function` returns or raises; `ControlPlaneLost` after `timeout` seconds."""
-        if self._silent:
+        if self._timed_out:
             raise ControlPlaneLost(f"{self._whom} fell silent")
         made = _Call(function)
         self._queue.put(made)  # type: ignore[arg-type]
         try:
             return made.result(timeout)
         except TimeoutError:
-            self._silent = True
+            self._timed_out = True
             raise ControlPlaneLost(f"{self._whom} did not answer within {timeout:g} s") from None
 
     def close(self) -> None:
         """End the thread once it is through with its call; later calls fail at once."""
-        self._silent = True
+        self._timed_out = True
         self._queue.put(_Call(lambda: None))
 
     def _work(self) -> None:
-        while not self._silent:
+        while not self._timed_out:
             call = self._queue.get()
             with NATIVE_CALL_GUARD:
                 call.run()

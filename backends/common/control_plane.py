@@ -51,9 +51,9 @@ class StoreControlPlane:
         self._where = rendezvous
         wait_for_listener(rendezvous)
         self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
-        self._store = self.bounded(lambda: connect_store(rendezvous))
-        self._doing = _CurrentOperation("start-up")
-        self._pulse = self.bounded(lambda: _Heartbeat(rendezvous, self._doing))
+        self._store = self.call_store(lambda: connect_store(rendezvous))
+        self._current = _CurrentOperation("start-up")
+        self._heartbeat = self.call_store(lambda: _Heartbeat(rendezvous, self._current))
 
     @property
     def rank(self) -> int:
@@ -73,9 +73,9 @@ class StoreControlPlane:
     @property
     def operation(self) -> str:
         """What this rank is doing."""
-        return self._doing.operation
+        return self._current.operation
 
-    def bounded(self, call: Callable[[], T], seconds: float | None = None) -> T:
+    def call_store(self, call: Callable[[], T], seconds: float | None = None) -> T:
         """`call` on the store, given up after `seconds` (the deadline) with `ControlPlaneLost`."""
         limit = self._where.deadline if seconds is None else seconds
         return self._calls.call(call, limit)
@@ -84,7 +84,7 @@ class StoreControlPlane:
         """Put this rank's ballot; a second one on the same question is an error."""
         mine = _ballot(question, self.rank)
         try:
-            kept = self.bounded(lambda: self._store.compare_set(mine, "", _encode(ballot)))
+            kept = self.call_store(lambda: self._store.compare_set(mine, "", _encode(ballot)))
         except DistError as error:
             raise ControlPlaneLost(
                 f"ballot {question!r} was not taken: {short_message(error)}"
@@ -137,7 +137,7 @@ class StoreControlPlane:
         """Settle a question; the first value wins."""
         try:
             key = _decision(question)
-            won = self.bounded(lambda: self._store.compare_set(key, "", _encode(value)))
+            won = self.call_store(lambda: self._store.compare_set(key, "", _encode(value)))
         except DistError as error:
             raise ControlPlaneLost(
                 f"outcome of {question!r} unknown: {short_message(error)}"
@@ -149,7 +149,7 @@ class StoreControlPlane:
         members = range(self.size) if ranks is None else ranks
         keys = [_decision(question), *(_ballot(question, rank) for rank in members)]
         try:
-            self.bounded(lambda: [self._store.delete_key(key) for key in keys])
+            self.call_store(lambda: [self._store.delete_key(key) for key in keys])
         except DistError as error:
             raise ControlPlaneLost(
                 f"{question!r} was not forgotten: {short_message(error)}"
@@ -162,59 +162,59 @@ class StoreControlPlane:
         """
         counted = f"read/{question}"
         try:
-            readers = self.bounded(lambda: self._store.add(counted, 1))
+            readers = self.call_store(lambda: self._store.add(counted, 1))
             if readers == len(ranks):
                 self.forget(question, ranks)
-                self.bounded(lambda: self._store.delete_key(counted))
+                self.call_store(lambda: self._store.delete_key(counted))
         except DistError as error:
             raise ControlPlaneLost(
                 f"{question!r} was not forgotten: {short_message(error)}"
             ) from error
 
-    def enter(self, operation: str) -> None:
+    def set_operation(self, operation: str) -> None:
         """Say what this rank is doing."""
-        self._doing.operation = operation
+        self._current.operation = operation
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """Say that this rank ends."""
         try:
-            self.bounded(lambda: report_lost_rank(self._store, self.rank, reason), STORE_TIMEOUT)
+            self.call_store(lambda: report_lost_rank(self._store, self.rank, reason), STORE_TIMEOUT)
         except (DistError, ControlPlaneLost):
             return  # nobody left to tell
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         """Which rank was lost, waiting for evidence."""
         expiry = time.monotonic() + timeout
         while True:
-            found = self._told() or self._silent()
+            found = self._reported_loss() or self._silent_rank()
             if found is not None or time.monotonic() >= expiry:
                 return found
             time.sleep(HEARTBEAT_INTERVAL / 5)
 
     def close(self) -> None:
         """Stop the heartbeat, and the thread that asks the store."""
-        self._pulse.stop()
+        self._heartbeat.stop()
         self._calls.close()
 
-    def _told(self) -> RankLost | None:
+    def _reported_loss(self) -> RankLost | None:
         try:
-            if not self.bounded(lambda: self._store.check([LOST_RANK_KEY]), STORE_TIMEOUT):
+            if not self.call_store(lambda: self._store.check([LOST_RANK_KEY]), STORE_TIMEOUT):
                 return None
             loss = json.loads(
-                as_text(self.bounded(lambda: self._store.get(LOST_RANK_KEY), STORE_TIMEOUT))
+                as_text(self.call_store(lambda: self._store.get(LOST_RANK_KEY), STORE_TIMEOUT))
             )
         except (DistError, ControlPlaneLost):
             return None
         if loss["rank"] == self.rank:
             return None
-        return RankLost(loss["rank"], loss["how"], self._doing.operation)
+        return RankLost(loss["rank"], loss["how"], self._current.operation)
 
-    def _silent(self) -> RankLost | None:
-        silent = self._pulse.most_silent()
+    def _silent_rank(self) -> RankLost | None:
+        silent = self._heartbeat.most_silent()
         if silent is None:
             return None
         rank, seconds = silent
-        return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._doing.operation)
+        return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._current.operation)
 
     def _read(self, keys: list[str]) -> list[bytes | str] | None:
         """All of `keys`, or None when one is missing.
@@ -227,16 +227,16 @@ class StoreControlPlane:
         def found() -> list[bytes | str] | None:
             return list(self._store.multi_get(keys)) if self._store.check(keys) else None
 
-        return self.bounded(found, STORE_TIMEOUT)
+        return self.call_store(found, STORE_TIMEOUT)
 
     def _peek(self, keys: list[str]) -> list[bytes | str] | None:
         """As `_read`; never waits, not even for a key that is deleted in between."""
-        if not self.bounded(lambda: self._store.check(keys), STORE_TIMEOUT):
+        if not self.call_store(lambda: self._store.check(keys), STORE_TIMEOUT):
             return None
         found: list[bytes | str] = []
         for key in keys:
             # Without such a key the store answers with what was expected, and sets nothing.
-            value = self.bounded(
+            value = self.call_store(
                 partial(self._store.compare_set, key, NO_BALLOT, NO_BALLOT), STORE_TIMEOUT
             )
             if as_text(value) == NO_BALLOT:
@@ -250,7 +250,7 @@ class StoreControlPlane:
             return tuple(r for r in members if not self._store.check([_ballot(question, r)]))
 
         try:
-            return self.bounded(absent, STORE_TIMEOUT)
+            return self.call_store(absent, STORE_TIMEOUT)
         except DistError as error:
             raise ControlPlaneLost(
                 f"ballots on {question!r} unreadable: {short_message(error)}"
@@ -273,10 +273,10 @@ class _Heartbeat:
 
     def __init__(self, rendezvous: Rendezvous, doing: _CurrentOperation) -> None:
         self._where = rendezvous
-        self._doing = doing
+        self._current = doing
         self._store = connect_store(rendezvous)
-        self._looked = time.monotonic()
-        self._seen = [("", self._looked)] * rendezvous.size
+        self._last_check = time.monotonic()
+        self._last_beats = [("", self._last_check)] * rendezvous.size
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="equipoise.pulse", daemon=True)
         self._thread.start()
@@ -287,8 +287,8 @@ class _Heartbeat:
         Silence counts up to this rank's own last look, so that a rank which was itself stopped or
         starved accuses nobody; a rank that has not come yet has the whole deadline to come.
         """
-        silences = [(self._looked - since, rank) for rank, (_, since) in enumerate(self._seen)]
-        patience = [HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._seen]
+        silences = [(self._last_check - since, rank) for rank, (_, since) in enumerate(self._last_beats)]
+        patience = [HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._last_beats]
         silent = [
             (seconds, rank)
             for seconds, rank in silences
@@ -317,14 +317,14 @@ class _Heartbeat:
                 return
 
     def _beat(self, count: int) -> None:
-        self._store.set(f"beat/{self._where.rank}", f"{count} {self._doing.operation}")
+        self._store.set(f"beat/{self._where.rank}", f"{count} {self._current.operation}")
         now = time.monotonic()
         for rank in range(self._where.size):
             key = f"beat/{rank}"
             value = as_text(self._store.get(key)) if self._store.check([key]) else ""
-            if value != self._seen[rank][0]:
-                self._seen[rank] = (value, now)
-        self._looked = now
+            if value != self._last_beats[rank][0]:
+                self._last_beats[rank] = (value, now)
+        self._last_check = now
 
 
 def _ballot(question: str, rank: int) -> str:

@@ -60,11 +60,11 @@ class CpuAccelerator:
         """Slots in host memory."""
         return CpuSlotStore(layout)
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The CPU knows no private format."""
         raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """Its elements: nothing else is stored."""
         return tensor.detach().reshape(-1).view(torch.uint8)
 

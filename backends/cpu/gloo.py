@@ -38,7 +38,7 @@ class GlooFabric:
         if purpose in self._purposes:
             raise Unsupported(f"communicator {purpose!r} was opened before")
         self._open = [communicator for communicator in self._open if not communicator.closed]
-        made = self._control.bounded(
+        made = self._control.call_store(
             lambda: GlooCommunicator(
                 self._control.store, purpose, members, where.rank, where.deadline
             ),
@@ -76,7 +76,7 @@ class GlooBackend:
         """None: what it buffers is in the host's memory."""
         return 0
 
-    def joined(self) -> Rendezvous | None:
+    def launcher_rendezvous(self) -> Rendezvous | None:
         """Gloo brings no launcher."""
         return None
 

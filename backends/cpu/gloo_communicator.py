@@ -62,9 +62,9 @@ class GlooCommunicator:
     ):
         self._store = store
         self._purpose = purpose
-        self._name = rank
+        self._global_rank = rank
         self._deadline = deadline
-        self._incarnation = 0
+        self._rebuilds = 0
         self._failure: CommunicatorFailed | None = None
         self._issuing = threading.RLock()
         self._closed = False
@@ -84,7 +84,7 @@ class GlooCommunicator:
     @property
     def rank(self) -> int:
         """This rank's number within the communicator."""
-        return self._ranks.index(self._name)
+        return self._ranks.index(self._global_rank)
 
     @property
     def size(self) -> int:
@@ -197,10 +197,10 @@ class GlooCommunicator:
 
     def rebuild(self, ranks: Sequence[int]) -> None:
         """A new group among `ranks` (numbers of the run, not of the communicator)."""
-        if self._name not in ranks:
-            raise Unsupported(f"rank {self._name} is not among the ranks {tuple(ranks)}")
+        if self._global_rank not in ranks:
+            raise Unsupported(f"rank {self._global_rank} is not among the ranks {tuple(ranks)}")
         with self._issuing:
-            self._incarnation += 1
+            self._rebuilds += 1
             self._join(tuple(ranks))
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class GlooCommunicator:
         self._inflight: dict[GlooWork, Callable[[], bool] | None] = {}
         self._waiters.close()
         members = "-".join(str(rank) for rank in ranks)
-        prefix = f"{self._purpose}/{self._incarnation}/{members}"
+        prefix = f"{self._purpose}/{self._rebuilds}/{members}"
         store = PrefixStore(prefix, self._store)
         self._group = make_gloo_group(store, self.rank, self.size, self._deadline)
         self._failure = None
@@ -287,11 +287,11 @@ class GlooCommunicator:
             for native in natives:
                 native.wait(timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT)))
 
-        incarnation = self._incarnation
+        incarnation = self._rebuilds
 
         def failed(failure: CommunicatorFailed) -> None:
             # What ends late, after a rebuild, says nothing about the new group.
-            if incarnation == self._incarnation:
+            if incarnation == self._rebuilds:
                 self._failure = self._failure or failure
 
         label = f"{what} of {self._purpose!r}"

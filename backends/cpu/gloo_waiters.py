@@ -24,24 +24,24 @@ class WaiterThreads:
 
     def __init__(self, whose: str) -> None:
         self._whose = whose
-        self._lanes: dict[str, SimpleQueue[Wait | None]] = {}
+        self._queues: dict[str, SimpleQueue[Wait | None]] = {}
         self._opening = threading.Lock()
 
     def put(self, lane: str, wait: Wait) -> None:
         """Have `wait`, which never raises, called behind what was put there before."""
         with self._opening:
-            if lane not in self._lanes:
-                self._lanes[lane] = SimpleQueue()
-                work, name = self._lanes[lane], f"{lane} of {self._whose!r}"
+            if lane not in self._queues:
+                self._queues[lane] = SimpleQueue()
+                work, name = self._queues[lane], f"{lane} of {self._whose!r}"
                 threading.Thread(target=_work, args=(work,), name=name, daemon=True).start()
-            self._lanes[lane].put(wait)
+            self._queues[lane].put(wait)
 
     def close(self) -> None:
         """End every thread once it is through; later calls of `put` open new ones."""
         with self._opening:
-            for queue in self._lanes.values():
+            for queue in self._queues.values():
                 queue.put(None)
-            self._lanes.clear()
+            self._queues.clear()
 
 
 def _work(queue: "SimpleQueue[Wait | None]") -> None:

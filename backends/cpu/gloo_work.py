@@ -48,8 +48,8 @@ class GlooWork:
         self._finish = finish
         self._what = what
         self._expiry = time.monotonic() + deadline
-        self._failed = failed
-        self._told = ended
+        self._on_failed = failed
+        self._on_ended = ended
         self._failure: CommunicatorFailed | None = None
         self._ended = Latch()
         self._settling = threading.Lock()
@@ -82,7 +82,7 @@ class GlooWork:
         """
         self.watch()
         failure = CommunicatorFailed(f"{self._what} was cancelled")
-        self._failed(failure)
+        self._on_failed(failure)
         self._settle(failure)
 
     def watch(self, by: Callable[[Callable[[], None]], object] | None = None) -> None:
@@ -116,12 +116,12 @@ class GlooWork:
             except RuntimeError as error:
                 failure = _explain(self._what, error)
                 failure.__cause__ = error
-                self._failed(failure)
+                self._on_failed(failure)
             self._finish = _nothing
             self.buffers = ()  # the work itself may be kept for long
             self._finished = True
             self._settle(failure)
-        self._told(self)  # not under the lock: the communicator asks its other operations
+        self._on_ended(self)  # not under the lock: the communicator asks its other operations
 
     def _settle(self, failure: CommunicatorFailed | None) -> None:
         """Let everybody know of the end, unless a cancel came first."""

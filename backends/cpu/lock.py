@@ -36,11 +36,11 @@ class CpuStreamLock:
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._changed = threading.Condition()
-        self._turn = _CpuLockState.WRITES
+        self._state = _CpuLockState.WRITES
         self._epoch = 0
         self._poisoned = False
-        self._late = False
-        self._passing: list[CpuEvent] = []
+        self._timed_out = False
+        self._pending_events: list[CpuEvent] = []
 
     @property
     def epoch(self) -> int:
@@ -49,31 +49,31 @@ class CpuStreamLock:
 
     def acquire(self, stream: Stream) -> None:
         """Make the worker wait for a signal of its own."""
-        own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._take, on)))
+        own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._on_acquire, on)))
 
     def release(self, stream: Stream) -> None:
         """Let the mover write, once the worker has come here."""
-        own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._give, on)))
+        own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._on_release, on)))
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Block until the stream has released."""
         with self._changed:
-            self._admit(epoch)
-            if self._turn is _CpuLockState.WRITES:
+            self._check_epoch(epoch)
+            if self._state is _CpuLockState.WRITES:
                 raise LockMisuse("the mover waits for slots that it owns")
             self._changed.wait_for(lambda: self._released(epoch), timeout)
-            self._admit(epoch)
-            if self._turn is not _CpuLockState.EMPTY:
-                raise StreamTimeout(f"no release within {timeout:g} s: {self._turn.value}")
-            self._turn = _CpuLockState.WRITES
+            self._check_epoch(epoch)
+            if self._state is not _CpuLockState.EMPTY:
+                raise StreamTimeout(f"no release within {timeout:g} s: {self._state.value}")
+            self._state = _CpuLockState.WRITES
 
     def signal(self, epoch: int) -> None:
         """Let one `acquire` go on."""
         with self._changed:
-            self._admit(epoch)
-            if self._turn is not _CpuLockState.WRITES:
-                raise LockMisuse(f"the mover signals out of turn: {self._turn.value}")
-            self._turn = _CpuLockState.FULL
+            self._check_epoch(epoch)
+            if self._state is not _CpuLockState.WRITES:
+                raise LockMisuse(f"the mover signals out of turn: {self._state.value}")
+            self._state = _CpuLockState.FULL
             self._changed.notify_all()
 
     def poison(self) -> None:
@@ -88,7 +88,7 @@ class CpuStreamLock:
             if self._poisoned:
                 said = f"the stream lock was poisoned in epoch {self._epoch}"
                 late = f": a stream waited {self._deadline:g} s for the mover's signal"
-                raise LockPoisoned(said + (late if self._late else ""))
+                raise LockPoisoned(said + (late if self._timed_out else ""))
 
     def drain(self, timeout: float) -> int:
         """Begin the next epoch, once nothing of this one is on its way.
@@ -106,10 +106,10 @@ class CpuStreamLock:
     def _next_epoch(self) -> CpuEvent | None:
         """A verb that has not been passed; None, and the next epoch begins, when there is none."""
         with self._changed:
-            passing = next((event for event in self._passing if not event.query()), None)
+            passing = next((event for event in self._pending_events if not event.query()), None)
             if passing is None:
-                self._passing.clear()
-                self._turn, self._poisoned, self._late = _CpuLockState.WRITES, False, False
+                self._pending_events.clear()
+                self._state, self._poisoned, self._timed_out = _CpuLockState.WRITES, False, False
                 self._epoch += 1
                 self._changed.notify_all()
             return passing
@@ -119,32 +119,32 @@ class CpuStreamLock:
         with self._changed:  # so that no drain ends between the launch and its being known
             stream.launch(program)
             stream.record(passed)
-            self._passing = [event for event in self._passing if not event.query()]
-            self._passing.append(passed)
+            self._pending_events = [event for event in self._pending_events if not event.query()]
+            self._pending_events.append(passed)
 
-    def _take(self) -> None:
+    def _on_acquire(self) -> None:
         """On the worker: wait for the signal, and take it."""
         with self._changed:
             free = self._changed.wait_for(
-                lambda: self._poisoned or self._turn is _CpuLockState.FULL, self._deadline
+                lambda: self._poisoned or self._state is _CpuLockState.FULL, self._deadline
             )
             if not free:
-                self._late = True
+                self._timed_out = True
                 self.poison()
             if not self._poisoned:
-                self._turn = _CpuLockState.READS
+                self._state = _CpuLockState.READS
 
-    def _give(self) -> None:
+    def _on_release(self) -> None:
         """On the worker: hand over. Without an `acquire` before it there is nothing to give."""
         with self._changed:
-            if self._turn is _CpuLockState.READS:
-                self._turn = _CpuLockState.EMPTY
+            if self._state is _CpuLockState.READS:
+                self._state = _CpuLockState.EMPTY
                 self._changed.notify_all()
 
     def _released(self, epoch: int) -> bool:
-        return self._turn is _CpuLockState.EMPTY or self._poisoned or self._epoch != epoch
+        return self._state is _CpuLockState.EMPTY or self._poisoned or self._epoch != epoch
 
-    def _admit(self, epoch: int) -> None:
+    def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
         self.check()

@@ -96,7 +96,7 @@ class CpuSlotStore:
                 for view, piece in zip(self._slots[slot], block, strict=True):
                     view.copy_(piece)
 
-        self._alter(program, stream, numbers)
+        self._issue_write(program, stream, numbers)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
@@ -108,7 +108,7 @@ class CpuSlotStore:
                 for piece, segment in zip(self._staged[staging], self._slots[slot], strict=True):
                     segment.copy_(piece)
 
-        self._alter(program, stream, numbers, reads=_staging(buffers))
+        self._issue_write(program, stream, numbers, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -142,7 +142,7 @@ class CpuSlotStore:
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         """Hold slots against commits and writes."""
-        return self._leases.take(self._known(slots, "slot"))
+        return self._leases.acquire(self._known(slots, "slot"))
 
     @property
     def conversions(self) -> int:
@@ -160,12 +160,12 @@ class CpuSlotStore:
         """Launch behind the earlier verbs that touch the same buffers (clause V5)."""
 
         def issue(on: CpuStream) -> None:
-            with self._hazards.ordered(on, reads=reads, writes=writes):
+            with self._hazards.track(on, reads=reads, writes=writes):
                 on.launch(program)
 
         own_stream(stream).issue(CpuStreamOp(issue))
 
-    def _alter(
+    def _issue_write(
         self,
         program: Callable[[], object],
         stream: Stream,
@@ -175,12 +175,12 @@ class CpuSlotStore:
         """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
 
         def issue(on: CpuStream) -> None:
-            with self._hazards.ordered(on, reads=reads, writes=_slots(slots)) as done:
-                held = self._readers.hold(on)
+            with self._hazards.track(on, reads=reads, writes=_slots(slots)) as done:
+                held = self._readers.wait_for_readers(on)
                 on.launch(program)
-            self._readers.follow(held, done)
+            self._readers.resume_readers(held, done)
 
-        own_stream(stream).issue(CpuStreamOp(issue, lambda: self._leases.barred(slots)))
+        own_stream(stream).issue(CpuStreamOp(issue, lambda: self._leases.exclude_leased(slots)))
 
     def _parts(self, row: Tensor) -> tuple[Tensor, ...]:
         """The parts of a packed row that the segments of any slot fit; slots are all alike."""

@@ -57,17 +57,17 @@ class Latch:
 class CpuRecording:
     """One recording of an event: reached, or failed together with its stream."""
 
-    reached: Latch = field(default_factory=Latch)
+    latch: Latch = field(default_factory=Latch)
     failure: BaseException | None = None
 
     def fail(self, failure: BaseException) -> None:
         """The point will never be reached."""
         self.failure = failure
-        self.reached.set()
+        self.latch.set()
 
     def wait(self, timeout: float, what: str) -> None:
         """Block until the point is reached. Raises `StreamTimeout`, `StreamFailed`."""
-        if not self.reached.wait(timeout):
+        if not self.latch.wait(timeout):
             raise StreamTimeout(f"{what} was not reached within {timeout:g} s")
         if self.failure is not None:
             raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
@@ -77,12 +77,12 @@ class CpuEvent:
     """The latest recording; whoever waits keeps the recording it saw."""
 
     def __init__(self) -> None:
-        self._mark: CpuRecording | None = None
+        self._recording: CpuRecording | None = None
 
     def query(self) -> bool:
         """Whether the latest recording has been reached."""
-        mark = self._mark
-        return mark is not None and mark.reached.is_set()
+        mark = self._recording
+        return mark is not None and mark.latch.is_set()
 
     def synchronize(self, timeout: float) -> None:
         """Block until the latest recording is reached."""
@@ -90,14 +90,14 @@ class CpuEvent:
 
     def latest(self) -> CpuRecording:
         """The latest recording. Raises `EventNotRecorded`."""
-        if self._mark is None:
+        if self._recording is None:
             raise EventNotRecorded("nothing was ever recorded into this event")
-        return self._mark
+        return self._recording
 
-    def renew(self) -> CpuRecording:
+    def start_recording(self) -> CpuRecording:
         """Start a new recording; earlier waiters keep the old one."""
-        self._mark = CpuRecording()
-        return self._mark
+        self._recording = CpuRecording()
+        return self._recording
 
 
 def own_event(event: Event) -> CpuEvent:
@@ -116,11 +116,11 @@ class _StreamTask:
     """A program and, for recordings, the mark that must not stay behind if it never runs."""
 
     run: Callable[[], object]
-    mark: CpuRecording | None = None
+    recording: CpuRecording | None = None
 
     def skip(self, failure: BaseException) -> None:
-        if self.mark is not None:
-            self.mark.fail(failure)
+        if self.recording is not None:
+            self.recording.fail(failure)
 
     def run_in_place(self) -> None:
         try:
@@ -157,7 +157,7 @@ class _CpuThreadState(threading.local):
 
     capture: _Capture | None = None
     """Where its verbs go instead of into the queue."""
-    postponed: list[_StreamTask] | None = None
+    deferred_tasks: list[_StreamTask] | None = None
     """What it runs in place as soon as it holds no lock."""
 
 
@@ -183,8 +183,8 @@ class CpuStream:
         self._failure: BaseException | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
-        self._gate = threading.RLock() if gate is None else gate
-        self._mine = _CpuThreadState()
+        self._issue_lock = threading.RLock() if gate is None else gate
+        self._thread_state = _CpuThreadState()
 
     @property
     def role(self) -> Role:
@@ -198,7 +198,7 @@ class CpuStream:
 
     def launch(self, program: Callable[[], object]) -> None:
         """Enqueue `program`, or run it at once when called from one of this stream's programs."""
-        capture = self._mine.capture
+        capture = self._thread_state.capture
         if capture is not None:
             capture.verbs.append(CpuStreamOp(lambda stream: stream.launch(program)))
             return
@@ -206,14 +206,14 @@ class CpuStream:
 
     def record(self, event: Event) -> None:
         """Enqueue the point that `event` now stands for."""
-        own, capture = own_event(event), self._mine.capture
+        own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             capture.recorded.add(own)
             capture.verbs.append(CpuStreamOp(lambda stream: stream.record(own)))
             return
-        mark = own.renew()
+        mark = own.start_recording()
         try:
-            self._submit(_StreamTask(mark.reached.set, mark))
+            self._submit(_StreamTask(mark.latch.set, mark))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
             mark.fail(refusal.__cause__ or refusal)
@@ -221,7 +221,7 @@ class CpuStream:
 
     def wait(self, event: Event) -> None:
         """Make the worker wait for the latest recording of `event`."""
-        own, capture = own_event(event), self._mine.capture
+        own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             if own not in capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
@@ -234,7 +234,7 @@ class CpuStream:
 
     def synchronize(self, timeout: float) -> None:
         """Block until the queue has drained up to here."""
-        if self._mine.capture is not None:
+        if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
         if self._worker is None and not self._closed:
             return  # nothing was ever launched
@@ -247,7 +247,7 @@ class CpuStream:
 
         Nothing that another thread launches on a stream of the same gate comes between them.
         """
-        capture = self._mine.capture
+        capture = self._thread_state.capture
         if capture is not None:
             capture.verbs.extend(verbs)
             return
@@ -262,18 +262,18 @@ class CpuStream:
 
         Other threads' launches, and launches on other streams, go on as ever.
         """
-        if self._mine.capture is not None:
+        if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
-        capture = self._mine.capture = _Capture()
+        capture = self._thread_state.capture = _Capture()
         try:
             program()
         finally:
-            self._mine.capture = None
+            self._thread_state.capture = None
         return tuple(capture.verbs)
 
     def close(self, timeout: float) -> None:
         """End the worker after what is queued; a worker that hangs is left behind as a daemon."""
-        with self._gate:
+        with self._issue_lock:
             if not self._closed and self._worker is not None:
                 self._queue.put(None)
             self._closed = True
@@ -286,31 +286,31 @@ class CpuStream:
 
         Else a program would wait for another stream, whose programs may need the gate to go on.
         """
-        if threading.current_thread() is not self._worker or self._mine.postponed is not None:
-            with self._gate:
+        if threading.current_thread() is not self._worker or self._thread_state.postponed is not None:
+            with self._issue_lock:
                 yield
             return
-        tasks = self._mine.postponed = []
+        tasks = self._thread_state.postponed = []
         try:
-            with self._gate:
+            with self._issue_lock:
                 yield
         except BaseException as failure:
             for task in tasks:
                 task.skip(failure)
             raise
         finally:
-            self._mine.postponed = None
+            self._thread_state.postponed = None
         _run_in_place(tasks)
 
     def _submit(self, task: _StreamTask) -> None:
         if threading.current_thread() is self._worker:
-            if self._mine.postponed is None:
+            if self._thread_state.postponed is None:
                 task.run_in_place()
             else:
-                self._mine.postponed.append(task)
+                self._thread_state.postponed.append(task)
             return
         # Under the lock, so that nothing is queued behind the end that `close` puts.
-        with self._gate:
+        with self._issue_lock:
             if self._failure is not None:
                 raise StreamFailed(
                     f"stream {self._name} failed: {self._failure}"
@@ -364,12 +364,12 @@ class CpuGraph:
     """
 
     def __init__(self) -> None:
-        self._verbs: tuple[CpuStreamOp, ...] = ()
+        self._ops: tuple[CpuStreamOp, ...] = ()
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
         """Keep what `program` launches on `stream` from this thread, without running it."""
-        self._verbs = own_stream(stream).capture(program)
+        self._ops = own_stream(stream).capture(program)
 
     def replay(self, stream: Stream) -> None:
         """Launch what was kept, on this stream or another."""
-        own_stream(stream).issue(*self._verbs)
+        own_stream(stream).issue(*self._ops)

@@ -29,23 +29,23 @@ class CudaDeviceOps:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.kernels = kernel_launcher.make_kernels(device)
-        self.verbs = CudaByteOps(self.kernels.fingerprint)
+        self.byte_ops = CudaByteOps(self.kernels.checksum_parts)
 
-    def words(self) -> CudaLockFlags:
+    def lock_flags(self) -> CudaLockFlags:
         """Page-locked words that streams wait for and write."""
         if why := cuda_runtime.stream_memory():
             raise Unsupported(why)
         return CudaLockFlags(self._device)
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """CUDA knows none."""
         raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """Its elements: nothing else is stored."""
         return tensor.detach().reshape(-1).view(torch.uint8)
 
-    def numa(self) -> int:
+    def numa_node(self) -> int:
         """As the system says of the slot that the GPU is plugged into."""
         return numa_node(cuda_runtime.cuda().get_device_properties(self._device.index))
 
@@ -112,5 +112,5 @@ class CudaBackend:
         found = cuda_runtime.RUNTIME.devices()
         if not 0 <= index < found:
             raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
-        cuda_runtime.RUNTIME.choose(index)
+        cuda_runtime.RUNTIME.select_device(index)
         return CudaAccelerator(index)

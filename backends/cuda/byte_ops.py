@@ -39,7 +39,7 @@ class CudaByteOps:
     """Copies and fingerprints of one device."""
 
     def __init__(self, fingerprint: ChecksumParts) -> None:
-        self._fingerprint = fingerprint
+        self._checksum_parts = fingerprint
 
     def view(self, segment: Segment) -> Tensor:
         """The segment's bytes. Raises `Unsupported` for a private format."""
@@ -64,9 +64,9 @@ class CudaByteOps:
             ):
                 copy(part, given)
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Of all parts, each where it is."""
-        self._fingerprint(parts, out.view(1), stream)
+        self._checksum_parts(parts, out.view(1), stream)
 
 
 def _repeats(pairs: Sequence[Pair]) -> bool:

@@ -122,23 +122,23 @@ class CudaRuntime(DeviceRuntime):
     what we ask on it we ask `unrestricted`. Without cuda-bindings neither is possible.
     """
 
-    kind = "cuda"
-    graph = "CUDAGraph"
+    device_type = "cuda"
+    graph_class = "CUDAGraph"
 
     def module(self) -> Any:
         """`torch.cuda`."""
         return cuda()
 
-    def choose(self, index: int) -> None:
+    def select_device(self, index: int) -> None:
         """The first time, the driver is told of as many queues as there can be, unless somebody was
         first."""
         with _queues_asked(index):
             super().choose(index)
 
-    def settle_thread(self, index: int) -> None:
+    def set_thread_device(self, index: int) -> None:
         """Make it the calling thread's device, and let others capture whatever a thread of ours
         calls."""
-        super().settle_thread(index)
+        super().set_thread_device(index)
         if not _this.settled:
             _this.settled = True
             if threading.current_thread().name.startswith(THREAD_PREFIX):
@@ -151,7 +151,7 @@ class CudaRuntime(DeviceRuntime):
             super().end_capture(graph)
 
     @contextmanager
-    def unrestricted(self) -> Iterator[None]:
+    def allowed_in_capture(self) -> Iterator[None]:
         """The driver forbids what on some paths would synchronise; nothing of it is a part of the
         capture."""
         if _this.relaxed:

@@ -42,7 +42,7 @@ class DriverStreamPool:
         """One that is idle. Raises RuntimeError as the driver does."""
         with self._lock:
             for place, spare in enumerate(self._spare):
-                with cuda_runtime.RUNTIME.unrestricted():
+                with cuda_runtime.RUNTIME.allowed_in_capture():
                     idle = spare.stream.query()
                 if idle:
                     return self._spare.pop(place)
@@ -57,7 +57,7 @@ class DriverStreamPool:
 def bind_device(device: Device) -> None:
     """Make the device the calling thread's, for the driver's own functions too: these want its
     context, which torch gives a thread only when it asks the device for something."""
-    device.settle()
+    device.set_current()
     cuda_runtime.bind_context(device.index)
 
 

@@ -98,7 +98,7 @@ class HostFlagPool:
 
     def _page(self) -> list[HostFlag]:
         bind_device(self._device)
-        with self._device.runtime.unrestricted():
+        with self._device.runtime.allowed_in_capture():
             memory = pinned(CACHE_LINE * FLAGS_PER_PAGE).view(torch.int32).zero_()
         self._pages.append(memory)
         driver = cuda_runtime.driver()
@@ -140,13 +140,13 @@ class CudaAcquireFlag:
         self._word.enqueue_wait(stream, SET)
         self._word.enqueue_write(stream, CLEAR)
 
-    def give(self) -> None:
+    def signal(self) -> None:
         """Store the 1, after what the mover wrote: a device's copies have ended, other threads'
         stores were handed over, and those of this thread come before a barrier in the store."""
         self._word.store(SET)
 
     @property
-    def lendable(self) -> bool:
+    def reusable(self) -> bool:
         """Always: nothing is kept of it but its value."""
         return True
 
@@ -176,10 +176,10 @@ class CudaLockFlags:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def full(self) -> CudaAcquireFlag:
+    def acquire_flag(self) -> CudaAcquireFlag:
         """A word of 0."""
         return CudaAcquireFlag(self._device)
 
-    def empty(self) -> CudaReleaseFlag:
+    def release_flag(self) -> CudaReleaseFlag:
         """A word of 0."""
         return CudaReleaseFlag(self._device)

@@ -45,7 +45,7 @@ def kernel_module(module: str) -> Any:
 class DeviceKernels(Kernels, Protocol):
     """What the backend asks of its kernels beside the contract."""
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
         program."""
         ...
@@ -58,19 +58,19 @@ class Workspaces:
         self._device = device
         self._made: WeakKeyDictionary[object, dict[Sizes, Workspace]] = WeakKeyDictionary()
 
-    def of(self, stream: DeviceStream, sizes: "Sizes") -> "Workspace":
+    def get(self, stream: DeviceStream, sizes: "Sizes") -> "Workspace":
         """Called by a program of the stream. Nothing of the making is launched there: it would be a
         part of the graph, or synchronise a stream that is being captured."""
-        made = self._made.setdefault(stream.target, {})
+        made = self._made.setdefault(stream.launch_target, {})
         if sizes not in made:
             device = self._device
             runtime = device.runtime
-            with runtime.unrestricted(), runtime.current(device.kept_stream(WORKSPACE_STREAM)):
+            with runtime.allowed_in_capture(), runtime.current(device.cached_stream(WORKSPACE_STREAM)):
                 workspace = kernel_module("workspace").Workspace.make(sizes, device.torch)
             made[sizes] = workspace
             # Its memory is of the stream aside: whoever forgets it may still run on it.
             record_stream_use(stream, *workspace.tensors)
-        stream.keep(made[sizes])
+        stream.keep_alive(made[sizes])
         return made[sizes]
 
 
@@ -90,10 +90,10 @@ class CudaKernels:
         own = own_stream(stream)
 
         def program() -> None:
-            space = self._workspaces.of(own, _sizes_of(tables))
+            space = self._workspaces.get(own, _sizes_of(tables))
             kernel_module("warming").warm(tables, space)
-            self._workspaces.of(own, _sizes(tables.experts, tables.experts, 1))
-            self._workspaces.of(own, _sizes(1, 1, 1))
+            self._workspaces.get(own, _sizes(tables.experts, tables.experts, 1))
+            self._workspaces.get(own, _sizes(1, 1, 1))
 
         own.launch(program)
 
@@ -181,7 +181,7 @@ class CudaKernels:
         The update is taken at the call.
         """
         check_update(update, tables)
-        with self._device.runtime.unrestricted():
+        with self._device.runtime.allowed_in_capture():
             block = pack_table_update(update)
 
         def program() -> None:
@@ -199,14 +199,14 @@ class CudaKernels:
 
         def program() -> None:
             record_stream_use(stream, data, out)
-            self.fingerprint([flat], out, stream)
+            self.checksum_parts([flat], out, stream)
 
         stream.launch(program)
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
         program."""
-        space = self._workspaces.of(own_stream(stream), _sizes(1, 1, 1))
+        space = self._workspaces.get(own_stream(stream), _sizes(1, 1, 1))
         # A kernel reaches the host's memory too, but the host's allocator knows of copies only.
         near = [part if part.device.type != HOST_TYPE else self._near(part) for part in parts]
         found = (
@@ -228,7 +228,7 @@ class CudaKernels:
         own = own_stream(stream)
 
         def whole() -> None:
-            space = self._workspaces.of(own, sizes)
+            space = self._workspaces.get(own, sizes)
             with _compiling(own):
                 program(space)
 
@@ -243,7 +243,7 @@ def make_kernels(device: Device) -> DeviceKernels:
 def _compiling(stream: Stream) -> Any:
     """A kernel that was never launched is loaded now, which a capture forbids where it can."""
     own = own_stream(stream)
-    return own.device.runtime.unrestricted() if own.capturing else nullcontext()
+    return own.device.runtime.allowed_in_capture() if own.capturing else nullcontext()
 
 
 def _sizes(experts: int, slots: int, ranks: int, elements: int = 1) -> "Sizes":

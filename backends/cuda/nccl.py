@@ -50,7 +50,7 @@ class FlagEvent:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._word = host_flag_pool(device).take()
+        self._flag = host_flag_pool(device).take()
         self._lock = threading.Lock()
         self._recorded: Any = None
 
@@ -61,7 +61,7 @@ class FlagEvent:
         stream = device.runtime.current_stream(device.index)
         with self._lock:
             if self._recorded is None:
-                self._word.enqueue_wait(stream, 1)
+                self._flag.enqueue_wait(stream, 1)
             else:
                 self._recorded.wait(stream)
 
@@ -69,7 +69,7 @@ class FlagEvent:
         """Behind what that stream was given; it writes the 1."""
         bind_device(self._device)
         with self._lock:
-            self._word.enqueue_write(stream, 1)
+            self._flag.enqueue_write(stream, 1)
             self._recorded = self._device.runtime.event()
             self._recorded.record(stream)
 
@@ -109,35 +109,35 @@ class Nccl:
         answer = cuda_runtime.probe()
         if isinstance(answer, Unavailable):
             return answer
-        if why := blocking_setting() or cuda_runtime.stream_memory() or self._lack():
+        if why := blocking_setting() or cuda_runtime.stream_memory() or self._why_unusable():
             return Unavailable(why)
         return Available(f"{answer.detail}; NCCL {'.'.join(map(str, self._version()))}")
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
-        opened = self.runtime.chosen()
+        opened = self.runtime.selected_device()
         return rank % self.runtime.devices() if opened is None else opened
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""
-        return self.runtime.capturing()
+        return self.runtime.is_capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """The bytes of every tensor are what its shape says."""
 
-    def promise(self, index: int) -> FlagEvent:
+    def deferred_event(self, index: int) -> FlagEvent:
         """A word of page-locked memory."""
         return FlagEvent(Device(self.runtime, index))
 
-    def bell(self, index: int) -> Any:
+    def release_stream(self, index: int) -> Any:
         """A stream that the driver made for nothing else."""
         return release_stream(Device(self.runtime, index)).stream
 
-    def takes(self, link: bool) -> int:
+    def estimate_bytes(self, link: bool) -> int:
         """By the settings: NCCL does not say before it has made one."""
         return estimate_bytes(link)
 
-    def meet(
+    def init_comm(
         self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
     ) -> tuple[NcclComm, WarmupOps]:
         """Receive the unique id, then join, polled up to the talk's deadline and aborted behind it.
@@ -150,7 +150,7 @@ class Nccl:
         comm = api.join(where, size, membership.rank, MAX_CTAS)
         try:
             while api.in_progress(comm):
-                if talk.left == 0.0:
+                if talk.remaining == 0.0:
                     raise NcclError("not all ranks have joined in time; it was aborted")
                 time.sleep(POLL_INTERVAL)
             place = (membership.rank, size)
@@ -160,8 +160,8 @@ class Nccl:
             api.abort(comm)
             raise
         try:
-            with device.runtime.current(group.lane):
-                memory = () if membership.link else connect_algorithms(group, size, device.torch)
+            with device.runtime.current(group.stream):
+                memory = () if membership.is_link else connect_algorithms(group, size, device.torch)
                 greeting = greet(group, membership.rank, size, device.torch)
             return group, replace(greeting, buffers=(*greeting.buffers, *memory))
         except BaseException:
@@ -174,7 +174,7 @@ class Nccl:
         except (OSError, AttributeError):
             return ()
 
-    def _lack(self) -> str:
+    def _why_unusable(self) -> str:
         try:
             found = self._load().version()
         except (OSError, AttributeError, RuntimeError) as error:
@@ -206,11 +206,11 @@ def _where(api: NcclApi, membership: CommSpec, talk: Bootstrap) -> bytes:
     first, *others = talk.ranks
     if membership.rank == 0:
         where = api.unique_id()
-        talk.say("where", where)
-        talk.hear("heard", tuple(others))
+        talk.publish("where", where)
+        talk.wait_for("heard", tuple(others))
         return where
-    (where,) = talk.hear("where", (first,))
-    talk.say("heard")
+    (where,) = talk.wait_for("where", (first,))
+    talk.publish("heard")
     return where
 
 

@@ -30,21 +30,21 @@ class NcclHandle:
         self._group = group
         self._end = end
 
-    def hold(self) -> None:
+    def block_stream(self) -> None:
         """Make the current stream wait for the end."""
         self._end.wait(self._group.current_stream())
 
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the device has come behind it. After an error of the network it never may."""
-        if self._group.reached(self._end):
+        if self._group.is_reached(self._end):
             return True
-        if why := self._group.fault():
+        if why := self._group.error():
             raise NcclError(why)
         return False
 
-    def fault(self) -> str:
+    def error(self) -> str:
         """What NCCL says of the communicator."""
-        return self._group.fault()
+        return self._group.error()
 
 
 class NcclComm:
@@ -84,39 +84,39 @@ class NcclComm:
         self._rank, self._size = place
         self._device = device
         self._streams = streams
-        self._own = streams.take()
+        self._driver_stream = streams.take()
         self._guard = threading.Lock()
         self._closed = False
-        with device.runtime.current(self.lane):
+        with device.runtime.current(self.stream):
             self._answer = torch.zeros(1, dtype=torch.int8).to(device.torch)
         """The byte that answers a message, sent or received."""
 
     @property
-    def lane(self) -> Any:
+    def stream(self) -> Any:
         """Its stream."""
-        return self._own.stream
+        return self._driver_stream.stream
 
     def all_reduce(self, tensor: Tensor) -> NcclHandle:
         """Sum in place."""
         count, kind = tensor.numel(), NCCL_DTYPES[tensor.dtype]
         call = self._api.all_reduce
-        return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, comm, to))
+        return self._launch(lambda comm, to: call(tensor.data_ptr(), count, kind, comm, to))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> NcclHandle:
         """Into one tensor."""
         ends, count, kind = _ends(out, tensor), tensor.numel(), NCCL_DTYPES[tensor.dtype]
-        return self._fly(lambda comm, to: self._api.all_gather(*ends, count, kind, comm, to))
+        return self._launch(lambda comm, to: self._api.all_gather(*ends, count, kind, comm, to))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> NcclHandle:
         """From one tensor."""
         ends, count, kind = _ends(out, tensor), out.numel(), NCCL_DTYPES[out.dtype]
-        return self._fly(lambda comm, to: self._api.reduce_scatter(*ends, count, kind, comm, to))
+        return self._launch(lambda comm, to: self._api.reduce_scatter(*ends, count, kind, comm, to))
 
     def broadcast(self, tensor: Tensor, root: int) -> NcclHandle:
         """From one rank to all."""
         count, kind = tensor.numel(), NCCL_DTYPES[tensor.dtype]
         call = self._api.broadcast
-        return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, root, comm, to))
+        return self._launch(lambda comm, to: call(tensor.data_ptr(), count, kind, root, comm, to))
 
     def all_to_all(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
@@ -128,9 +128,9 @@ class NcclComm:
 
         def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
-                self._move(arriving, leaving, comm, to)
+                self._launch_messages(arriving, leaving, comm, to)
 
-        return self._fly(launch)
+        return self._launch(launch)
 
     def message(self, way: str, blob: Tensor, peer: int) -> NcclHandle:
         """A message and its answer, as one launch."""
@@ -139,9 +139,9 @@ class NcclComm:
 
         def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
-                self._move(received, sent, comm, to)
+                self._launch_messages(received, sent, comm, to)
 
-        return self._fly(launch)
+        return self._launch(launch)
 
     def batch(
         self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
@@ -153,9 +153,9 @@ class NcclComm:
 
         def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
-                self._move(arriving, leaving, comm, to)
+                self._launch_messages(arriving, leaving, comm, to)
 
-        return self._fly(launch)
+        return self._launch(launch)
 
     def abort(self) -> None:
         """NCCL's abort ends the kernels that run; waits for that on a thread of its own."""
@@ -174,31 +174,31 @@ class NcclComm:
         """Of the calling thread."""
         return self._device.runtime.current_stream(self._device.index)
 
-    def reached(self, event: Any) -> bool:
+    def is_reached(self, event: Any) -> bool:
         """Whether the device has come to an event; also while a thread captures."""
-        with self._device.runtime.unrestricted():
+        with self._device.runtime.allowed_in_capture():
             return bool(event.query())
 
-    def fault(self) -> str:
+    def error(self) -> str:
         """Any thread may ask, also while another one launches; nobody once it is given back."""
         with self._guard:
             return "" if self._comm is None else self._api.async_error(self._comm)
 
-    def _move(self, arriving: Messages, leaving: Messages, comm: NcclCommHandle, to: int) -> None:
+    def _launch_messages(self, arriving: Messages, leaving: Messages, comm: NcclCommHandle, to: int) -> None:
         for peer, part in arriving:
             self._api.receive(part.data_ptr(), part.numel(), peer, comm, to)
         for peer, part in leaving:
             self._api.send(part.data_ptr(), part.numel(), peer, comm, to)
 
-    def _fly(self, launch: Callable[[NcclCommHandle, int], None]) -> NcclHandle:
+    def _launch(self, launch: Callable[[NcclCommHandle, int], None]) -> NcclHandle:
         """On its own stream, behind the current one."""
-        self._come()
+        self._wait_for_current_stream()
         with self._guard:
-            launch(self._held(), self._own.handle)
+            launch(self._held(), self._driver_stream.handle)
         if not poll(self._launched, self._deadline):
             raise NcclError(f"NCCL did not launch within {self._deadline:g} s")
         end = self._device.runtime.event()
-        end.record(self.lane)
+        end.record(self.stream)
         return NcclHandle(self, end)
 
     def _launched(self) -> bool:
@@ -222,11 +222,11 @@ class NcclComm:
         else:
             self._api.destroy(comm)
 
-    def _come(self) -> None:
+    def _wait_for_current_stream(self) -> None:
         """Its own stream comes behind what the current one was given."""
         ready = self._device.runtime.event()
         ready.record(self.current_stream())
-        ready.wait(self.lane)
+        ready.wait(self.stream)
 
     def _end(self, how: Callable[[NcclCommHandle], None]) -> None:
         with self._guard:
@@ -235,13 +235,13 @@ class NcclComm:
             return
 
         def run() -> None:
-            self._device.settle()
+            self._device.set_current()
             try:
                 how(comm)
             except NcclError:
                 pass  # it was given back as far as that went, and nobody waits for more
             finally:
-                self._streams.give(self._own)
+                self._streams.give(self._driver_stream)
                 self._closed = True
 
         threading.Thread(

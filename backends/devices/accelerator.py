@@ -39,23 +39,23 @@ class DeviceOps(Protocol):
         ...
 
     @property
-    def verbs(self) -> ByteOps:
+    def byte_ops(self) -> ByteOps:
         """Copy and fingerprint bytes."""
         ...
 
-    def words(self) -> LockFlags:
+    def lock_flags(self) -> LockFlags:
         """Those of stream locks. Raises `Unsupported`."""
         ...
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in the private format. Raises `Unsupported`."""
         ...
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """All that its storage holds, as plain bytes."""
         ...
 
-    def numa(self) -> int:
+    def numa_node(self) -> int:
         """The NUMA node that the device hangs on; -1 where nobody says."""
         ...
 
@@ -88,11 +88,11 @@ class DeviceAccelerator:
     def __init__(self, backend: str, device: Device, parts: DeviceOps) -> None:
         self._name = f"{backend}:{device.index}"
         self._device = device
-        self._parts = parts
-        self._gate = IssueLock()
-        self._watch = LockWatchdog(device)
+        self._ops = parts
+        self._issue_lock = IssueLock()
+        self._lock_watchdog = LockWatchdog(device)
         self._locks: weakref.WeakSet[DeviceStreamLock] = weakref.WeakSet()
-        self._streams = {role: self._stream(role, device.kept_stream(role)) for role in Role}
+        self._streams = {role: self._stream(role, device.cached_stream(role)) for role in Role}
         self._adopted: list[DeviceStream] = []
         _open.add(self)
         _close_at_exit()
@@ -110,7 +110,7 @@ class DeviceAccelerator:
     @property
     def kernels(self) -> Kernels:
         """The small kernels."""
-        return self._parts.kernels
+        return self._ops.kernels
 
     def stream(self, role: Role) -> DeviceStream:
         """The stream of that role."""
@@ -118,8 +118,8 @@ class DeviceAccelerator:
 
     def adopt(self, native_stream: object) -> DeviceStream:
         """Wrap a stream that an engine owns; the same one for the same stream."""
-        known = self._device.runtime.known_stream(self._device.index, native_stream)
-        with self._gate:
+        known = self._device.runtime.wrap_stream(self._device.index, native_stream)
+        with self._issue_lock:
             for own in (*self._streams.values(), *self._adopted):
                 if own.wraps(known):
                     return own
@@ -132,21 +132,21 @@ class DeviceAccelerator:
 
     def stream_lock(self, deadline: float) -> DeviceStreamLock:
         """A lock of two kinds of words."""
-        made = DeviceStreamLock(self._parts.words(), deadline, self._watch)
+        made = DeviceStreamLock(self._ops.lock_flags(), deadline, self._lock_watchdog)
         self._locks.add(made)
         return made
 
     def slot_store(self, layout: SlotLayout) -> DeviceSlotStore:
         """Slots in device memory."""
-        return DeviceSlotStore(layout, self._device, self._parts.verbs)
+        return DeviceSlotStore(layout, self._device, self._ops.byte_ops)
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in the vendor's private format."""
-        return self._parts.private(shape, dtype)
+        return self._ops.empty_private(shape, dtype)
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """All that its storage holds, as plain bytes."""
-        return self._parts.stored(tensor)
+        return self._ops.storage_bytes(tensor)
 
     def pinned(self, nbytes: int) -> Tensor:
         """Page-locked host memory."""
@@ -162,7 +162,7 @@ class DeviceAccelerator:
 
     def topology(self) -> Topology:
         """The index, the machine and the NUMA node."""
-        return Topology(self._device.index, platform.node(), self._parts.numa())
+        return Topology(self._device.index, platform.node(), self._ops.numa_node())
 
     def memory(self) -> Memory:
         """As the driver counts it."""
@@ -173,7 +173,7 @@ class DeviceAccelerator:
         """Drain every stream, and forget what has passed."""
         for stream in (*self._streams.values(), *self._adopted):
             stream.synchronize(timeout)
-        self._watch.look()
+        self._lock_watchdog.check_all()
         release_dropped()
 
     def close(self) -> None:
@@ -183,10 +183,10 @@ class DeviceAccelerator:
             lock.poison()
         for stream in (*self._streams.values(), *self._adopted):
             stream.close(CLOSE_TIMEOUT)
-        self._watch.stop()
+        self._lock_watchdog.stop()
         with suppress(RuntimeError):
             release_dropped()
 
     def _stream(self, role: Role, native_stream: Any, adopted: bool = False) -> DeviceStream:
         name = f"{self.name}.{'adopted' if adopted else role}"
-        return DeviceStream(role, name, self._device, native_stream, self._gate, adopted)
+        return DeviceStream(role, name, self._device, native_stream, self._issue_lock, adopted)

@@ -26,13 +26,13 @@ class GraphSegment:
 
     graph: Any
     verbs: tuple[DeviceStreamOp, ...]
-    kept: tuple[object, ...]
+    keep_alive: tuple[object, ...]
 
     def issue(self, on: Stream) -> None:
         """Replay it, with what the host does around each verb."""
         with ExitStack() as around:
             for verb in self.verbs:
-                around.enter_context(verb.around(on))
+                around.enter_context(verb.scope(on))
             on.launch(self.graph.replay)
 
 
@@ -65,41 +65,41 @@ class Capture:
 
     def __init__(self, device: Device) -> None:
         self._runtime = device.runtime
-        self._at = device.kept_stream(CAPTURE_STREAM)
+        self._stream = device.cached_stream(CAPTURE_STREAM)
         self._parts: list[GraphPart] = []
         self._open: _Open | None = None
         self.recorded: set[DeviceEvent] = set()
 
     @property
-    def at(self) -> Any:
+    def stream(self) -> Any:
         """The vendor's stream that is captured."""
-        return self._at
+        return self._stream
 
     def run(self, program: Callable[[], object]) -> None:
         """Capture what `program` enqueues; it is kept, for the memory that it names."""
-        segment = self._begun()
+        segment = self._open_segment()
         segment.kept.append(program)
-        with self._runtime.current(self._at):
+        with self._runtime.current(self._stream):
             program()
 
-    def take(self, verbs: Sequence[DeviceStreamOp]) -> None:
+    def capture_ops(self, verbs: Sequence[DeviceStreamOp]) -> None:
         """Capture the work of verbs."""
         for verb in verbs:
-            segment = self._begun()
+            segment = self._open_segment()
             segment.verbs.append(verb)
-            with self._runtime.current(self._at):
-                verb.program(self._at)
+            with self._runtime.current(self._stream):
+                verb.enqueue(self._stream)
 
-    def keep(self, what: object) -> None:
+    def keep_alive(self, what: object) -> None:
         """With the segment in the making: its work points into this."""
-        self._begun().kept.append(what)
+        self._open_segment().kept.append(what)
 
     @property
     def segment(self) -> object:
         """What stands for the segment in the making, and is hashed by identity."""
-        return self._begun()
+        return self._open_segment()
 
-    def call(self, issue: Callable[[Stream], None]) -> None:
+    def add_host_call(self, issue: Callable[[Stream], None]) -> None:
         """Note what the host does at this place of a replay."""
         self._end()
         self._parts.append(HostCall(issue))
@@ -114,9 +114,9 @@ class Capture:
         with suppress(RuntimeError):
             self._end()
 
-    def _begun(self) -> _Open:
+    def _open_segment(self) -> _Open:
         if self._open is None:
-            with self._runtime.current(self._at):
+            with self._runtime.current(self._stream):
                 self._open = _Open(self._runtime.begin_capture())
         return self._open
 
@@ -124,7 +124,7 @@ class Capture:
         made, self._open = self._open, None
         if made is None:
             return
-        with self._runtime.current(self._at):
+        with self._runtime.current(self._stream):
             self._runtime.end_capture(made.graph)
         self._parts.append(GraphSegment(made.graph, tuple(made.verbs), tuple(made.kept)))
 

@@ -22,14 +22,14 @@ class DeviceRecording:
 
     def record(self, stream: Any) -> None:
         """Put the point behind what `stream`, of the vendor's, was given."""
-        self._device.settle()
+        self._device.set_current()
         self._event.record(stream)
 
-    def hold(self, stream: Any) -> None:
+    def block_stream(self, stream: Any) -> None:
         """Make `stream`, of the vendor's, wait for the point."""
         event = self._event
         if event is not None:
-            self._device.settle()
+            self._device.set_current()
             event.wait(stream)
 
     def fail(self, failure: BaseException) -> None:
@@ -37,14 +37,14 @@ class DeviceRecording:
         self.failure = failure
         self._event = None
 
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the point is reached, or never will be. Asks the device; never blocks."""
         event = self._event
         if event is None:
             return True
-        self._device.settle()
+        self._device.set_current()
         try:
-            with self._device.runtime.unrestricted():
+            with self._device.runtime.allowed_in_capture():
                 reached = bool(event.query())
         except RuntimeError as failure:  # a device error; it stays
             self.fail(failure)
@@ -55,7 +55,7 @@ class DeviceRecording:
 
     def wait(self, timeout: float, what: str) -> None:
         """Block the host. Raises `StreamTimeout`, `StreamFailed`."""
-        if not poll(self.over, timeout):
+        if not poll(self.is_complete, timeout):
             raise StreamTimeout(f"{what} was not reached within {timeout:g} s")
         if self.failure is not None:
             raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
@@ -65,12 +65,12 @@ class DeviceEvent:
     """The latest recording; the vendor itself silently lets through what waits for none."""
 
     def __init__(self) -> None:
-        self._mark: DeviceRecording | None = None
+        self._recording: DeviceRecording | None = None
 
     def query(self) -> bool:
         """Whether the latest recording has been reached; false while the host still queues it."""
-        mark = self._mark
-        return mark is not None and mark.over()
+        mark = self._recording
+        return mark is not None and mark.is_complete()
 
     def synchronize(self, timeout: float) -> None:
         """Block until the latest recording is reached."""
@@ -78,14 +78,14 @@ class DeviceEvent:
 
     def latest(self) -> DeviceRecording:
         """The latest recording. Raises `EventNotRecorded`."""
-        if self._mark is None:
+        if self._recording is None:
             raise EventNotRecorded("nothing was ever recorded into this event")
-        return self._mark
+        return self._recording
 
-    def renew(self, device: Device) -> DeviceRecording:
+    def start_recording(self, device: Device) -> DeviceRecording:
         """Start a new recording on that device; earlier waiters keep the old one."""
-        self._mark = DeviceRecording(device)
-        return self._mark
+        self._recording = DeviceRecording(device)
+        return self._recording
 
 
 def own_event(event: Event) -> DeviceEvent:

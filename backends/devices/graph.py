@@ -50,7 +50,7 @@ class DeviceGraph:
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
-        if why := runtime.uncapturable():
+        if why := runtime.why_uncapturable():
             raise Unsupported(why)
         self._body = _GraphBody()
         weakref.finalize(self, _dropped.append, self._body).atexit = False

@@ -42,8 +42,8 @@ class HostStagedWork:
         self._outputs = outputs
         self._accelerator = accelerator
         self._deadline = deadline
-        self._back: Event | None = None
-        self._bringing = threading.Lock()
+        self._copied_back: Event | None = None
+        self._copy_lock = threading.Lock()
 
     def done(self) -> bool:
         """Whether it ended and its outputs are on the device; never blocks."""
@@ -53,20 +53,20 @@ class HostStagedWork:
             self._inner.result(0.0)
         except CommunicatorError:
             return True
-        return self._brought().query()
+        return self._copy_back().query()
 
     def wait(self, stream: Stream) -> None:
         """Order `stream` behind it. Blocks the host until the operation ended: a stream of a device
         cannot wait for one of the host's. Raises as `result`."""
         self._inner.result(self._deadline)
-        stream.wait(self._brought())
+        stream.wait(self._copy_back())
 
     def result(self, timeout: float) -> None:
         """Block until the outputs are on the device; raises as `Work.result`."""
         end = time.monotonic() + timeout
         self._inner.result(timeout)
         try:
-            self._brought().synchronize(max(end - time.monotonic(), 0.0))
+            self._copy_back().synchronize(max(end - time.monotonic(), 0.0))
         except StreamTimeout as error:
             raise ResultPending(f"outputs are not on the device within {timeout:g} s") from error
 
@@ -74,12 +74,12 @@ class HostStagedWork:
         """See `Work.cancel`."""
         self._inner.cancel()
 
-    def _brought(self) -> Event:
+    def _copy_back(self) -> Event:
         """Behind the copies to the device, which the first caller launches."""
-        with self._bringing:
-            if self._back is None:
-                self._back = _copied(self._accelerator, self._outputs)
-            return self._back
+        with self._copy_lock:
+            if self._copied_back is None:
+                self._copied_back = _copied(self._accelerator, self._outputs)
+            return self._copied_back
 
 
 class HostStagedCommunicator:

@@ -86,11 +86,11 @@ class DeviceStreamOp:
     enters anew.
 
     Attributes:
-        program: enqueues the work on the vendor's stream that it is given, which is current.
+        enqueue: enqueues the work on the vendor's stream that it is given, which is current.
         guard: entered before any verb that is issued with it; raises what forbids the verb.
-        around: entered around the work, on the stream that it is issued to.
+        scope: entered around the work, on the stream that it is issued to.
     """
 
-    program: Callable[[Any], object]
+    enqueue: Callable[[Any], object]
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
-    around: Callable[[Stream], AbstractContextManager[None]] = _nothing
+    scope: Callable[[Stream], AbstractContextManager[None]] = _nothing

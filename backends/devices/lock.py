@@ -40,7 +40,7 @@ class WatchedLock(Protocol):
         """Look, at that time of the monotonic clock; whether to be looked after still."""
         ...
 
-    def break_down(self, failure: BaseException) -> None:
+    def on_watchdog_failure(self, failure: BaseException) -> None:
         """Looking raised this, and nobody looks any more: say so to whoever asks."""
         ...
 
@@ -68,7 +68,7 @@ class LockWatchdog:
                 self._thread.start()
             self._changed.notify()
 
-    def look(self) -> None:
+    def check_all(self) -> None:
         """Look at all of them once, on the calling thread."""
         for lock in list(self._watched):
             # Taken out first: what is added while we look stays.
@@ -87,21 +87,21 @@ class LockWatchdog:
             self._thread.join(STOP_TIMEOUT)
 
     def _work(self) -> None:
-        self._device.settle()
+        self._device.set_current()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._watched)
                 if self._stopped:
                     return
             with NATIVE_CALL_GUARD:
-                self.look()
+                self.check_all()
             time.sleep(POLL_INTERVAL)
 
     def _tick(self, lock: WatchedLock) -> bool:
         try:
             return lock.tick(time.monotonic())
         except BaseException as failure:  # this thread must look after the others still
-            lock.break_down(failure)
+            lock.on_watchdog_failure(failure)
             return False
 
 
@@ -118,22 +118,22 @@ class _PendingAcquire:
     """One acquire under way: what is launched behind it, up to its release, reads the slots.
 
     Attributes:
-        word: that it waits for.
+        flag: that it waits for.
         stream: that it waits on.
-        reached: recorded before the wait, or before the graph that the wait is a part of.
-        passed: recorded behind it.
-        fed: whether its signal was given.
-        released: whether its release was issued.
-        since: when its wait was first seen to stand.
+        before_wait: recorded before the wait, or before the graph that the wait is a part of.
+        after_wait: recorded behind it.
+        has_signal: whether its signal was given.
+        release_issued: whether its release was issued.
+        waiting_since: when its wait was first seen to stand.
     """
 
-    word: AcquireFlag
+    flag: AcquireFlag
     stream: Stream
-    reached: DeviceEvent
-    passed: DeviceEvent
-    fed: bool = False
-    released: bool = False
-    since: float | None = None
+    before_wait: DeviceEvent
+    after_wait: DeviceEvent
+    has_signal: bool = False
+    release_issued: bool = False
+    waiting_since: float | None = None
 
 
 class DeviceStreamLock:
@@ -146,20 +146,20 @@ class DeviceStreamLock:
     """
 
     def __init__(self, words: LockFlags, deadline: float, watch: LockWatchdog) -> None:
-        self._words = words
+        self._flags = words
         self._deadline = deadline
-        self._watch = watch
+        self._watchdog = watch
         self._changed = threading.RLock()
-        self._turn = _DeviceLockState.WRITES
+        self._state = _DeviceLockState.WRITES
         self._epoch = 0
         self._poisoned = False
-        self._empty = words.empty()
+        self._release_flag = words.release_flag()
         self._failure: BaseException | None = None
-        self._spare: list[AcquireFlag] = []
-        self._lent: set[AcquireFlag] = set()
-        self._sections: list[_PendingAcquire] = []
-        self._passing: list[DeviceEvent] = []
-        self._under_way = 0
+        self._free_flags: list[AcquireFlag] = []
+        self._borrowed_flags: set[AcquireFlag] = set()
+        self._acquires: list[_PendingAcquire] = []
+        self._pending_events: list[DeviceEvent] = []
+        self._issuing_count = 0
 
     @property
     def epoch(self) -> int:
@@ -169,12 +169,12 @@ class DeviceStreamLock:
     def acquire(self, stream: Stream) -> None:
         """Make the stream wait for a signal of its own."""
         own = own_stream(stream)
-        word = self._words.full() if own.capturing else self._lend()
+        word = self._flags.acquire_flag() if own.capturing else self._borrow_flag()
         try:
-            own.issue(DeviceStreamOp(word.wait, around=lambda on: self._entering(word, on)))
+            own.issue(DeviceStreamOp(word.wait, scope=lambda on: self._issuing_acquire(word, on)))
         except BaseException:
             with self._changed:
-                self._lent.discard(word)  # refused before anybody waited there
+                self._borrowed_flags.discard(word)  # refused before anybody waited there
             raise
 
     def release(self, stream: Stream) -> None:
@@ -183,39 +183,39 @@ class DeviceStreamLock:
         A replayed release without an acquire to follow raises `LockMisuse`: it cannot be left out.
         """
         own = own_stream(stream)
-        with own.gate:
+        with own.issue_lock:
             if own.capturing or self._unreleased(own) is not None:
-                own.issue(DeviceStreamOp(self._empty.set, around=self._leaving))
+                own.issue(DeviceStreamOp(self._release_flag.set, scope=self._issuing_release))
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Block until the stream has released."""
         with self._changed:
-            self._admit(epoch)
-            if self._turn is _DeviceLockState.WRITES:
+            self._check_epoch(epoch)
+            if self._state is _DeviceLockState.WRITES:
                 raise LockMisuse("the mover waits for slots that it owns")
-        poll(lambda: self._poisoned or self._epoch != epoch or self._empty.is_set(), timeout)
+        poll(lambda: self._poisoned or self._epoch != epoch or self._release_flag.is_set(), timeout)
         with self._changed:
-            self._admit(epoch)
-            if not self._empty.is_set():
-                raise StreamTimeout(f"no release within {timeout:g} s: {self._turn.value}")
-            self._turn = _DeviceLockState.WRITES
-            self._empty.clear()
+            self._check_epoch(epoch)
+            if not self._release_flag.is_set():
+                raise StreamTimeout(f"no release within {timeout:g} s: {self._state.value}")
+            self._state = _DeviceLockState.WRITES
+            self._release_flag.clear()
 
     def signal(self, epoch: int) -> None:
         """Let one `acquire` go on."""
         with self._changed:
-            self._admit(epoch)
-            if self._turn is not _DeviceLockState.WRITES:
-                raise LockMisuse(f"the mover signals out of turn: {self._turn.value}")
-            self._turn = _DeviceLockState.FULL
-            self._feed()
+            self._check_epoch(epoch)
+            if self._state is not _DeviceLockState.WRITES:
+                raise LockMisuse(f"the mover signals out of turn: {self._state.value}")
+            self._state = _DeviceLockState.FULL
+            self._deliver_signals()
 
     def poison(self) -> None:
         """Release every waiter of this epoch."""
         with self._changed:
             self._poisoned = True
-            self._feed()
-            self._watch.add(self)
+            self._deliver_signals()
+            self._watchdog.add(self)
 
     def check(self) -> None:
         """Raise `LockPoisoned` if this epoch was poisoned."""
@@ -233,28 +233,28 @@ class DeviceStreamLock:
         """
         expiry = time.monotonic() + timeout
         while not self._next_epoch():
-            left, passing = max(expiry - time.monotonic(), 0.0), next(iter(self._passing), None)
+            left, passing = max(expiry - time.monotonic(), 0.0), next(iter(self._pending_events), None)
             if passing is not None:
                 # A failed stream has nothing on its way any more.
                 with suppress(StreamFailed):
                     passing.synchronize(left)
-            elif not poll(lambda: not self._under_way, left):
+            elif not poll(lambda: not self._issuing_count, left):
                 raise StreamTimeout(f"a verb of epoch {self._epoch} is still being issued")
         return self._epoch
 
     def tick(self, now: float) -> bool:
         """For the watchdog: poison at the deadline, and let poisoned waiters go on (clause L6)."""
         with self._changed:
-            self._tidy()
+            self._collect_done()
             if not self._poisoned and self._overdue(now):
                 self._poisoned = True
                 late = f"a stream waited {self._deadline:g} s for the mover's signal"
                 self._failure = StreamTimeout(late)
             if self._poisoned:
-                self._feed()
-            return any(not section.fed for section in self._sections)
+                self._deliver_signals()
+            return any(not section.has_signal for section in self._acquires)
 
-    def break_down(self, failure: BaseException) -> None:
+    def on_watchdog_failure(self, failure: BaseException) -> None:
         """The watchdog could not look: void, with that cause."""
         with self._changed:
             self._failure = failure
@@ -268,89 +268,89 @@ class DeviceStreamLock:
         signal, the poison and the watchdog must come through to what it stands behind.
         """
         with self._changed:
-            self._under_way += 1
+            self._issuing_count += 1
         try:
             yield
         finally:
             with self._changed:
-                self._under_way -= 1
+                self._issuing_count -= 1
 
     @contextmanager
-    def _entering(self, word: AcquireFlag, on: Stream) -> Iterator[None]:
+    def _issuing_acquire(self, word: AcquireFlag, on: Stream) -> Iterator[None]:
         """Around the wait of an acquire, or around a replay in which it is."""
         section = _PendingAcquire(word, on, DeviceEvent(), DeviceEvent())
         with self._issuing():
             with self._changed:
-                earlier = [s for s in self._sections if s.word is word and s.stream is not on]
-                self._sections.append(section)
+                earlier = [s for s in self._acquires if s.flag is word and s.stream is not on]
+                self._acquires.append(section)
             try:
                 for other in earlier:
-                    on.wait(other.passed)  # else both would go on with one signal
-                on.record(section.reached)
+                    on.wait(other.after_wait)  # else both would go on with one signal
+                on.record(section.before_wait)
                 with self._changed:
-                    self._feed()
-                    self._watch.add(self)
+                    self._deliver_signals()
+                    self._watchdog.add(self)
                 yield
-                on.record(section.passed)
+                on.record(section.after_wait)
             except BaseException:
-                self._withdraw(section)
+                self._cancel_acquire(section)
                 raise
             with self._changed:
-                self._passing.append(section.passed)
-                self._watch.add(self)
+                self._pending_events.append(section.after_wait)
+                self._watchdog.add(self)
 
-    def _withdraw(self, section: _PendingAcquire) -> None:
+    def _cancel_acquire(self, section: _PendingAcquire) -> None:
         """Nobody waits there: the next one gets its signal, and its word is nobody's any more."""
         with self._changed:
-            self._sections.remove(section)
-            self._lent.discard(section.word)
-            if section.fed and not self._poisoned:
-                self._turn = _DeviceLockState.FULL
-                self._feed()
+            self._acquires.remove(section)
+            self._borrowed_flags.discard(section.flag)
+            if section.has_signal and not self._poisoned:
+                self._state = _DeviceLockState.FULL
+                self._deliver_signals()
 
     @contextmanager
-    def _leaving(self, on: Stream) -> Iterator[None]:
+    def _issuing_release(self, on: Stream) -> Iterator[None]:
         """Around the setting of the empty word, or around a replay in which it is."""
         with self._issuing():
             with self._changed:
                 section, left = self._unreleased(on), DeviceEvent()
                 if section is None:
                     raise LockMisuse("a replayed release has no acquire to follow")
-                section.released = True
+                section.release_issued = True
             try:
                 yield
                 on.record(left)
             except BaseException:
-                section.released = False
+                section.release_issued = False
                 raise
             with self._changed:
-                self._passing.append(left)
+                self._pending_events.append(left)
 
     def _unreleased(self, on: Stream) -> _PendingAcquire | None:
         """The acquire that a release on that stream belongs to: its own stream's come first."""
         with self._changed:
-            kept = [section for section in self._sections if not section.released]
+            kept = [section for section in self._acquires if not section.release_issued]
         mine = [section for section in kept if section.stream is on]
         return next(iter(mine or kept), None)
 
-    def _feed(self) -> None:
+    def _deliver_signals(self) -> None:
         """Give the signal to the first acquire that has none; a poison gives all of them one.
 
         A word that several replays wait for is given again only when the earlier one has taken it.
         """
-        for section in self._sections:
-            if section.fed or (self._poisoned and self._busy(section)):
+        for section in self._acquires:
+            if section.has_signal or (self._poisoned and self._flag_in_use(section)):
                 continue
-            if not self._poisoned and self._turn is not _DeviceLockState.FULL:
+            if not self._poisoned and self._state is not _DeviceLockState.FULL:
                 return
-            section.fed = True
-            self._turn = _DeviceLockState.READS
-            section.word.give()
+            section.has_signal = True
+            self._state = _DeviceLockState.READS
+            section.flag.signal()
 
-    def _busy(self, section: _PendingAcquire) -> bool:
+    def _flag_in_use(self, section: _PendingAcquire) -> bool:
         """Whether an earlier acquire was given the same word and may not have taken it."""
-        earlier = self._sections[: self._sections.index(section)]
-        return any(s.word is section.word and not (s.fed and s.passed.query()) for s in earlier)
+        earlier = self._acquires[: self._acquires.index(section)]
+        return any(s.flag is section.flag and not (s.has_signal and s.after_wait.query()) for s in earlier)
 
     def _overdue(self, now: float) -> bool:
         """Whether a stream has stood at an acquire for the deadline.
@@ -358,58 +358,58 @@ class DeviceStreamLock:
         Of each stream only the first acquire without a signal is reached: the others stand behind.
         """
         first: dict[Stream, _PendingAcquire] = {}
-        for section in self._sections:
-            if not section.fed:
+        for section in self._acquires:
+            if not section.has_signal:
                 first.setdefault(section.stream, section)
         for section in first.values():
-            if section.since is None and section.reached.query():
-                section.since = now
-        stood = [now - section.since for section in first.values() if section.since is not None]
+            if section.waiting_since is None and section.before_wait.query():
+                section.waiting_since = now
+        stood = [now - section.waiting_since for section in first.values() if section.waiting_since is not None]
         return max(stood, default=0.0) > self._deadline
 
-    def _tidy(self) -> None:
+    def _collect_done(self) -> None:
         """Forget what has passed; its words can be lent again."""
-        self._passing = [event for event in self._passing if not event.query()]
+        self._pending_events = [event for event in self._pending_events if not event.query()]
         kept: list[_PendingAcquire] = []
-        for section in self._sections:
-            if section.released and section.fed and section.passed.query():
-                self._take_back(section)
+        for section in self._acquires:
+            if section.release_issued and section.has_signal and section.after_wait.query():
+                self._return_flag(section)
             else:
                 kept.append(section)
-        self._sections = kept
+        self._acquires = kept
 
     def _next_epoch(self) -> bool:
         """Begin it, unless a verb is being issued or has not been passed."""
         with self._changed:
-            self._tidy()
+            self._collect_done()
             if self._poisoned:
-                self._feed()
-            if self._under_way or self._passing:
+                self._deliver_signals()
+            if self._issuing_count or self._pending_events:
                 return False
-            for section in self._sections:
-                self._take_back(section)
-            self._sections = []
-            self._turn, self._poisoned, self._failure = _DeviceLockState.WRITES, False, None
-            self._empty.clear()
+            for section in self._acquires:
+                self._return_flag(section)
+            self._acquires = []
+            self._state, self._poisoned, self._failure = _DeviceLockState.WRITES, False, None
+            self._release_flag.clear()
             self._epoch += 1
             return True
 
-    def _lend(self) -> AcquireFlag:
+    def _borrow_flag(self) -> AcquireFlag:
         with self._changed:
-            if not self._spare:
-                self._tidy()
-            word = self._spare.pop() if self._spare else self._words.full()
-            self._lent.add(word)
+            if not self._free_flags:
+                self._collect_done()
+            word = self._free_flags.pop() if self._free_flags else self._flags.acquire_flag()
+            self._borrowed_flags.add(word)
             return word
 
-    def _take_back(self, section: _PendingAcquire) -> None:
+    def _return_flag(self, section: _PendingAcquire) -> None:
         """The word is free again, unless a graph keeps it or the vendor has no more use for it."""
-        if section.word in self._lent:
-            self._lent.remove(section.word)
-            if section.word.lendable:
-                self._spare.append(section.word)
+        if section.flag in self._borrowed_flags:
+            self._borrowed_flags.remove(section.flag)
+            if section.flag.reusable:
+                self._free_flags.append(section.flag)
 
-    def _admit(self, epoch: int) -> None:
+    def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
         self.check()

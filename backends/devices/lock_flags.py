@@ -15,12 +15,12 @@ class AcquireFlag(Protocol):
         """Enqueue the wait on a vendor's stream, which may be capturing."""
         ...
 
-    def give(self) -> None:
+    def signal(self) -> None:
         """Release the one that waits, or will. The word must have been taken since the last."""
         ...
 
     @property
-    def lendable(self) -> bool:
+    def reusable(self) -> bool:
         """Whether another acquire may wait for it, once the one before has passed."""
         ...
 
@@ -44,10 +44,10 @@ class ReleaseFlag(Protocol):
 class LockFlags(Protocol):
     """Makes them, for one device."""
 
-    def full(self) -> AcquireFlag:
+    def acquire_flag(self) -> AcquireFlag:
         """A word that is not given."""
         ...
 
-    def empty(self) -> ReleaseFlag:
+    def release_flag(self) -> ReleaseFlag:
         """A word that is not set."""
         ...

@@ -61,9 +61,9 @@ def record_stream_use(stream: Stream, *tensors: Tensor) -> None:
     """
     own = own_stream(stream)
     if own.capturing:
-        own.keep(tensors)
+        own.keep_alive(tensors)
         return
-    native = own.native
+    native = own.native_stream
     for tensor in tensors:
         if tensor.device.type != HOST_TYPE:
             tensor.record_stream(native)

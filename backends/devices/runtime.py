@@ -25,39 +25,39 @@ class DeviceRuntime:
     on the device as a RuntimeError.
 
     Attributes:
-        kind: the type of the torch devices.
-        graph: the name of the module's class of graphs.
+        device_type: the type of the torch devices.
+        graph_class: the name of the module's class of graphs.
     """
 
-    kind: str
-    graph: str
+    device_type: str
+    graph_class: str
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], Any] = {}
+        self._cached: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
         self._chosen: int | None = None
 
     def module(self) -> Any:
         """Torch's module of the devices: `torch.cuda`, `torch.npu`."""
-        return torch.get_device_module(self.kind)
+        return torch.get_device_module(self.device_type)
 
     def devices(self) -> int:
         """How many devices torch sees; asks without initialising one."""
         return int(self.module().device_count())
 
-    def choose(self, index: int) -> None:
+    def select_device(self, index: int) -> None:
         """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
-        self.settle_thread(index)
+        self.set_thread_device(index)
         self._chosen = index
 
-    def chosen(self) -> int | None:
+    def selected_device(self) -> int | None:
         """The device that was chosen last, on whatever thread; None before.
 
         A thread's own device does not say: it is the first one until the thread is given another.
         """
         return self._chosen
 
-    def settle_thread(self, index: int) -> None:
+    def set_thread_device(self, index: int) -> None:
         """Make device `index` the calling thread's.
 
         A driver refuses calls of a thread without a device, and torch leaves the first one behind
@@ -84,17 +84,17 @@ class DeviceRuntime:
         """The calling thread's current stream of that device."""
         return self.module().current_stream(index)
 
-    def kept_stream(self, index: int, use: str) -> Any:
+    def cached_stream(self, index: int, use: str) -> Any:
         """The stream of this process for a use, made once: a pool hands out its first stream again
         after the 32nd, and accelerators are opened and closed often."""
         with self._lock:
-            if (index, use) not in self._kept:
-                self._kept[index, use] = self.module().Stream(device=index)
-            return self._kept[index, use]
+            if (index, use) not in self._cached:
+                self._cached[index, use] = self.module().Stream(device=index)
+            return self._cached[index, use]
 
-    def known_stream(self, index: int, stream: Any) -> Any:
+    def wrap_stream(self, index: int, stream: Any) -> Any:
         """The module's own object for an engine's stream of that device. Raises `Unsupported`."""
-        wanted = torch.device(self.kind, index)
+        wanted = torch.device(self.device_type, index)
         if not isinstance(stream, torch.Stream) or stream.device != wanted:
             raise Unsupported(f"not a stream of {wanted}: {stream!r}")
         names = ("stream_id", "device_index", "device_type")
@@ -108,16 +108,16 @@ class DeviceRuntime:
         """
         return self.module().Event()
 
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured, by whomever."""
         return bool(self.module().is_current_stream_capturing())
 
-    def captured(self, stream: Any) -> bool:
+    def is_captured(self, stream: Any) -> bool:
         """Whether a stream is being captured, by whomever."""
         with self.current(stream):
-            return self.capturing()
+            return self.is_capturing()
 
-    def uncapturable(self) -> str:
+    def why_uncapturable(self) -> str:
         """Why no graph can be captured; nothing where it can."""
         return ""
 
@@ -126,7 +126,7 @@ class DeviceRuntime:
 
         Only the calling thread is forbidden what a capture forbids: others go on looking at events.
         """
-        graph = getattr(self.module(), self.graph)()
+        graph = getattr(self.module(), self.graph_class)()
         graph.capture_begin(capture_error_mode="thread_local")
         return graph
 
@@ -134,7 +134,7 @@ class DeviceRuntime:
         """Its end, on the same stream."""
         graph.capture_end()
 
-    def unrestricted(self) -> AbstractContextManager[None]:
+    def allowed_in_capture(self) -> AbstractContextManager[None]:
         """Let the calling thread take page-locked memory and ask streams and events for a block,
         also while it or another thread captures."""
         return nullcontext()
@@ -165,12 +165,12 @@ class Device:
     @property
     def torch(self) -> torch.device:
         """As torch names it."""
-        return torch.device(self.runtime.kind, self.index)
+        return torch.device(self.runtime.device_type, self.index)
 
-    def settle(self) -> None:
+    def set_current(self) -> None:
         """Make it the calling thread's."""
-        self.runtime.settle_thread(self.index)
+        self.runtime.set_thread_device(self.index)
 
-    def kept_stream(self, use: str) -> Any:
+    def cached_stream(self, use: str) -> Any:
         """The stream of this process for a use."""
-        return self.runtime.kept_stream(self.index, use)
+        return self.runtime.cached_stream(self.index, use)

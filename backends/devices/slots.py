@@ -49,7 +49,7 @@ class ByteOps(Protocol):
         """Into the first of each pair, from the second, of equal size; no two overlap."""
         ...
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """`equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []; on `stream`,
         which is current."""
         ...
@@ -77,13 +77,13 @@ class DeviceSlotStore:
     def __init__(self, layout: SlotLayout, device: Device, verbs: ByteOps) -> None:
         self._layout = layout
         self._device = device
-        self._verbs = verbs
+        self._byte_ops = verbs
         self._slots = [[verbs.view(segment) for segment in slot] for slot in layout.slots]
         self._hazards = HazardTracker(DeviceEvent)
         self._readers = ReaderRegistry(DeviceEvent)
         self._leases = LeaseTable()
-        self._known_to: set[DeviceStream] = set()
-        self._staging, self._born = _zeros(layout, device)
+        self._seen_streams: set[DeviceStream] = set()
+        self._staging, self._zeroed = _zeros(layout, device)
 
     @property
     def layout(self) -> SlotLayout:
@@ -101,7 +101,7 @@ class DeviceSlotStore:
 
         def program() -> None:
             record_stream_use(stream, blob)
-            self._verbs.copy(pairs)
+            self._byte_ops.copy(pairs)
 
         self._issue(program, stream, reads=_slots(numbers))
 
@@ -115,7 +115,7 @@ class DeviceSlotStore:
 
         def program() -> None:
             record_stream_use(stream, source)
-            self._verbs.copy(pairs)
+            self._byte_ops.copy(pairs)
 
         self._issue(program, stream, writes=_staging(numbers))
 
@@ -129,14 +129,14 @@ class DeviceSlotStore:
         blocks = [source_segments(self._layout, source) for source in sources]
         given = [segment for block in blocks for segment in block]
         views = [view for slot in numbers for view in self._slots[slot]]
-        pieces = [self._staged(self._verbs.view(segment)) for segment in given]
+        pieces = [self._staged(self._byte_ops.view(segment)) for segment in given]
         pairs = list(zip(views, pieces, strict=True))
 
         def program() -> None:
             record_stream_use(stream, *(segment.data for segment in given))
-            self._verbs.copy(pairs)
+            self._byte_ops.copy(pairs)
 
-        self._alter(program, stream, numbers)
+        self._issue_write(program, stream, numbers)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
@@ -146,7 +146,7 @@ class DeviceSlotStore:
         moves = zip(buffers, numbers, strict=True)
         pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
         back = [(segment, piece) for piece, segment in pairs]
-        self._alter(lambda: self._verbs.copy(back), stream, numbers, reads=_staging(buffers))
+        self._issue_write(lambda: self._byte_ops.copy(back), stream, numbers, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -156,7 +156,7 @@ class DeviceSlotStore:
         def program() -> None:
             record_stream_use(stream, out)
             for place, slot in enumerate(numbers):
-                self._verbs.fingerprint(self._slots[slot], out[place], stream)
+                self._byte_ops.checksum_parts(self._slots[slot], out[place], stream)
 
         self._issue(program, stream, reads=_slots(numbers))
 
@@ -168,7 +168,7 @@ class DeviceSlotStore:
         def program() -> None:
             record_stream_use(stream, out)
             for place, buffer in enumerate(numbers):
-                self._verbs.fingerprint([self._staging[buffer]], out[place], stream)
+                self._byte_ops.checksum_parts([self._staging[buffer]], out[place], stream)
 
         self._issue(program, stream, reads=_staging(numbers))
 
@@ -178,7 +178,7 @@ class DeviceSlotStore:
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         """Hold slots against commits and writes."""
-        return self._leases.take(self._known(slots, "slot"))
+        return self._leases.acquire(self._known(slots, "slot"))
 
     @property
     def conversions(self) -> int:
@@ -198,13 +198,13 @@ class DeviceSlotStore:
 
         @contextmanager
         def around(on: Stream) -> Iterator[None]:
-            self._meet(own_stream(on))
-            with self._hazards.ordered(on, reads=read, writes=written):
+            self._register_stream(own_stream(on))
+            with self._hazards.track(on, reads=read, writes=written):
                 yield
 
-        own_stream(stream).issue(DeviceStreamOp(lambda _: program(), around=around))
+        own_stream(stream).issue(DeviceStreamOp(lambda _: program(), scope=around))
 
-    def _alter(
+    def _issue_write(
         self,
         program: Callable[[], object],
         stream: Stream,
@@ -216,25 +216,25 @@ class DeviceSlotStore:
 
         @contextmanager
         def around(on: Stream) -> Iterator[None]:
-            self._meet(own_stream(on))
-            with self._hazards.ordered(on, reads=read, writes=written) as done:
-                held = self._readers.hold(on)
+            self._register_stream(own_stream(on))
+            with self._hazards.track(on, reads=read, writes=written) as done:
+                held = self._readers.wait_for_readers(on)
                 yield
-            self._readers.follow(held, done)
+            self._readers.resume_readers(held, done)
 
-        verb = DeviceStreamOp(lambda _: program(), lambda: self._leases.barred(slots), around)
+        verb = DeviceStreamOp(lambda _: program(), lambda: self._leases.exclude_leased(slots), around)
         own_stream(stream).issue(verb)
 
-    def _meet(self, stream: DeviceStream) -> None:
+    def _register_stream(self, stream: DeviceStream) -> None:
         """Order a stream behind the birth of the store; let the allocator know that it comes here.
 
         The allocator asks at the time of freeing, so once a stream is enough.
         """
-        if stream not in self._known_to:
-            stream.wait(self._born)
+        if stream not in self._seen_streams:
+            stream.wait(self._zeroed)
             slots = (segment.data for slot in self._layout.slots for segment in slot)
             record_stream_use(stream, self._staging, *slots)
-            self._known_to.add(stream)
+            self._seen_streams.add(stream)
 
     def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
         """Pairs of (part of a packed row, segment of the slot)."""
@@ -250,7 +250,7 @@ class DeviceSlotStore:
         """What a copy may read when its stream comes to it; also in the middle of a capture."""
         if not is_pageable(source):
             return source
-        with self._device.runtime.unrestricted():
+        with self._device.runtime.allowed_in_capture():
             return to_pinned(source)
 
     def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
@@ -267,7 +267,7 @@ def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
     """The staging, and an event behind the work that makes it zero, on the current stream."""
     shape, born = (layout.staging, layout.slot_bytes), DeviceEvent()
     made = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
-    born.renew(device).record(device.runtime.current_stream(device.index))
+    born.start_recording(device).record(device.runtime.current_stream(device.index))
     return made, born
 
 

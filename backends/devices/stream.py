@@ -19,7 +19,7 @@ class _DeviceThreadState(threading.local):
 
     capture: Capture | None = None
     """Where its launches go instead of to the device."""
-    inside: bool = False
+    in_program: bool = False
     """Whether it runs one of the stream's programs."""
 
 
@@ -38,7 +38,7 @@ class DeviceStream:
         name: for messages.
         device: whose it is.
         native_stream: the vendor's own.
-        gate: shared by all streams of the accelerator.
+        issue_lock: shared by all streams of the accelerator.
         adopted: whether an engine owns the vendor's stream.
     """
 
@@ -56,11 +56,11 @@ class DeviceStream:
         self._device = device
         self._runtime = device.runtime
         self._native = native_stream
-        self._gate = gate
+        self._issue_lock = gate
         self._adopted = adopted
         self._failure: BaseException | None = None
         self._closed = False
-        self._mine = _DeviceThreadState()
+        self._thread_state = _DeviceThreadState()
 
     @property
     def role(self) -> Role:
@@ -73,51 +73,51 @@ class DeviceStream:
         return self._device
 
     @property
-    def native(self) -> Any:
+    def native_stream(self) -> Any:
         """The vendor's stream that work goes to: another one while this thread captures."""
-        capture = self._mine.capture
-        return self._native if capture is None else capture.at
+        capture = self._thread_state.capture
+        return self._native if capture is None else capture.stream
 
     def wraps(self, native_stream: Any) -> bool:
         """Whether it stands for that stream of the vendor's."""
         return bool(self._native == native_stream)
 
     @property
-    def gate(self) -> IssueLock:
+    def issue_lock(self) -> IssueLock:
         """Held while something is issued to any stream of the accelerator."""
-        return self._gate
+        return self._issue_lock
 
     @property
     def capturing(self) -> bool:
         """Whether the calling thread captures it."""
-        return self._mine.capture is not None
+        return self._thread_state.capture is not None
 
     @property
-    def target(self) -> object:
+    def launch_target(self) -> object:
         """What this thread's launches go to: the stream, or the segment that is being captured, two
         of which may run side by side, in replays on two streams."""
-        capture = self._mine.capture
+        capture = self._thread_state.capture
         return self if capture is None else capture.segment
 
-    def keep(self, what: object) -> None:
+    def keep_alive(self, what: object) -> None:
         """Called by a program that is being captured: the graph keeps this, as it keeps the program
         itself. Elsewhere it does nothing."""
-        if self._mine.capture is not None:
-            self._mine.capture.keep(what)
+        if self._thread_state.capture is not None:
+            self._thread_state.capture.keep_alive(what)
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make it the vendor's current one: collectives come after what was launched here."""
-        with self._runtime.current(self.native):
+        with self._runtime.current(self.native_stream):
             yield
 
     def launch(self, program: Callable[[], object]) -> None:
         """Run `program` with this stream current; one inside another runs as a part of it."""
-        if self._mine.capture is not None:
-            self._mine.capture.run(program)
+        if self._thread_state.capture is not None:
+            self._thread_state.capture.run(program)
             return
-        with self._gate:
-            if self._mine.inside:
+        with self._issue_lock:
+            if self._thread_state.inside:
                 program()
                 return
             self._check()
@@ -125,29 +125,29 @@ class DeviceStream:
 
     def record(self, event: Event) -> None:
         """Move `event` to behind everything launched so far."""
-        own, capture = own_event(event), self._mine.capture
+        own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             capture.recorded.add(own)
-            capture.call(lambda stream: stream.record(own))
+            capture.add_host_call(lambda stream: stream.record(own))
             return
-        with self._gate:
-            self._record(own.renew(self._device))
+        with self._issue_lock:
+            self._record(own.start_recording(self._device))
 
     def wait(self, event: Event) -> None:
         """Order everything launched from now on behind the latest recording of `event`."""
-        own, capture = own_event(event), self._mine.capture
+        own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             if own not in capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
-            capture.call(lambda stream: stream.wait(own))
+            capture.add_host_call(lambda stream: stream.wait(own))
             return
         mark = own.latest()
-        with self._gate:
+        with self._issue_lock:
             self._check()
             if mark.failure is not None:
                 self.fail(mark.failure)
                 self._check()
-            self._call(lambda: mark.hold(self._native))
+            self._call(lambda: mark.block_stream(self._native))
 
     def synchronize(self, timeout: float) -> None:
         """Block until the device has come here; polled, since the vendor's wait has no time-out.
@@ -155,15 +155,15 @@ class DeviceStream:
         A stream that has failed is waited for too, before it says so: what was launched ahead of
         the failure runs, and uses memory.
         """
-        if self._mine.capture is not None:
+        if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
         mark = DeviceRecording(self._device)
-        with self._gate:
+        with self._issue_lock:
             try:
                 mark.record(self._native)
             except RuntimeError as failure:
                 mark.fail(failure)
-        if not poll(mark.over, timeout):
+        if not poll(mark.is_complete, timeout):
             raise StreamTimeout(f"the end of {self._name} was not reached within {timeout:g} s")
         if mark.failure is not None:
             self.fail(mark.failure)
@@ -175,24 +175,24 @@ class DeviceStream:
 
         Raises `Unsupported` in a capture of the vendor's that somebody else makes.
         """
-        if self._mine.capture is not None:
-            self._mine.capture.take(verbs)
+        if self._thread_state.capture is not None:
+            self._thread_state.capture.capture_ops(verbs)
             return
-        if self._runtime.captured(self._native):
+        if self._runtime.is_captured(self._native):
             raise Unsupported("a capture that is not ours: its replays would come without a word")
-        with self._gate, ExitStack() as guards:
+        with self._issue_lock, ExitStack() as guards:
             for verb in verbs:
                 guards.enter_context(verb.guard())
             for verb in verbs:
-                with verb.around(self):
+                with verb.scope(self):
                     self.launch(lambda verb=verb: verb.program(self._native))  # type: ignore[misc]
 
     def capture(self, program: Callable[[], object]) -> tuple[GraphPart, ...]:
         """What `program` issues here from the calling thread; none of it runs on the device."""
-        if self._mine.capture is not None:
+        if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
         with capturing(self._device) as capture:
-            self._mine.capture = capture
+            self._thread_state.capture = capture
             try:
                 program()
                 return capture.finish()
@@ -200,13 +200,13 @@ class DeviceStream:
                 capture.abandon()
                 raise
             finally:
-                self._mine.capture = None
+                self._thread_state.capture = None
 
     def replay(self, parts: Sequence[GraphPart]) -> None:
         """Issue what was captured, as one launch to everybody else."""
-        if self._mine.capture is not None:
+        if self._thread_state.capture is not None:
             raise Unsupported("a graph cannot be captured into another")
-        with self._gate, ExitStack() as guards:
+        with self._issue_lock, ExitStack() as guards:
             for part in parts:
                 for verb in part.verbs:
                     guards.enter_context(verb.guard())
@@ -226,12 +226,12 @@ class DeviceStream:
         except (StreamFailed, StreamTimeout):
             pass  # the caller asked for an end, not for a result
         finally:
-            with self._gate:
+            with self._issue_lock:
                 self._closed = True
 
     def _run(self, program: Callable[[], object]) -> None:
         """The program of a launch; its exception is heard at the next call, or at once (E7)."""
-        self._mine.inside = True
+        self._thread_state.inside = True
         try:
             with self._runtime.current(self._native):
                 program()
@@ -242,7 +242,7 @@ class DeviceStream:
             if not isinstance(failure, Exception):
                 raise
         finally:
-            self._mine.inside = False
+            self._thread_state.inside = False
 
     def _record(self, mark: DeviceRecording) -> None:
         try:
@@ -266,11 +266,11 @@ class DeviceStream:
         that does not block."""
 
         def ask() -> None:
-            with self._device.runtime.unrestricted():
+            with self._device.runtime.allowed_in_capture():
                 if self._native.query():
                     self._native.synchronize()
 
-        with self._gate:
+        with self._issue_lock:
             self._check_health()
             self._call(ask)
 

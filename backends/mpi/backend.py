@@ -39,9 +39,9 @@ class MpiFabric:
         self._where = rendezvous
         self._control = StoreControlPlane(rendezvous)
         self._progress = ProgressThread()
-        self._lines: list[MpiCommQueue] = []
+        self._queues: list[MpiCommQueue] = []
         self._purposes: set[str] = set()
-        world.guests.append(self)
+        world.open_fabrics.append(self)
 
     @property
     def control(self) -> StoreControlPlane:
@@ -59,29 +59,29 @@ class MpiFabric:
         if purpose in self._purposes:
             raise Unsupported(f"{what} was opened before")
         self._purposes.add(purpose)
-        self._lines = [line for line in self._lines if not line.release(0.0)]
+        self._queues = [line for line in self._queues if not line.release(0.0)]
         self._meet(purpose, members)
         try:
             tag = crc32(f"{purpose}/{members}".encode()) % TAGS
-            traffic, farewell = self._world.form(members, tag, self._where.deadline + STORE_TIMEOUT)
+            traffic, farewell = self._world.make_communicators(members, tag, self._where.deadline + STORE_TIMEOUT)
         except TimeoutError as error:
             raise CommunicatorFailed(f"{what}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline
         line = MpiCommQueue(mpi, traffic, farewell, purpose, deadline, self._progress)
-        self._lines.append(line)
+        self._queues.append(line)
         return MpiCommunicator(line)
 
     def close(self) -> None:
         """Close every communicator, then the control plane; bounded by the deadline."""
-        if self not in self._world.guests:
+        if self not in self._world.open_fabrics:
             return
-        self._world.guests.remove(self)
+        self._world.open_fabrics.remove(self)
         expiry = time.monotonic() + self._where.deadline
-        for line in self._lines:
+        for line in self._queues:
             line.close()
-        for line in self._lines:
+        for line in self._queues:
             line.release(max(expiry - time.monotonic(), 0.0))
-        self._world.stranded.extend(self._progress.stop(self._where.deadline))
+        self._world.never_released.extend(self._progress.stop(self._where.deadline))
         self._control.close()
 
     def _meet(self, purpose: str, members: tuple[int, ...]) -> None:
@@ -129,7 +129,7 @@ class MpiBackend:
         """None: what it buffers is in the host's memory."""
         return 0
 
-    def joined(self) -> Rendezvous | None:
+    def launcher_rendezvous(self) -> Rendezvous | None:
         """Where mpiexec put this process; rank 0 holds a new store each time, to its end.
 
         Raises:
@@ -140,7 +140,7 @@ class MpiBackend:
         if not started_by_mpiexec():
             return None
         world = join_world(DEFAULT_DEADLINE)
-        note = world.share(self._note() if world.rank == 0 else "", DEFAULT_DEADLINE)
+        note = world.broadcast_note(self._note() if world.rank == 0 else "", DEFAULT_DEADLINE)
         machine, host, port, error = json.loads(note)
         if error:
             raise ControlPlaneLost(error)

@@ -108,15 +108,15 @@ class MpiCommQueue:
         self.purpose = purpose
         self.rank: int = traffic.rank
         self.size: int = traffic.size
-        self._traffic = traffic
-        self._farewell = farewell
+        self._comm = traffic
+        self._closing_comm = farewell
         self._deadline = deadline
         self._progress = progress
         self._failure: CommunicatorFailed | None = None
         self._pending = 0
         self._collectives = 0
-        self._verdict = torch.zeros(3, dtype=torch.int64)
-        self._parting: MpiWork | None = None
+        self._closing_state = torch.zeros(3, dtype=torch.int64)
+        self._closing: MpiWork | None = None
         self._issuing = threading.Lock()
         self._counting = threading.Lock()
 
@@ -142,8 +142,8 @@ class MpiCommQueue:
     def close(self) -> None:
         """Take no more operations, and tell the others in what state it ends; does not wait."""
         with self._issuing:
-            if self._parting is None:
-                self._parting = self._part()
+            if self._closing is None:
+                self._closing = self._start_closing()
 
     def release(self, timeout: float) -> bool:
         """Free MPI's communicators; false when not every rank closes within `timeout` seconds.
@@ -151,16 +151,16 @@ class MpiCommQueue:
         Where the ranks did not all end sound and level, something may still be on its way, and MPI
         would deliver it to the next communicator that gets the same context: that one is kept.
         """
-        if self._parting is None:
+        if self._closing is None:
             return False
         try:
-            self._parting.result(timeout)
+            self._closing.result(timeout)
         except (ResultPending, CommunicatorFailed):
             return False
-        sound, fewest, most = self._verdict.tolist()
+        sound, fewest, most = self._closing_state.tolist()
         if sound and fewest == -most:
-            self._traffic.Free()
-        self._farewell.Free()
+            self._comm.Free()
+        self._closing_comm.Free()
         return True
 
     def _issue(self, what: str, starts: Sequence[Start], buffers: Sequence[Tensor]) -> MpiWork:
@@ -171,7 +171,7 @@ class MpiCommQueue:
         legs: list[MpiRequest] = []
         try:
             for start in starts:
-                legs.append(start(self._traffic))
+                legs.append(start(self._comm))
         except self.mpi.Exception as error:
             work.fail(f"was not started: {error}")
         self._progress.add(MpiInflightOp(self.mpi, work, legs, buffers))
@@ -185,17 +185,17 @@ class MpiCommQueue:
         with self._counting:
             self._failure = self._failure or failure
 
-    def _part(self) -> MpiWork:
+    def _start_closing(self) -> MpiWork:
         with self._counting:
             sound = self._failure is None and self._pending == 0
             self._failure = CommunicatorFailed(f"communicator {self.purpose!r} was closed")
         level = self._collectives
-        self._verdict.copy_(torch.tensor([sound, level, -level]))
-        here = element_span(self.mpi, self._verdict)
-        request = self._farewell.Iallreduce(self.mpi.IN_PLACE, here, self.mpi.MIN)
+        self._closing_state.copy_(torch.tensor([sound, level, -level]))
+        here = element_span(self.mpi, self._closing_state)
+        request = self._closing_comm.Iallreduce(self.mpi.IN_PLACE, here, self.mpi.MIN)
         label = f"closing of {self.purpose!r}"
         work = MpiWork(label, math.inf, _nobody_counts, self._failed)
-        self._progress.add(MpiInflightOp(self.mpi, work, [MpiRequest(request)], [self._verdict]))
+        self._progress.add(MpiInflightOp(self.mpi, work, [MpiRequest(request)], [self._closing_state]))
         return work
 
 
@@ -226,29 +226,29 @@ class MpiCommunicator:
     capabilities = MPI_CAPABILITIES
 
     def __init__(self, line: MpiCommQueue) -> None:
-        self._line = line
+        self._queue = line
         self._mpi = line.mpi
 
     @property
     def purpose(self) -> str:
         """What the communicator is for."""
-        return self._line.purpose
+        return self._queue.purpose
 
     @property
     def rank(self) -> int:
         """This rank's number within the communicator."""
-        return self._line.rank
+        return self._queue.rank
 
     @property
     def size(self) -> int:
         """How many ranks."""
-        return self._line.size
+        return self._queue.size
 
     def all_reduce(self, tensor: Tensor) -> MpiWork:
         """Sum over ranks, in place."""
         check_reducible(self.capabilities, tensor)
         here, mpi = element_span(self._mpi, tensor), self._mpi
-        return self._line.collective(
+        return self._queue.collective(
             "all_reduce", lambda c: c.Iallreduce(mpi.IN_PLACE, here, mpi.SUM), tensor
         )
 
@@ -258,7 +258,7 @@ class MpiCommunicator:
         check_shape("all_gather", out, (self.size, *tensor.shape))
         source = copy_if_overlapping(tensor, out)
         narrow, wide = byte_span(self._mpi, source), byte_span(self._mpi, out, self.size)
-        return self._line.collective(
+        return self._queue.collective(
             "all_gather", lambda c: c.Iallgather(narrow, wide), out, source
         )
 
@@ -268,7 +268,7 @@ class MpiCommunicator:
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         source, mpi = copy_if_overlapping(tensor, out), self._mpi
         whole, part = element_span(mpi, source, self.size), element_span(mpi, out)
-        return self._line.collective(
+        return self._queue.collective(
             "reduce_scatter",
             lambda c: c.Ireduce_scatter_block(whole, part, mpi.SUM),
             *(out, source),
@@ -279,7 +279,7 @@ class MpiCommunicator:
         check_transferable(self.capabilities, tensor)
         check_rank("broadcast", source, range(self.size))
         here = byte_span(self._mpi, tensor)
-        return self._line.collective("broadcast", lambda c: c.Ibcast(here, source), tensor)
+        return self._queue.collective("broadcast", lambda c: c.Ibcast(here, source), tensor)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> MpiWork:
         """Even blocks."""
@@ -301,21 +301,21 @@ class MpiCommunicator:
 
     def barrier(self) -> MpiWork:
         """Ends after every rank has issued it."""
-        return self._line.collective("barrier", lambda c: c.Ibarrier())
+        return self._queue.collective("barrier", lambda c: c.Ibarrier())
 
     def isend(self, tensor: Tensor, destination: int) -> MpiWork:
         """Send to one rank."""
         check_transferable(self.capabilities, tensor)
         what = f"isend to {destination}"
         check_rank(what, destination, self._peers())
-        return self._line.issue(what, [self._send(tensor, destination)], [tensor])
+        return self._queue.issue(what, [self._send(tensor, destination)], [tensor])
 
     def irecv(self, tensor: Tensor, source: int) -> MpiWork:
         """Receive from one rank."""
         check_transferable(self.capabilities, tensor)
         what = f"irecv from {source}"
         check_rank(what, source, self._peers())
-        return self._line.issue(what, [self._receive(tensor, source)], [tensor])
+        return self._queue.issue(what, [self._receive(tensor, source)], [tensor])
 
     def exchange(self, round: Exchange) -> MpiWork:
         """One round of blobs; empty blobs do not travel."""
@@ -329,12 +329,12 @@ class MpiCommunicator:
         ]
         starts = [self._receive(blob, peer) for peer, blob in arriving]
         starts += [self._send(blob, peer) for peer, blob in leaving]
-        return self._line.issue("exchange", starts, [*into, *(blob for _, blob in leaving)])
+        return self._queue.issue("exchange", starts, [*into, *(blob for _, blob in leaving)])
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Nothing to build: MPI links a pair at its first message, and blocks nobody."""
         check_links(links, self.size)
-        self._line.refuse_failed("warm")
+        self._queue.refuse_failed("warm")
 
     def abort(self) -> None:
         """Not possible with MPI."""
@@ -346,7 +346,7 @@ class MpiCommunicator:
 
     def close(self) -> None:
         """Take no more operations; does not wait."""
-        self._line.close()
+        self._queue.close()
 
     def _all_to_all(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
@@ -356,7 +356,7 @@ class MpiCommunicator:
         source, mpi = copy_if_overlapping(tensor, out), self._mpi
         given = (byte_span(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
         taken = (byte_span(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
-        return self._line.collective(
+        return self._queue.collective(
             "all_to_all", lambda c: c.Ialltoallv(given, taken), out, source
         )
 

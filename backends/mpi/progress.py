@@ -35,11 +35,11 @@ class MpiRequest:
 
     Attributes:
         request: what `Test` is asked of.
-        arriving: bytes that a receive must bring; None for anything but a receive.
+        expected_bytes: bytes that a receive must bring; None for anything but a receive.
     """
 
     request: MPI.Request
-    arriving: int | None = None
+    expected_bytes: int | None = None
 
 
 class MpiInflightOp:
@@ -54,7 +54,7 @@ class MpiInflightOp:
     ) -> None:
         self.work = work
         self._mpi = mpi
-        self._legs = list(legs)
+        self._requests = list(legs)
         self._buffers = tuple(buffers)
         self._burst = 1 + min(sum(b.nbytes for b in buffers) // BYTES_PER_TEST, MAX_EXTRA_TESTS)
         self._withdrawn = False
@@ -62,9 +62,9 @@ class MpiInflightOp:
     def poll(self) -> bool:
         """Whether MPI has let go of everything; ends the work with that, or at its deadline."""
         self._test()
-        if not self._legs:
+        if not self._requests:
             self._buffers = ()
-            self.work.land()
+            self.work.complete()
             return True
         self.work.expire()
         if self.work.done() and not self._withdrawn:
@@ -74,11 +74,11 @@ class MpiInflightOp:
     def _test(self) -> None:
         """Test what is left; as often as its size asks for, and not beyond its end."""
         for _ in range(self._burst):
-            self._legs = [leg for leg in self._legs if not self._landed(leg)]
-            if not self._legs:
+            self._requests = [leg for leg in self._requests if not self._is_complete(leg)]
+            if not self._requests:
                 return
 
-    def _landed(self, leg: MpiRequest) -> bool:
+    def _is_complete(self, leg: MpiRequest) -> bool:
         status = self._mpi.Status()
         try:
             if not leg.request.Test(status):
@@ -86,15 +86,15 @@ class MpiInflightOp:
         except self._mpi.Exception as error:
             self.work.fail(f"failed: {error}")
             return True
-        if leg.arriving not in (None, status.Get_count(self._mpi.BYTE)):
+        if leg.expected_bytes not in (None, status.Get_count(self._mpi.BYTE)):
             self.work.fail("received a message of another size")  # PyTorch #113376
         return True
 
     def _withdraw(self) -> None:
         """MPI can take back a receive that nothing has matched; of sends that is not promised."""
         self._withdrawn = True
-        for leg in self._legs:
-            if leg.arriving is not None:
+        for leg in self._requests:
+            if leg.expected_bytes is not None:
                 leg.request.Cancel()
 
 
@@ -113,8 +113,8 @@ class ProgressThread:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._flights: list[MpiInflightOp] = []
-        self._moved = time.monotonic()
+        self._inflight: list[MpiInflightOp] = []
+        self._last_change = time.monotonic()
         self._closed = ""
         self._thread = threading.Thread(target=self._run, name="equipoise.mpi", daemon=True)
         self._thread.start()
@@ -122,8 +122,8 @@ class ProgressThread:
     def add(self, flight: MpiInflightOp) -> None:
         """Take over a flight; its work fails at once when the thread has ended."""
         with self._changed:
-            self._flights.append(flight)  # even then: its buffers are MPI's
-            self._moved = time.monotonic()
+            self._inflight.append(flight)  # even then: its buffers are MPI's
+            self._last_change = time.monotonic()
             if self._closed:
                 flight.work.fail(self._closed)
             self._changed.notify()
@@ -135,12 +135,12 @@ class ProgressThread:
         """
         self._shut("was closed")
         self._thread.join(timeout)
-        return tuple(self._flights)
+        return tuple(self._inflight)
 
     def _run(self) -> None:
         try:
             while self._await():
-                self._round()
+                self._poll_all()
         except BaseException as error:
             self._shut(f"lost its progress thread: {error!r}")
             raise
@@ -148,7 +148,7 @@ class ProgressThread:
     def _await(self) -> bool:
         """Sleep until there is something to poll; false when there never will be."""
         with self._changed:
-            while not self._flights and not self._closed:
+            while not self._inflight and not self._closed:
                 self._changed.wait()
             pause = self._pause()
             if pause and not self._closed:
@@ -156,26 +156,26 @@ class ProgressThread:
             return not self._closed
 
     def _pause(self) -> float:
-        waited = time.monotonic() - self._moved
+        waited = time.monotonic() - self._last_change
         if waited < BUSY_SECONDS:
             return 0.0
-        if all(flight.work.done() for flight in self._flights):
+        if all(flight.work.done() for flight in self._inflight):
             return QUARANTINE_PAUSE
         return min(PAUSE_FRACTION * waited, MAX_PAUSE)
 
-    def _round(self) -> None:
+    def _poll_all(self) -> None:
         with self._changed:
-            flights = tuple(self._flights)
+            flights = tuple(self._inflight)
         landed = {id(flight) for flight in flights if flight.poll()}
         with self._changed:
-            self._flights = [flight for flight in self._flights if id(flight) not in landed]
+            self._inflight = [flight for flight in self._inflight if id(flight) not in landed]
             if landed:
-                self._moved = time.monotonic()
+                self._last_change = time.monotonic()
 
     def _shut(self, why: str) -> None:
         with self._changed:
             self._closed = self._closed or why
-            flights = tuple(self._flights)
+            flights = tuple(self._inflight)
             self._changed.notify()
         for flight in flights:
             flight.work.fail(why)

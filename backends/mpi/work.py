@@ -30,8 +30,8 @@ class MpiWork:
     ) -> None:
         self._what = what
         self._expiry = time.monotonic() + deadline
-        self._tell_ended = ended
-        self._tell_failed = failed
+        self._on_ended = ended
+        self._on_failed = failed
         self._failure: CommunicatorFailed | None = None
         self._ending = threading.Lock()
         self._ended = threading.Event()
@@ -58,7 +58,7 @@ class MpiWork:
         Fails the communicator even after the end: whether that came first is a matter of luck.
         """
         failure = CommunicatorFailed(f"{self._what} was cancelled")
-        self._tell_failed(failure)
+        self._on_failed(failure)
         self._end(failure)
 
     def expire(self) -> None:
@@ -66,7 +66,7 @@ class MpiWork:
         if not self.done() and self._remaining() <= 0.0:
             self._end(OperationTimeout(f"{self._what} passed its deadline"))
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """End it well, unless it has ended."""
         self._end(None)
 
@@ -80,8 +80,8 @@ class MpiWork:
                 return
             self._failure = failure
             if failure is not None:
-                self._tell_failed(failure)
-            self._tell_ended()
+                self._on_failed(failure)
+            self._on_ended()
             self._ended.set()
 
     def _raise_failure(self) -> None:

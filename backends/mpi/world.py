@@ -50,15 +50,15 @@ class MpiWorld:
         mpi: mpi4py's module.
         rank: of this process.
         size: how many processes.
-        guests: what is closed before MPI ends.
-        stranded: what MPI never let go of; kept for ever.
+        open_fabrics: what is closed before MPI ends.
+        never_released: what MPI never let go of; kept for ever.
     """
 
     def __init__(self, mpi: ModuleType, deadline: float) -> None:
         self.mpi = mpi
-        self.guests: list[ClosedBeforeFinalize] = []
-        self.stranded: list[object] = []
-        self._level = True
+        self.open_fabrics: list[ClosedBeforeFinalize] = []
+        self.never_released: list[object] = []
+        self._in_step = True
         self._ours = not mpi.Is_initialized()
         if self._ours:
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
@@ -66,22 +66,22 @@ class MpiWorld:
             raise BackendUnavailable("MPI was initialised without MPI_THREAD_MULTIPLE")
         self._all, request = mpi.COMM_WORLD.Idup()
         self._all.Set_errhandler(mpi.ERRORS_RETURN)
-        self._settle(request, deadline, "joining")
+        self._wait_for(request, deadline, "joining")
         self.rank: int = self._all.rank
         self.size: int = self._all.size
         self._unlink(deadline)
         atexit.register(self._end)
 
-    def share(self, note: str, timeout: float) -> str:
+    def broadcast_note(self, note: str, timeout: float) -> str:
         """Rank 0's `note`, on every rank; all of them call it.
 
         Raises `ControlPlaneLost` when rank 0 does not come within `timeout` seconds.
         """
         held = bytearray(note.encode().ljust(NOTE_BYTES))
-        self._settle(self._all.Ibcast(held, 0), timeout, "joining", held)
+        self._wait_for(self._all.Ibcast(held, 0), timeout, "joining", held)
         return held.decode().rstrip()
 
-    def form(
+    def make_communicators(
         self, ranks: Sequence[int], tag: int, timeout: float
     ) -> tuple[MPI.Intracomm, MPI.Intracomm]:
         """Two communicators among `ranks`, whose processes are all known to be calling this.
@@ -114,15 +114,15 @@ class MpiWorld:
         try:
             return answer.result(timeout)
         except TimeoutError:
-            self.stranded.append(thread)
+            self.never_released.append(thread)
             raise
 
-    def _settle(self, request: MPI.Request, timeout: float, what: str, *held: object) -> None:
+    def _wait_for(self, request: MPI.Request, timeout: float, what: str, *held: object) -> None:
         expiry = time.monotonic() + timeout
         while not request.Test():
             if time.monotonic() >= expiry:
-                self.stranded.append((request, held))
-                self._level = False
+                self.never_released.append((request, held))
+                self._in_step = False
                 raise ControlPlaneLost(f"the ranks did not all come within {timeout:g} s: {what}")
             time.sleep(POLL_INTERVAL)
 
@@ -131,18 +131,18 @@ class MpiWorld:
 
         It leaves them behind when a job is killed, and with them the memory until the next boot.
         """
-        self._settle(self._all.Ibarrier(), timeout, "joining")
+        self._wait_for(self._all.Ibarrier(), timeout, "joining")
         for segment in set(SEGMENTS.findall(Path("/proc/self/maps").read_text())):
             Path(segment).unlink(missing_ok=True)
 
     def _end(self) -> None:
-        for guest in tuple(self.guests):
+        for guest in tuple(self.open_fabrics):
             guest.close()
         if not self._ours or self.mpi.Is_finalized():
             return
-        if self._level:
-            self._settle(self._all.Ibarrier(), math.inf, "leaving")
-        if self.stranded:
+        if self._in_step:
+            self._wait_for(self._all.Ibarrier(), math.inf, "leaving")
+        if self.never_released:
             faulthandler.dump_traceback_later(FINALIZE_TIMEOUT, exit=True)
         self.mpi.Finalize()
 

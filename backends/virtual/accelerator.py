@@ -100,13 +100,13 @@ class VirtualAccelerator:
         """The slots of this rank."""
         return self._device.parts.slots(self._device, layout)
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory of the arena whose storage goes on behind the elements."""
         nbytes = prod(shape) * dtype.itemsize
         whole = self._device.arena.empty(nbytes + PADDING)
         return whole[:nbytes].view(dtype).view(tuple(shape))
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """Its whole storage."""
         return Segment("", tensor, SlotFormat.PRIVATE).bytes
 

@@ -48,7 +48,7 @@ class Arena:
         self._pattern = 0
 
     @property
-    def lent(self) -> int:
+    def block_count(self) -> int:
         """How many blocks are in somebody's hands."""
         return len(self._lent)
 
@@ -71,12 +71,12 @@ class Arena:
 
     def _lend(self, view: Bytes, whole: Bytes) -> Tensor:
         """A tensor whose storage is `view`; `whole` comes back when both are gone."""
-        lent = _Lent(view, self._came_back)
+        lent = _Lent(view, self._on_dropped)
         lent.whole = whole
         self._lent[id(lent)] = lent
         return torch.from_numpy(view)
 
-    def _came_back(self, lent: weakref.ref[Bytes]) -> None:
+    def _on_dropped(self, lent: weakref.ref[Bytes]) -> None:
         whole = self._lent.pop(id(lent)).whole
         self._scribble(whole)
         self._free.insert(0, whole)

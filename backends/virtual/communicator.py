@@ -140,10 +140,10 @@ class CommunicatorEndpoint:
         self._members = members
         self._rounds = 0
         key = (self._purpose, self._opening, self.incarnation, members)
-        self._group = self._network.meet(key, self.member)
+        self._group = self._network.join_group(key, self.member)
         self.outbox = self.world.parts.outbox(self, self._group)
         self._group.outboxes[self.rank] = self.outbox
-        self.world.lanes.append(self.outbox)
+        self.world.steppers.append(self.outbox)
 
     def _build(self, link: Pair) -> None:
         """Links need no building on this network."""
@@ -291,7 +291,7 @@ class VirtualCommunicator(CommunicatorEndpoint):
         width = prod(tensor.shape[1:]) * tensor.element_size()
         gives, takes = tuple(n * width for n in sends), tuple(n * width for n in receives)
         views = bytes_of(tensor), bytes_of(out)
-        make = partial(Contribution, CollectiveKind.ALL_TO_ALL, *views, gives=gives, takes=takes)
+        make = partial(Contribution, CollectiveKind.ALL_TO_ALL, *views, send_bytes=gives, receive_bytes=takes)
         return self._collective(make, out, tensor)
 
     def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:

@@ -16,25 +16,25 @@ class VirtualStore:
     Attributes:
         ballots: by question and rank.
         decisions: by question.
-        gone: the first loss that was told: rank and how.
+        first_loss: the first loss that was told: rank and how.
     """
 
     def __init__(self) -> None:
         self.ballots: dict[tuple[str, int], bytes] = {}
         self.decisions: dict[str, bytes] = {}
-        self.gone: tuple[int, str] | None = None
+        self.first_loss: tuple[int, str] | None = None
         self._lost = False
 
-    def reach(self) -> "VirtualStore":
+    def check_reachable(self) -> "VirtualStore":
         """The store itself. Raises `ControlPlaneLost` once it is lost (clause C6)."""
         if self._lost:
             raise ControlPlaneLost("the store of the virtual world is gone")
         return self
 
-    def tell_gone(self, rank: int, how: str) -> None:
+    def report_lost_rank(self, rank: int, how: str) -> None:
         """Say that `rank` is gone; only the first loss is kept, later ones follow from it."""
-        if self.gone is None:
-            self.gone = (rank, how)
+        if self.first_loss is None:
+            self.first_loss = (rank, how)
 
     def lose(self) -> None:
         """The launcher is gone."""
@@ -87,16 +87,16 @@ class VirtualControlPlane:
         for rank in range(self.size) if ranks is None else ranks:
             store.ballots.pop((question, rank), None)
 
-    def enter(self, operation: str) -> None:
+    def set_operation(self, operation: str) -> None:
         """Say what this rank is doing."""
         self._operation = operation
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """Say that this rank ends; best effort."""
         with suppress(ControlPlaneLost):
-            self._store.tell_gone(self._rank, reason)
+            self._store.report_lost_rank(self._rank, reason)
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         """Which rank was lost, by what was told or by its silence (clause C5)."""
         self._world.until(lambda: self._evidence() is not None, timeout)
         return self._evidence()
@@ -106,13 +106,13 @@ class VirtualControlPlane:
 
     @property
     def _store(self) -> VirtualStore:
-        return self._world.store.reach()
+        return self._world.store.check_reachable()
 
     def _missing(self, question: str, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(rank for rank in ranks if (question, rank) not in self._store.ballots)
 
     def _evidence(self) -> RankLost | None:
-        told = self._world.store.gone
+        told = self._world.store.first_loss
         if told is not None and told[0] != self._rank:
             return RankLost(*told, self._operation)
         silent = next(iter(sorted(self._world.silent - {self._rank})), None)

@@ -43,7 +43,7 @@ class VirtualDevice:
         self.events = 0
         self._queues: list[TaskQueue] = []
         self._streams: dict[Role, VirtualStream] = {}
-        world.lanes.append(self.reports)
+        world.steppers.append(self.reports)
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class VirtualDevice:
         """A queue of the stream's own."""
         queue = TaskQueue(self.rank)
         self._queues.append(queue)
-        self.world.lanes.append(queue)
+        self.world.steppers.append(queue)
         return queue
 
 

@@ -56,7 +56,7 @@ class OneShotSignal:
     __slots__ = ("_full", "_mark")
 
     def __init__(self, mark: VirtualRecording) -> None:
-        self._mark = mark
+        self._recording = mark
         self._full = mark.ended
 
     def send(self) -> None:
@@ -70,7 +70,7 @@ class OneShotSignal:
     def take(self) -> None:
         """The waiter goes on. Raises `StreamFailed`."""
         self._full = False
-        self._mark.take()
+        self._recording.take()
 
 
 class OneShotRecording(VirtualRecording):
@@ -135,7 +135,7 @@ class VirtualEvent:
 
     def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
-        self._mark: VirtualRecording | None = None
+        self._recording: VirtualRecording | None = None
         device.events += 1
 
     def __del__(self) -> None:
@@ -143,7 +143,7 @@ class VirtualEvent:
 
     def query(self) -> bool:
         """Whether the latest recording has been reached."""
-        return self._mark is not None and self._mark.visible()
+        return self._recording is not None and self._recording.visible()
 
     def synchronize(self, timeout: float) -> None:
         """Advance the world until the latest recording is reached."""
@@ -155,14 +155,14 @@ class VirtualEvent:
 
     def latest(self) -> VirtualRecording:
         """The latest recording. Raises `EventNotRecorded`."""
-        if self._mark is None:
+        if self._recording is None:
             raise EventNotRecorded("nothing was ever recorded into this event")
-        return self._mark
+        return self._recording
 
-    def renew(self) -> VirtualRecording:
+    def start_recording(self) -> VirtualRecording:
         """Start a new recording; earlier waiters keep the old one."""
-        self._mark = self._device.parts.mark(self._device)
-        return self._mark
+        self._recording = self._device.parts.mark(self._device)
+        return self._recording
 
 
 def own_event(event: Event) -> VirtualEvent:

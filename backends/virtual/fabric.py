@@ -74,7 +74,7 @@ class VirtualCommunicatorBackend:
         """Always there."""
         return Available("ranks that share one thread with the network between them")
 
-    def joined(self) -> None:
+    def launcher_rendezvous(self) -> None:
         """It brings no launcher."""
 
     def host(self) -> RendezvousHost:

@@ -42,18 +42,18 @@ class VirtualStreamLock:
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Advance the world until the stream has released; then the mover owns the slots."""
-        self._admit(epoch)
+        self._check_epoch(epoch)
         if self._movers():
             raise LockMisuse("the mover waits for slots that it owns")
         self._device.world.until(lambda: self._released(epoch), timeout)
-        self._admit(epoch)
+        self._check_epoch(epoch)
         if not self._empty:
             raise StreamTimeout(f"no release within {timeout:g} s")
         self._empty = False
 
     def signal(self, epoch: int) -> None:
         """Set the full word."""
-        self._admit(epoch)
+        self._check_epoch(epoch)
         if not self._movers():
             raise LockMisuse("the mover signals without owning the slots")
         self._full = True
@@ -80,7 +80,7 @@ class VirtualStreamLock:
         """The mover owns the slots."""
         self._full = self._empty = self._reading = False
 
-    def _admit(self, epoch: int) -> None:
+    def _check_epoch(self, epoch: int) -> None:
         """Turn away a mover that comes late, and everybody once the epoch is poisoned."""
         if epoch != self._epoch:
             raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
@@ -99,23 +99,23 @@ class VirtualStreamLock:
     def _passable(self) -> bool:
         return self._full or self._poisoned
 
-    def _take(self) -> None:
+    def _on_acquire(self) -> None:
         """On the stream: reset the full word."""
         if not self._poisoned:
             self._full, self._reading = False, True
 
-    def _give(self) -> None:
+    def _on_release(self) -> None:
         """On the stream: set the empty word. Without an acquire before it nothing is given."""
         if self._reading:
             self._empty, self._reading = True, False
 
     def _launch_acquire(self, on: VirtualStream) -> None:
         self._launch(
-            StreamTask(on, self._pass(self._take), self._passable, self._skip, self._strike)
+            StreamTask(on, self._pass(self._on_acquire), self._passable, self._skip, self._strike)
         )
 
     def _launch_release(self, on: VirtualStream) -> None:
-        self._launch(StreamTask(on, self._pass(self._give), skip=self._skip))
+        self._launch(StreamTask(on, self._pass(self._on_release), skip=self._skip))
 
     def _launch(self, task: StreamTask) -> None:
         self._launched += 1

@@ -116,9 +116,9 @@ class Network:
         self.dead: set[int] = set()
         self.ranks: tuple[int, ...] = ()
         self._groups: dict[Key, tuple[VirtualGroup, set[int]]] = {}
-        world.lanes.append(self)
+        world.steppers.append(self)
 
-    def meet(self, key: Key, rank: int) -> VirtualGroup:
+    def join_group(self, key: Key, rank: int) -> VirtualGroup:
         """The group of that key; forgotten here once every member has come."""
         parts = self.world.parts
         group, missing = self._groups.setdefault(key, (parts.group(self, key[3]), set(key[3])))
@@ -141,11 +141,11 @@ class Network:
 
     def ready(self) -> bool:
         """Whether somebody has yet to learn that a peer is gone."""
-        return bool(self.dead) and self._bereaved() is not None
+        return bool(self.dead) and self._first_orphan() is not None
 
     def step(self) -> None:
         """One operation learns it."""
-        operation = self._bereaved()
+        operation = self._first_orphan()
         if operation is not None:
             self.cut(operation, CommunicatorFailed, f"{operation.what} lost its peer")
 
@@ -172,7 +172,7 @@ class Network:
     def kill(self, rank: int) -> None:
         """The rank is gone, with everything that it had in flight."""
         self.dead.add(rank)
-        self.world.lanes = [lane for lane in self.world.lanes if rank not in lane.ranks]
+        self.world.steppers = [lane for lane in self.world.steppers if rank not in lane.ranks]
         for moving in [m for m in self.moving if rank in m.ranks]:
             moving.cut()
         for operation in [op for op in self.pending if op.communicator.member == rank]:
@@ -187,7 +187,7 @@ class Network:
             moving.cut()
         self._groups.clear()
 
-    def _bereaved(self) -> VirtualOperation | None:
+    def _first_orphan(self) -> VirtualOperation | None:
         """The first operation that a dead rank leaves alone."""
         return next((op for op in self.pending if not self.dead.isdisjoint(op.peers)), None)
 

@@ -96,7 +96,7 @@ class VirtualSlotStore:
                 [c for slot, block in pairs for c in zip(self._slots[slot], block, strict=True)]
             )
 
-        self._alter(steps, stream, numbers)
+        self._issue_write(steps, stream, numbers)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
@@ -109,7 +109,7 @@ class VirtualSlotStore:
                 [c for buffer, slot in pairs for c in self._scatter(self._staging[buffer], slot)]
             )
 
-        self._alter(steps, stream, numbers, reads=_staging(buffers))
+        self._issue_write(steps, stream, numbers, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -143,7 +143,7 @@ class VirtualSlotStore:
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         """Hold slots against commits and writes."""
-        return self._leases.take(self._known(slots, len(self._slots), "slot"))
+        return self._leases.acquire(self._known(slots, len(self._slots), "slot"))
 
     @property
     def conversions(self) -> int:
@@ -161,12 +161,12 @@ class VirtualSlotStore:
         """Launch behind the earlier verbs that touch the same buffers (clause V5)."""
 
         def issue(on: VirtualStream) -> None:
-            with self._hazards.ordered(on, reads=reads, writes=writes):
+            with self._hazards.track(on, reads=reads, writes=writes):
                 on.perform(steps)
 
         own_stream(stream).issue(VirtualStreamOp(issue))
 
-    def _alter(
+    def _issue_write(
         self,
         steps: Callable[[], Iterator[None]],
         stream: Stream,
@@ -176,12 +176,12 @@ class VirtualSlotStore:
         """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
 
         def issue(on: VirtualStream) -> None:
-            with self._hazards.ordered(on, reads=reads, writes=_slots(slots)) as done:
-                held = self._readers.hold(on)
+            with self._hazards.track(on, reads=reads, writes=_slots(slots)) as done:
+                held = self._readers.wait_for_readers(on)
                 on.perform(steps)
-            self._readers.follow(held, done)
+            self._readers.resume_readers(held, done)
 
-        own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.barred(slots)))
+        own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.exclude_leased(slots)))
 
     def _perform(self, copies: Sequence[Copy]) -> Iterator[None]:
         """The copies in turn, each in pieces; others may come between any two."""

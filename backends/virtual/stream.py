@@ -100,7 +100,7 @@ class VirtualStream:
             self._capture.recorded.add(own)
             self._capture.verbs.append(VirtualStreamOp(lambda on: on.record(own)))
             return
-        mark = own.renew()
+        mark = own.start_recording()
         try:
             self.submit(StreamTask(self, in_turn((mark.reach,)), skip=mark.fail))
         except StreamFailed as refusal:
@@ -240,12 +240,12 @@ class VirtualGraph:
 
     def __init__(self, device: "VirtualDevice") -> None:
         self._device = device
-        self._verbs: tuple[VirtualStreamOp, ...] = ()
+        self._ops: tuple[VirtualStreamOp, ...] = ()
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
         """Keep what `program` launches on `stream`, without running it."""
-        self._verbs = own_stream(stream).capture(program)
+        self._ops = own_stream(stream).capture(program)
 
     def replay(self, stream: Stream) -> None:
         """Launch what was kept."""
-        own_stream(stream).issue(*self._verbs)
+        own_stream(stream).issue(*self._ops)

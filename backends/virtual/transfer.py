@@ -149,9 +149,9 @@ class Contribution:
         native: the handle of its operation.
         dtype: of the elements, for sums.
         root: the rank whose bytes everybody gets.
-        gives: bytes for each rank, of `all_to_all`.
-        takes: bytes from each rank, of `all_to_all`.
-        taken: what was read.
+        send_bytes: bytes for each rank, of `all_to_all`.
+        receive_bytes: bytes from each rank, of `all_to_all`.
+        snapshot: what was read.
     """
 
     kind: CollectiveKind
@@ -161,9 +161,9 @@ class Contribution:
     native: NetworkHandle
     dtype: torch.dtype = torch.uint8
     root: int = 0
-    gives: tuple[int, ...] = ()
-    takes: tuple[int, ...] = ()
-    taken: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
+    send_bytes: tuple[int, ...] = ()
+    receive_bytes: tuple[int, ...] = ()
+    snapshot: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def signature(self) -> tuple[object, ...]:
         """What must be equal on all ranks."""
@@ -177,7 +177,7 @@ def same_collective(shares: Sequence[Contribution]) -> bool:
     if len({share.signature() for share in shares}) > 1:
         return False
     return all(
-        share.gives[there] == other.takes[here]
+        share.send_bytes[there] == other.receive_bytes[here]
         for here, share in enumerate(shares)
         for there, other in enumerate(shares)
         if share.kind is CollectiveKind.ALL_TO_ALL
@@ -203,9 +203,9 @@ class Collective(InTransit):
 
     def reading(self, share: Contribution) -> Iterator[Callable[[], object]]:
         """Take what one rank brings."""
-        share.taken = np.empty_like(share.source)
+        share.snapshot = np.empty_like(share.source)
         for part in halves(len(share.source)):
-            yield partial(copy, share.taken, share.source, part)
+            yield partial(copy, share.snapshot, share.source, part)
 
     def writing(self, rank: int, share: Contribution) -> Iterator[Callable[[], object]]:
         """Bring one rank its result."""
@@ -223,11 +223,11 @@ class Collective(InTransit):
                 size = len(self._shares[rank].out)
                 return self.total(self.addends(rank))[rank * size : (rank + 1) * size]
             case CollectiveKind.BROADCAST:
-                return self._shares[self._shares[rank].root].taken
+                return self._shares[self._shares[rank].root].snapshot
             case CollectiveKind.ALL_TO_ALL:
                 return np.concatenate([self.block(share, rank) for share in self._shares])
             case _:
-                return np.concatenate([share.taken for share in self._shares])
+                return np.concatenate([share.snapshot for share in self._shares])
 
     def addends(self, rank: int) -> Sequence[Contribution]:
         """What is added for `rank`, always in the order of the ranks (clause D1)."""
@@ -236,12 +236,12 @@ class Collective(InTransit):
     def total(self, shares: Sequence[Contribution]) -> Bytes:
         """The sum of what these brought."""
         dtype = SUM_DTYPES[shares[0].dtype]
-        total = shares[0].taken.view(dtype).copy()
+        total = shares[0].snapshot.view(dtype).copy()
         for share in shares[1:]:
-            np.add(total, share.taken.view(dtype), out=total)
+            np.add(total, share.snapshot.view(dtype), out=total)
         return total.view(np.uint8)
 
     def block(self, share: Contribution, rank: int) -> Bytes:
         """What one rank has for another."""
-        ends = list(accumulate(share.gives))
-        return share.taken[ends[rank] - share.gives[rank] : ends[rank]]
+        ends = list(accumulate(share.send_bytes))
+        return share.snapshot[ends[rank] - share.send_bytes[rank] : ends[rank]]

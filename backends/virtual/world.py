@@ -40,7 +40,7 @@ class VirtualWorld:
 
     Attributes:
         size: how many ranks.
-        lanes: everything that can move, in the order in which it was made.
+        steppers: everything that can move, in the order in which it was made.
         host: the host of a rank that calls at this moment.
         stopped: ranks of which nothing moves any more.
         silent: those of them whose silence has been noticed.
@@ -58,7 +58,7 @@ class VirtualWorld:
         groups: CommunicatorCapabilities,
     ) -> None:
         self.size = size
-        self.lanes: list[Stepper] = []
+        self.steppers: list[Stepper] = []
         self.host = 0
         self.stopped: set[int] = set()
         self.silent: set[int] = set()
@@ -94,7 +94,7 @@ class VirtualWorld:
 
     def movable(self) -> int:
         """How many micro-steps could happen now."""
-        self._ready = [lane for lane in self.lanes if lane.ready()]
+        self._ready = [lane for lane in self.steppers if lane.ready()]
         self._ready += self.network.moving
         if self.stopped:
             self._ready = [lane for lane in self._ready if self.stopped.isdisjoint(lane.ranks)]
@@ -144,7 +144,7 @@ class VirtualWorld:
         """The rank is gone; its peers learn it one by one, and the launcher has told the store."""
         self._devices[rank].close()
         self.network.kill(rank)
-        self.store.tell_gone(rank, "was killed by signal 9")
+        self.store.report_lost_rank(rank, "was killed by signal 9")
 
     def stop(self, rank: int) -> None:
         """Nothing of the rank moves any more; it counts as silent when time has passed."""
@@ -157,7 +157,7 @@ class VirtualWorld:
     def leftovers(self) -> dict[str, int]:
         """What is not given back yet."""
         return {
-            "blocks": sum(device.arena.lent for device in self._devices),
+            "blocks": sum(device.arena.block_count for device in self._devices),
             "tasks": sum(device.tasks for device in self._devices),
             "operations": len(self.network.pending),
             "events": sum(device.events for device in self._devices),
@@ -168,7 +168,7 @@ class VirtualWorld:
         for device in self._devices:
             device.close()
         self.network.close()
-        self.lanes.clear()
+        self.steppers.clear()
         self._ready.clear()
 
     def _notice_silence(self) -> bool:

@@ -45,14 +45,14 @@ class PlacementRequest:
         slots: of a layer.
         ranks: of as many slots each.
         nodes: of as many ranks each; they have to divide the ranks, and change nothing.
-        rule: name of a `Rule`.
+        policy: name of a `Rule`.
         target: max/mean - 1 of the ranks, where something is installed.
     """
 
     slots: int
     ranks: int
     nodes: int = 1
-    rule: str = EvenSplitPolicy.BEST
+    policy: str = EvenSplitPolicy.BEST
     target: float = TARGET
 
 
@@ -67,7 +67,7 @@ def compute_placement(
     shape = ExpertShape(layers, experts, wish.slots, wish.ranks)
     if wish.nodes < 1 or wish.ranks % wish.nodes:
         raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
-    rule = parse_choice(EvenSplitPolicy, "policy", wish.rule)
+    rule = parse_choice(EvenSplitPolicy, "policy", wish.policy)
     if installed is not None:
         check_placement(installed, shape)
     total: Counts = load.reshape(-1, layers, experts).sum(axis=0)

@@ -140,7 +140,7 @@ def _load(meta_info: MetaInfo, factor: ArrayInput) -> Counts:
 
 def _planned(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:
     slots = meta_info.ep_size * meta_info.slot_count_per_rank
-    return compute_placement(load, PlacementRequest(slots, meta_info.ep_size, rule=policy))
+    return compute_placement(load, PlacementRequest(slots, meta_info.ep_size, policy=policy))
 
 
 def _counts(placement: Placement, load: Counts) -> list[int]:

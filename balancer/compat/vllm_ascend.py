@@ -56,10 +56,10 @@ def rebalance_experts(
             count.
     """
     given = parse_installed_load(current_expert_table, expert_workload)
-    wish = PlacementRequest(given.shape.slots, given.shape.ranks, rule=policy)
+    wish = PlacementRequest(given.shape.slots, given.shape.ranks, policy=policy)
     placement = compute_placement(given.load, wish, given.installed)
     changed = int((placement != given.installed).any())
-    return changed, given.relieved_by(placement), given.tables(placement).tolist()
+    return changed, given.layers_by_relief(placement), given.to_tables(placement).tolist()
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class InstalledLoad:
     installed: Placement
     shape: ExpertShape
 
-    def relieved_by(self, placement: Placement) -> npt.NDArray[np.int64]:
+    def layers_by_relief(self, placement: Placement) -> npt.NDArray[np.int64]:
         """The layers, those first whose fullest rank `placement` relieves most."""
         ranks = self.shape.ranks
         before, after = (max_rank_rows(self.load, p, ranks) for p in (self.installed, placement))
         order: npt.NDArray[np.int64] = np.argsort(after / np.maximum(before, 1), kind="stable")
         return order
 
-    def tables(self, placement: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.int64]:
+    def to_tables(self, placement: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.int64]:
         """(layers, slots) as the engine has it: int64 (layers, ranks, slots of a rank)."""
         shape = self.shape
         return placement.astype(np.int64).reshape(shape.layers, shape.ranks, -1)

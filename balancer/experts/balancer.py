@@ -75,7 +75,7 @@ class ExpertBalancer:
     Attributes:
         context: what it was opened with.
         shape: how many of everything.
-        installed: slots, tables and their layout.
+        serving_state: slots, tables and their layout.
         load: over all ranks.
         router: for the step path.
         engine: of the boundaries.
@@ -85,7 +85,7 @@ class ExpertBalancer:
 
     context: BalancerContext
     shape: ExpertShape
-    installed: ServingState
+    serving_state: ServingState
     load: LoadWindow
     router: Router
     engine: RebalanceEngine
@@ -109,13 +109,13 @@ class ExpertBalancer:
         self.engine.before_step(step)
         self.engine.after_launch()
 
-    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+    def reading_slots(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that `step` launches that reads the slots of `layer`."""
-        return UNLOCKED if self.locks is None else self.locks.reading(layer, step)
+        return UNLOCKED if self.locks is None else self.locks.reading_slots(layer, step)
 
     def step_kind(self, step: int) -> StepKind:
         """Which locks `step` carries, for engines that capture one graph a kind."""
-        return StepKind.SKIP if self.locks is None else self.locks.kind(step)
+        return StepKind.SKIP if self.locks is None else self.locks.step_kind(step)
 
     def close(self) -> None:
         """End the engine and give back the communicators that were opened for it.
@@ -147,7 +147,7 @@ class ExpertBalancer:
         """
         accelerator = self.context.accelerator
         idle = stream_idle(accelerator, accelerator.stream(Role.COMPUTE))
-        idle.take(self.context.config.timeout)
+        idle.wait(self.context.config.timeout)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
         """Go on without the ranks that are gone; collective among `active_ranks`.
@@ -172,7 +172,7 @@ class ExpertBalancer:
         members = before.shrunk_to(active_ranks)
         config = surviving_config(self.context.config, self.shape, before, members)
         context = replace(self.context, members=members, first_step=step, config=config)
-        unsettled, layout = self.engine.half_written_layers, self.installed.layout
+        unsettled, layout = self.engine.half_written_layers, self.serving_state.layout
         # Communicators and streams may have failed with the ranks that are gone, and that is known.
         close_quietly([self])
         asked = check_same_survivors(context.fabric.control, members, config, layout, step)
@@ -189,7 +189,7 @@ class ExpertBalancer:
         """
         if not self.load.sums:
             return float("nan")
-        load, layout = self.load.latest, self.installed.layout
+        load, layout = self.load.latest, self.serving_state.layout
         applied = replace(layout, shares=self.router.shares(load, layout, self.shape))
         return float(imbalance(load, applied, self.shape).mean()) / SHARE_ONE
 
@@ -198,7 +198,7 @@ class ExpertBalancer:
 
         Every change waits for what an attached stream has launched, so detach one that is idle.
         """
-        return self.installed.attach(stream)
+        return self.serving_state.attach(stream)
 
 
 def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
@@ -288,7 +288,7 @@ def _workers(context: BalancerContext, undoing: ExitStack) -> Workers:
         undoing.callback(worker.close)
         return worker
 
-    return Workers.created(new_worker)
+    return Workers.create(new_worker)
 
 
 def _key_collector(context: BalancerContext, worker: Worker) -> KeyCollector | None:
@@ -334,7 +334,7 @@ def _locks(
             f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
             "copy_independent_of_launch"
         )
-    deadline, entries = context.config.timeout, path.entries
+    deadline, entries = context.config.timeout, path.entries_per_step
     return LayerLocks(accelerator, shape.layers, installed.readers, deadline, entries)
 
 
@@ -347,7 +347,7 @@ def _load_window(
     every = never or lagged or context.loads_watched
     period = config.window_size if every else config.step_interval
     cadence = config.sub_window, config.window_size, period, config.step_offset
-    schedule = WindowSchedule(*cadence, first=context.first_step)
+    schedule = WindowSchedule(*cadence, first_step=context.first_step)
     return LoadWindow(context.accelerator, loads, shape, schedule, worker)
 
 

@@ -20,11 +20,11 @@ class StagedFromPeers:
     """Weights come from peers, beside the forward, and are committed between two steps.
 
     Attributes:
-        spare: where else weights are to be had when ranks are lost that held the last copies;
+        host_weights: where else weights are to be had when ranks are lost that held the last copies;
             None where they are nowhere else.
     """
 
-    spare: HostWeights | None = None
+    host_weights: HostWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class InPlaceFromHost:
     """Weights come from the host's memory, and layers are rewritten in place, a few a step.
 
     Attributes:
-        supply: the weights, and who writes them.
+        host_weights: the weights, and who writes them.
         capabilities: of the accelerator's backend, which has to have what this takes.
-        entries: by layer, how often every step enters it; once where nothing is said.
+        entries_per_step: by layer, how often every step enters it; once where nothing is said.
     """
 
-    supply: HostWeights
+    host_weights: HostWeights
     capabilities: Capabilities
-    entries: Mapping[int, int] = field(default_factory=dict)
+    entries_per_step: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

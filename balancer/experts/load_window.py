@@ -31,53 +31,53 @@ class WindowSchedule:
     the sub-windows of such windows are summed, and what is counted before is forgotten.
 
     Attributes:
-        every: length of a sub-window.
-        window: length of a window, a multiple of `every`.
+        sub_window: length of a sub-window.
+        window_size: length of a window, a multiple of `every`.
         period: from the end of one window to the end of the next, a multiple of `every`; at least
             `window`, and then every sub-window is summed.
-        phase: windows end this much behind multiples of `period`; a multiple of `every`.
-        first: the step with which counting begins. A sub-window that began before it is short, and
+        step_offset: windows end this much behind multiples of `period`; a multiple of `every`.
+        first_step: the step with which counting begins. A sub-window that began before it is short, and
             not summed: its load would count as that of a whole one.
 
     Raises:
         ValueError: they are not multiples, or windows overlap.
     """
 
-    every: int
-    window: int
+    sub_window: int
+    window_size: int
     period: int
-    phase: int = 0
-    first: int = 0
+    step_offset: int = 0
+    first_step: int = 0
 
     def __post_init__(self) -> None:
-        if self.window % self.every or self.period % self.every or self.phase % self.every:
+        if self.window_size % self.sub_window or self.period % self.sub_window or self.step_offset % self.sub_window:
             raise ValueError(
-                f"a window of {self.window} steps, one in {self.period} at {self.phase}, is not "
-                f"made of {self.every}-step parts"
+                f"a window of {self.window_size} steps, one in {self.period} at {self.step_offset}, is not "
+                f"made of {self.sub_window}-step parts"
             )
-        if self.period < self.window:
-            raise ValueError(f"windows of {self.window} steps overlap, one in {self.period}")
+        if self.period < self.window_size:
+            raise ValueError(f"windows of {self.window_size} steps overlap, one in {self.period}")
 
     def ends(self, step: int) -> bool:
         """Whether a sub-window that is summed ends before `step`."""
-        whole = step % self.every == 0 and step - self.every >= self.first
-        return whole and self._left(step) < self.window
+        whole = step % self.sub_window == 0 and step - self.sub_window >= self.first_step
+        return whole and self._steps_left(step) < self.window_size
 
     def starts(self, step: int) -> bool:
         """Whether what is counted from `step` on is summed, and what was counted before is not."""
-        left = self._left(step)
-        short = step % self.every == 0 and step - self.every < self.first < step
-        return (short and left < self.window) or (self.window < self.period and left == self.window)
+        left = self._steps_left(step)
+        short = step % self.sub_window == 0 and step - self.sub_window < self.first_step < step
+        return (short and left < self.window_size) or (self.window_size < self.period and left == self.window_size)
 
     def next_event(self, step: int) -> int:
         """The first step behind `step` before which one of both is due."""
-        found = (step // self.every + 1) * self.every
-        found += max(0, self._left(found) - self.window)
+        found = (step // self.sub_window + 1) * self.sub_window
+        found += max(0, self._steps_left(found) - self.window_size)
         return found if self.ends(found) or self.starts(found) else self.next_event(found)
 
-    def _left(self, step: int) -> int:
+    def _steps_left(self, step: int) -> int:
         """Steps to the end of the next window."""
-        return (self.phase - step) % self.period
+        return (self.step_offset - step) % self.period
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class LoadWindow:
         self._accelerator = accelerator
         self._communicator = communicator
         self._worker = worker
-        self._parts = parts
-        self.sums: deque[Load] = deque(maxlen=parts.window // parts.every)
+        self._schedule = parts
+        self.sums: deque[Load] = deque(maxlen=parts.window_size // parts.sub_window)
         """Global rows of the last sub-windows that were summed, oldest first."""
         self._state: NotReducing | Reducing | ReducingOnWorker = NotReducing()
         zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
@@ -158,11 +158,11 @@ class LoadWindow:
         """(layers, experts): rows over the last summed sub-window and all ranks."""
         return self.sums[-1]
 
-    def due(self, step: int) -> int:
+    def next_due_step(self, step: int) -> int:
         """The first boundary behind that of `step` at which there is something to do."""
         if not isinstance(self._state, NotReducing):
             return step + 1
-        return self._parts.next_event(step)
+        return self._schedule.next_event(step)
 
     def advance(self, step: int) -> Job[bool]:
         """Before `step`: take the sum that is due, then close the sub-window that ends here.
@@ -170,9 +170,9 @@ class LoadWindow:
         Returns whether a new sum was taken.
         """
         taken = yield from self.drain()
-        if self._parts.ends(step):
+        if self._schedule.ends(step):
             yield from self._close()
-        elif self._parts.starts(step):
+        elif self._schedule.starts(step):
             self._accelerator.stream(Role.COMPUTE).launch(self.counters.zero_)
         return taken
 

@@ -34,35 +34,35 @@ class LayerGroupContext:
     Attributes:
         accelerator: this rank's device.
         model: whose family it is.
-        number: of the family, among those of the model.
+        group_number: of the family, among those of the model.
         store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
             the layers of this family alone.
     """
 
     accelerator: Accelerator
     model: ExpertModel
-    number: int
+    group_number: int
     store: SlotStore
 
     @property
-    def family(self) -> LayerGroup:
+    def group(self) -> LayerGroup:
         """Layers with slots of one descriptor."""
-        return self.model.groups[self.number]
+        return self.model.groups[self.group_number]
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The model's own number of the layer of each row."""
-        return layer_numbers(self.model, self.number)
+        return layer_numbers(self.model, self.group_number)
 
     @property
     def entries(self) -> dict[int, int]:
         """By row: how often every step enters the layer."""
-        return {row: self.model.entries[at] for row, at in enumerate(self.family.layers)}
+        return {row: self.model.entries_per_step[at] for row, at in enumerate(self.group.layers)}
 
 
 def layer_numbers(model: ExpertModel, number: int) -> tuple[int, ...]:
     """The model's own numbers of the layers of a family."""
-    return tuple(model.numbers[row] for row in model.groups[number].layers)
+    return tuple(model.layer_numbers[row] for row in model.groups[number].layers)
 
 
 def layer_group_name(model: ExpertModel, number: int) -> str:
@@ -169,7 +169,7 @@ class ModelBalancer:
         for group in self.groups:
             group.engine.after_launch()
 
-    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+    def reading_slots(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that one entry of `layer` in `step` launches that reads its slots.
 
         Raises:
@@ -178,7 +178,7 @@ class ModelBalancer:
         """
         number, row = self._place(layer)
         try:
-            lock = self.groups[number].reading(row, step)
+            lock = self.groups[number].reading_slots(row, step)
         except EquipoiseError as error:
             raise add_context(error, self._names[number])  # noqa: B904 - it is the same error
         return lock if lock is UNLOCKED else self._inside(lock, number)
@@ -187,14 +187,14 @@ class ModelBalancer:
         """For the step path. Raises `RegistrationError`: no such layer."""
         number, row = self._place(layer)
         group = self.groups[number]
-        return LayerRouter(group.router, group.installed, row)
+        return LayerRouter(group.router, group.serving_state, row)
 
     @property
     def layout(self) -> Layout:
         """What is installed, by row of the model's placement."""
         rows = [row for group in self.model.groups for row in group.layers]
         order = np.argsort(rows)
-        parts = [group.installed.layout for group in self.groups]
+        parts = [group.serving_state.layout for group in self.groups]
         return Layout(
             np.concatenate([part.placement for part in parts])[order],
             np.concatenate([part.shares for part in parts])[order],
@@ -212,7 +212,7 @@ class ModelBalancer:
         return tuple(group.load.counters for group in self.groups)
 
     @property
-    def ledger(self) -> MemoryReport:
+    def memory_report(self) -> MemoryReport:
         """What it takes of this rank's device: slots, staging, blobs, tables, counters."""
         context, communicators = self.groups[0].context, self.groups[0].communicators
         return memory_report(
@@ -220,7 +220,7 @@ class ModelBalancer:
             len(context.members.ranks),
             [group.context.store.layout.staging for group in self.groups],
             context.config.slots_per_message,
-            RoundOrder.over(communicators[0].capabilities),
+            RoundOrder.of_communicator(communicators[0].capabilities),
             context.accelerator,
         )
 
@@ -248,7 +248,7 @@ class ModelBalancer:
                     made.append(group.reconfigure(active_ranks, step))
             except ExpertsLost as lost:
                 layers = layer_numbers(self.model, number)
-                gone |= {layers[row]: experts for row, experts in lost.gone.items()}
+                gone |= {layers[row]: experts for row, experts in lost.lost_experts.items()}
             except BaseException:
                 close_quietly([*made, *self.groups[number + 1 :]])
                 raise
@@ -308,9 +308,9 @@ class BalancerSet:
         return self.balancers[name]
 
     @property
-    def ledger(self) -> MemoryReport:
+    def memory_report(self) -> MemoryReport:
         """What all of them take of this rank's device."""
-        return sum((balancer.ledger for balancer in self), MemoryReport())
+        return sum((balancer.memory_report for balancer in self), MemoryReport())
 
     def close(self) -> None:
         """End all engines; bounded."""

@@ -106,13 +106,13 @@ class LayerGroupSpec:
 
     Attributes:
         model: whose.
-        number: of the family in the model.
+        group_number: of the family in the model.
         start: of this family alone, with a label and a phase of its own.
         staging: buffers.
     """
 
     model: ExpertModel
-    number: int
+    group_number: int
     start: ModelStart
     staging: int
 
@@ -166,7 +166,7 @@ def open_balancers(
         }
     )
     if fabric.control.rank == 0:
-        MEMORY_LOG.info("device memory of a rank:\n%s", balancers.ledger)
+        MEMORY_LOG.info("device memory of a rank:\n%s", balancers.memory_report)
     return balancers
 
 
@@ -211,10 +211,10 @@ def _open_group(
     journals: EventSinkFactory,
 ) -> ExpertBalancer:
     model, start = part.model, part.start
-    family = model.groups[part.number]
+    family = model.groups[part.group_number]
     store = accelerator.slot_store(family.layout(part.staging))
-    berth = LayerGroupContext(accelerator, model, part.number, store)
-    with error_context(layer_group_name(model, part.number)):
+    berth = LayerGroupContext(accelerator, model, part.group_number, store)
+    with error_context(layer_group_name(model, part.group_number)):
         path = _complete_path(way(berth), berth)
         shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
         ends, told = (accelerator, fabric, store, shape), journals(berth)
@@ -224,7 +224,7 @@ def _open_group(
 def _complete_path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
     """With what was registered of entries, and not without what it needs."""
     if isinstance(path, InPlaceFromHost):
-        return replace(path, entries=berth.entries)
+        return replace(path, entries_per_step=berth.entries)
     if isinstance(path, StagedFromPeers) and not berth.store.layout.staging:
         raise EngineError("weights that come by the boundary need a budget of staging")
     return path
@@ -245,14 +245,14 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
 def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `VoteOutcomeUnknown`."""
     config = parts[0].start.config
-    mine = {f"model {part.model.name!r}, family {part.number}": _values(part) for part in parts}
+    mine = {f"model {part.model.name!r}, family {part.group_number}": _values(part) for part in parts}
     check_same_on_all_ranks(control, f"{config.name}/open", config.timeout, mine)
 
 
 def _values(part: LayerGroupSpec) -> Values:
     """What has to be the same on all ranks."""
     return {
-        "registration": f"{part.model.group_line(part.number)} ({part.model.digest})",
+        "registration": f"{part.model.group_line(part.group_number)} ({part.model.digest})",
         "layout": part.start.layout.digest,
         **config_values(part.start.config),
         "staging": str(part.staging),

@@ -43,12 +43,12 @@ class RecoveredLayout:
     Attributes:
         shape: of the smaller group.
         layout: with even shares, until a load has been seen.
-        refills: slots that have to be written first.
+        reloads: slots that have to be written first.
     """
 
     shape: ExpertShape
     layout: Layout
-    refills: tuple[SlotReload, ...]
+    reloads: tuple[SlotReload, ...]
 
 
 def surviving_config(
@@ -133,12 +133,12 @@ def reload_lost_experts(context: BalancerContext, saved: RecoveredLayout) -> Non
         ExpertsLost: it has none.
         SlotError: what was written is not what was read.
     """
-    if not saved.refills:
+    if not saved.reloads:
         return
     supply = _host_weights(context.path)
     if supply is None:
         gone: dict[int, list[int]] = {}
-        for lost in saved.refills:
+        for lost in saved.reloads:
             gone.setdefault(lost.layer, []).append(lost.expert)
         raise ExpertsLost(gone)
     _write_reloads(context, supply, saved)
@@ -163,14 +163,14 @@ def rewrite_half_written(
     for layer in layers:
         experts = saved.layout.placement[layer, place * per : (place + 1) * per].tolist()
         _write_slots(
-            context, context.path.supply, layer, range(layer * per, (layer + 1) * per), experts
+            context, context.path.host_weights, layer, range(layer * per, (layer + 1) * per), experts
         )
 
 
 def _write_reloads(context: BalancerContext, supply: HostWeights, saved: RecoveredLayout) -> None:
     per, place = saved.shape.slots_per_rank, context.members.rank_in_group
     for layer in range(saved.shape.layers):
-        mine = [r for r in saved.refills if r.layer == layer and r.slot // per == place]
+        mine = [r for r in saved.reloads if r.layer == layer and r.slot // per == place]
         slots = [layer * per + refilled.slot % per for refilled in mine]
         _write_slots(context, supply, layer, slots, [refilled.expert for refilled in mine])
 

@@ -59,36 +59,36 @@ class DecodedFile:
         """An error that names the file."""
         return FormatError(str(self.path), what)
 
-    def integers(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    def int64_array(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
         """A field as an array with these axes. Raises `FormatError`."""
         try:
             return numbers.int64_array(name, self._field(name), axes)
         except PlacementError as error:
             raise self.error(str(error)) from None
 
-    def narrow(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int32]:
+    def int32_array(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int32]:
         """The same in 32 bits."""
         try:
-            return numbers.int32_array(name, self.integers(name, axes), axes)
+            return numbers.int32_array(name, self.int64_array(name, axes), axes)
         except PlacementError as error:
             raise self.error(str(error)) from None
 
-    def whole(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         """A field that is one whole number. Raises `FormatError`."""
         try:
             return numbers.parse_integer(name, self._field(name))
         except PlacementError as error:
             raise self.error(str(error)) from None
 
-    def optional(self, name: str) -> int | None:
+    def optional_integer(self, name: str) -> int | None:
         """The same, or None where there is no such field, or it holds nothing."""
-        return None if self.fields.get(name) is None else self.whole(name)
+        return None if self.fields.get(name) is None else self.integer(name)
 
-    def layers(self) -> tuple[int, ...]:
+    def layer_numbers(self) -> tuple[int, ...]:
         """Numbers of the layers, where the file tells them; else none."""
         if "layers" not in self.fields:
             return ()
-        return tuple(self.integers("layers", ("layer",)).tolist())
+        return tuple(self.int64_array("layers", ("layer",)).tolist())
 
     def _field(self, name: str) -> object:
         if name not in self.fields:

@@ -28,12 +28,12 @@ EPLB_TABLE = "eplb_table"
 
 def unpack_maps(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From `physical_to_logical_map`; what else there is must agree. Raises `FormatError`."""
-    found = Arrangement.even(bundle.narrow(PHYSICAL_TO_LOGICAL, SLOT_AXES), ranks, bundle.layers())
+    found = Arrangement.with_even_shares(bundle.int32_array(PHYSICAL_TO_LOGICAL, SLOT_AXES), ranks, bundle.layer_numbers())
     back, count = logical_maps(found.placement, found.experts)
     if REPLICA_COUNT in bundle.fields:
         _compare(bundle, REPLICA_COUNT, count, TABLE_AXES[:2])
     if LOGICAL_TO_PHYSICAL in bundle.fields:
-        given = bundle.integers(LOGICAL_TO_PHYSICAL, TABLE_AXES)
+        given = bundle.int64_array(LOGICAL_TO_PHYSICAL, TABLE_AXES)
         padded = _pad(back, max(back.shape[2], given.shape[2]), ABSENT)
         _compare(bundle, LOGICAL_TO_PHYSICAL, padded, TABLE_AXES)
     return found
@@ -60,12 +60,12 @@ def pack_physical_to_logical(arrangement: Arrangement) -> dict[str, npt.NDArray[
 
 def unpack_table(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From an `eplb_table`. Raises `FormatError` that names layer, expert and value."""
-    table = bundle.narrow(EPLB_TABLE, TABLE_AXES)
+    table = bundle.int32_array(EPLB_TABLE, TABLE_AXES)
     layers, experts, columns = table.shape
     if columns < 2 or not experts or not layers:
         what = "an expert needs two columns" if layers and experts else "it has no experts"
         raise bundle.error(f"{EPLB_TABLE} is of shape {table.shape}: {what}")
-    numbers = bundle.layers() or tuple(range(layers))
+    numbers = bundle.layer_numbers() or tuple(range(layers))
     for layer, rows in zip(numbers, table, strict=False):
         for expert in np.flatnonzero((rows[:, 0] < 1) | (rows[:, 0] >= columns))[:1].tolist():
             what = f"has {rows[expert, 0]} copies in {columns - 1} columns"
@@ -75,7 +75,7 @@ def unpack_table(bundle: DecodedFile, ranks: int) -> Arrangement:
         _experts_by_slot(bundle, layer, rows, slots)
         for layer, rows in zip(numbers, table, strict=False)
     ]
-    return Arrangement.even(np.array(placement, dtype=np.int32), ranks, bundle.layers())
+    return Arrangement.with_even_shares(np.array(placement, dtype=np.int32), ranks, bundle.layer_numbers())
 
 
 def pack_table(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
@@ -87,7 +87,7 @@ def pack_table(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
 
 def unpack_slot_array(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From an array without a name: (layers, slots), or (slots,) of one layer."""
-    return Arrangement.even(bundle.narrow(UNNAMED_ARRAY, SLOT_AXES), ranks)
+    return Arrangement.with_even_shares(bundle.int32_array(UNNAMED_ARRAY, SLOT_AXES), ranks)
 
 
 def _ranks_and_layers(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
@@ -106,7 +106,7 @@ def _compare(
     bundle: DecodedFile, name: str, expected: npt.NDArray[np.int64], axes: tuple[str, ...]
 ) -> None:
     """Copies may be listed in any order; what they are must agree."""
-    given = bundle.integers(name, axes)
+    given = bundle.int64_array(name, axes)
     if given.shape != expected.shape:
         raise bundle.error(
             f"{name} is {given.shape}, of {PHYSICAL_TO_LOGICAL} follows {expected.shape}"
@@ -117,7 +117,7 @@ def _compare(
     if wrong.size:
         where = tuple(wrong[0].tolist())
         what = f"{name} has {given[where]}, of {PHYSICAL_TO_LOGICAL} follows {expected[where]}"
-        raise bundle.error(f"{format_index(axes[:2], where, bundle.layers())}: {what}")
+        raise bundle.error(f"{format_index(axes[:2], where, bundle.layer_numbers())}: {what}")
 
 
 def _experts_by_slot(

@@ -26,18 +26,18 @@ def unpack_placement(bundle: DecodedFile, ranks: int) -> Arrangement:
         raise bundle.error(
             f"{FORMAT_FIELD} is {short_repr(bundle.fields.get(FORMAT_FIELD))}, not {NAME!r}"
         )
-    if bundle.whole("version") != VERSION:
-        raise bundle.error(f"is of version {bundle.whole('version')}, not {VERSION}")
+    if bundle.integer("version") != VERSION:
+        raise bundle.error(f"is of version {bundle.integer('version')}, not {VERSION}")
     found = Arrangement(
-        bundle.narrow("placement", SLOT_AXES),
-        bundle.narrow("shares", SLOT_AXES),
+        bundle.int32_array("placement", SLOT_AXES),
+        bundle.int32_array("shares", SLOT_AXES),
         ranks,
-        bundle.layers(),
+        bundle.layer_numbers(),
     )
     sizes = {"slots": found.slots, "experts": found.experts}
     for name, size in sizes.items():
-        if bundle.whole(name) != size:
-            raise bundle.error(f"says {bundle.whole(name)} {name}, and has {size}")
+        if bundle.integer(name) != size:
+            raise bundle.error(f"says {bundle.integer(name)} {name}, and has {size}")
     for name, digest in (("digest", found.digest), ("seal", seal(found))):
         if bundle.fields.get(name) != digest:
             said = short_repr(bundle.fields.get(name))
@@ -74,11 +74,11 @@ def seal(arrangement: Arrangement) -> str:
 def unpack_statistics(bundle: DecodedFile) -> Statistics:
     """Statistics out of npz, or fields of the same names elsewhere. Raises `FormatError`."""
     return Statistics(
-        bundle.integers(COUNTS_FIELD, COUNT_AXES),
-        bundle.layers(),
-        bundle.integers("by_rank", RANK_AXES) if "by_rank" in bundle.fields else None,
-        bundle.optional("iterations"),
-        bundle.optional("top_k"),
+        bundle.int64_array(COUNTS_FIELD, COUNT_AXES),
+        bundle.layer_numbers(),
+        bundle.int64_array("by_rank", RANK_AXES) if "by_rank" in bundle.fields else None,
+        bundle.optional_integer("iterations"),
+        bundle.optional_integer("top_k"),
     )
 
 
@@ -90,7 +90,7 @@ def pack_statistics(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]
     }
     if statistics.by_rank is not None:
         fields["by_rank"] = statistics.by_rank
-    for name, value in (("iterations", statistics.iterations), ("top_k", statistics.top_k)):
+    for name, value in (("iterations", statistics.first_iteration), ("top_k", statistics.top_k)):
         if value is not None:
             fields[name] = np.array(value, dtype=np.int64)
     return fields
@@ -104,8 +104,8 @@ def unpack_counts(bundle: DecodedFile) -> Statistics:
 def counts_of(bundle: DecodedFile, name: str) -> npt.NDArray[np.int64]:
     """A field of counts with or without windows, as (windows, layers, experts)."""
     if nesting_depth(bundle.fields[name]) == len(COUNT_AXES):
-        return bundle.integers(name, COUNT_AXES)
-    return bundle.integers(name, COUNT_AXES[1:])[None]
+        return bundle.int64_array(name, COUNT_AXES)
+    return bundle.int64_array(name, COUNT_AXES[1:])[None]
 
 
 def nesting_depth(value: object) -> int:

@@ -22,7 +22,7 @@ class LayerNumbering(StrEnum):
 
     MODEL = "model"
     """The model's own, of layers with experts; those between are dense."""
-    EVERY = "every"
+    EVERY_LAYER = "every"
     """The model's own, of every layer: a file that has a row for dense ones too."""
     UNKNOWN = "unknown"
     """0, 1, ... of the layers in a file that does not tell: perhaps those with experts only."""
@@ -37,7 +37,7 @@ class Arrangement:
         shares: int32 (layers, slots), the part of its expert that a slot takes, in 1 / 65536.
         ranks: slots divide among so many.
         layers: the model's number of each layer, ascending; 0, 1, ... where none are given.
-        origin: where it is from, for people.
+        source: where it is from, for people.
         numbering: what `layers` are.
     """
 
@@ -45,7 +45,7 @@ class Arrangement:
     shares: Shares
     ranks: int
     layers: tuple[int, ...] = ()
-    origin: str = ""
+    source: str = ""
     numbering: LayerNumbering = LayerNumbering.MODEL
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Arrangement:
         _check_shares(self)
 
     @classmethod
-    def even(
+    def with_even_shares(
         cls, placement: Placement, ranks: int, layers: tuple[int, ...] = (), origin: str = ""
     ) -> "Arrangement":
         """One whose copies of an expert take the same part each."""

@@ -106,20 +106,20 @@ def placement_format(path: FilePath, format: str | None = None) -> Format:
 
 def _statistics(bundle: DecodedFile, form: StatisticsFormat) -> Statistics:
     found = _name_file_in_errors(bundle, lambda: form.read(bundle))
-    return replace(found, origin=f"{form.name}: {bundle.path}")
+    return replace(found, source=f"{form.name}: {bundle.path}")
 
 
 def _placement(bundle: DecodedFile, form: PlacementFormat, ranks: int | None) -> Arrangement:
     found = _name_file_in_errors(bundle, lambda: form.read(bundle, ranks))
     numbering = _numbering(form, found, bundle)
-    return replace(found, origin=f"{form.name}: {bundle.path}", numbering=numbering)
+    return replace(found, source=f"{form.name}: {bundle.path}", numbering=numbering)
 
 
 def _numbering(form: PlacementFormat, found: Arrangement, bundle: DecodedFile) -> LayerNumbering:
     """Engines that go by the place of a layer number the layers with experts: 0, 1, ..."""
     if set(bundle.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's
-        return LayerNumbering.EVERY
-    if form.by_number or found.layers != tuple(range(len(found.layers))):
+        return LayerNumbering.EVERY_LAYER
+    if form.by_layer_number or found.layers != tuple(range(len(found.layers))):
         return LayerNumbering.MODEL
     # The files that we write tell the model's numbers beside the maps.
     return LayerNumbering.MODEL if "layers" in bundle.fields else LayerNumbering.UNKNOWN
@@ -128,7 +128,7 @@ def _numbering(form: PlacementFormat, found: Arrangement, bundle: DecodedFile) -
 def _open(path: Path) -> DecodedFile:
     if is_folder(path):
         # Its one format reads the files in it.
-        marks = {form.mark: None for form in STATISTICS_FORMATS if FOLDER_SUFFIX in form.reads}
+        marks = {form.key_field: None for form in STATISTICS_FORMATS if FOLDER_SUFFIX in form.read_suffixes}
         return DecodedFile(path, FOLDER_SUFFIX, marks)
     return decode_file(path)
 
@@ -140,7 +140,7 @@ def _find_format(bundle: DecodedFile, formats: Sequence[Kind], what: str) -> Kin
     if bundle.suffix == FOLDER_SUFFIX:
         raise bundle.error(f"is a folder, and not {what}")
     for other in known():
-        if other.mark in bundle.fields and bundle.suffix in other.reads:
+        if other.key_field in bundle.fields and bundle.suffix in other.read_suffixes:
             kind = "statistics" if isinstance(other, StatisticsFormat) else "a placement"
             raise bundle.error(f"is {kind} (format {other.name}), not {what}")
     marks = ", ".join(dict.fromkeys(f.mark for f in formats if bundle.suffix in f.reads))
@@ -180,7 +180,7 @@ def _statistics_content(statistics: Statistics) -> dict[FileContent, bool]:
         FileContent.WINDOWS: statistics.windows > 1,
         FileContent.LAYERS: statistics.layers != tuple(range(len(statistics.layers))),
         FileContent.BY_RANK: statistics.by_rank is not None,
-        FileContent.ITERATIONS: statistics.iterations is not None,
+        FileContent.ITERATIONS: statistics.first_iteration is not None,
         FileContent.TOP_K: statistics.top_k is not None,
     }
 
@@ -200,9 +200,9 @@ def _loss(form: Format, cargo: dict[FileContent, bool]) -> str | None:
 
 def _layer_number_warning(form: PlacementFormat, layout: Arrangement) -> str | None:
     """What a reader takes for the numbers of layers, where they may be others."""
-    if form.by_number and layout.numbering is LayerNumbering.UNKNOWN:
+    if form.by_layer_number and layout.numbering is LayerNumbering.UNKNOWN:
         said = "the model's numbers of layers, which the source does not tell"
-    elif not form.by_number and layout.numbering is LayerNumbering.EVERY:
+    elif not form.by_layer_number and layout.numbering is LayerNumbering.EVERY_LAYER:
         said = "the place among layers with experts, and the source has a row for dense ones too"
     else:
         return None
@@ -214,7 +214,7 @@ def _rank_warning(form: Format, statistics: Statistics) -> str | None:
     """What a reader of the format would take for known, and is not."""
     if (
         FileContent.BY_RANK in form.carries
-        and FOLDER_SUFFIX in form.writes
+        and FOLDER_SUFFIX in form.write_suffixes
         and statistics.by_rank is None
     ):
         return f"{form.name} has counts by rank: all were written as those of rank 0"

@@ -43,18 +43,18 @@ class Format:
 
     Attributes:
         name: what `format=` takes.
-        about: who writes it.
-        mark: the field by which a file is recognised; none for a folder.
-        reads: suffixes that it is read from.
-        writes: suffixes that it is written to, first the one it is best known by.
+        written_by: who writes it.
+        key_field: the field by which a file is recognised; none for a folder.
+        read_suffixes: suffixes that it is read from.
+        write_suffixes: suffixes that it is written to, first the one it is best known by.
         carries: what is kept; all else is lost.
     """
 
     name: str
-    about: str
-    mark: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    written_by: str
+    key_field: str
+    read_suffixes: tuple[str, ...]
+    write_suffixes: tuple[str, ...]
     carries: frozenset[FileContent]
 
 
@@ -76,7 +76,7 @@ class PlacementFormat(Format):
 
     read: Callable[[DecodedFile, int | None], Arrangement]
     write: Callable[[Path, Arrangement], None]
-    by_number: bool = False
+    by_layer_number: bool = False
 
 
 FIELD_SUFFIXES = ".json", ".npz", ".safetensors"
@@ -99,7 +99,7 @@ def _with_rank_count(
     """For files that say how many ranks there are in a field, or not at all."""
 
     def told(bundle: DecodedFile, ranks: int | None) -> Arrangement:
-        said = [bundle.whole(name) for name in ("ranks", "ep_size") if name in bundle.fields]
+        said = [bundle.integer(name) for name in ("ranks", "ep_size") if name in bundle.fields]
         if not said and ranks is None:
             what = "does not say how many ranks there are: it has to be said beside it"
             raise RankCountMissing(str(bundle.path), what)
@@ -193,7 +193,7 @@ PLACEMENT_FORMATS = (
         PLACEMENT_CONTENT | {FileContent.SHARES},
         _with_rank_count(equipoise_files.unpack_placement),
         lambda path, value: write_bytes(path, equipoise_files.pack_placement(value)),
-        by_number=True,
+        by_layer_number=True,
     ),
     PlacementFormat(
         "tensorrt-llm",
@@ -204,7 +204,7 @@ PLACEMENT_FORMATS = (
         frozenset({FileContent.LAYERS}),
         _with_rank_count(trtllm_load_balancer.unpack),
         lambda path, value: write_bytes(path, trtllm_load_balancer.pack(value)),
-        by_number=True,
+        by_layer_number=True,
     ),
     PlacementFormat(
         "vllm",
@@ -225,7 +225,7 @@ PLACEMENT_FORMATS = (
         frozenset({FileContent.LAYERS}),
         _with_rank_count(eplb_maps.unpack_maps),
         _write_fields(eplb_maps.pack_physical_to_logical),
-        by_number=True,
+        by_layer_number=True,
     ),
     PlacementFormat(
         "vllm-ascend",

@@ -19,7 +19,7 @@ RECORDS = "records"
 
 def unpack(bundle: DecodedFile) -> Statistics:
     """Raises `FormatError` and `PlacementError`."""
-    return Statistics(counts_of(bundle, LOGICAL_COUNT)).with_rows()
+    return Statistics(counts_of(bundle, LOGICAL_COUNT)).without_empty_layers()
 
 
 def refuse_records(bundle: DecodedFile) -> Statistics:

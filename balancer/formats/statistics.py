@@ -25,20 +25,20 @@ class Statistics:
         layers: the model's number of each layer, ascending; 0, 1, ... where none are given.
         by_rank: int64 (ranks, windows, layers, experts), whose sum over ranks is `counts`; the
             rank is the one that the rows came from. None where only the sum is known.
-        iterations: number of the first window, where windows are iterations; None where not.
+        first_iteration: number of the first window, where windows are iterations; None where not.
         top_k: experts of a token; None where unknown.
-        left_out: numbers of layers that the file has and that are not here, because no window has
+        empty_layers: numbers of layers that the file has and that are not here, because no window has
             a row of them: layers without experts.
-        origin: where they are from, for people.
+        source: where they are from, for people.
     """
 
     counts: Counts
     layers: tuple[int, ...] = ()
     by_rank: Counts | None = None
-    iterations: int | None = None
+    first_iteration: int | None = None
     top_k: int | None = None
-    left_out: tuple[int, ...] = ()
-    origin: str = ""
+    empty_layers: tuple[int, ...] = ()
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.counts.ndim != len(COUNT_AXES) or 0 in self.counts.shape:
@@ -49,8 +49,8 @@ class Statistics:
             object.__setattr__(self, "layers", tuple(range(self.counts.shape[1])))
         check_layers(self.layers, self.counts.shape[1])
         _check_counts(self.counts, COUNT_AXES, self.layers)
-        if self.iterations is not None and not 0 <= self.iterations <= MAX_LAYER_ROWS:
-            raise PlacementError(f"iterations begin at {self.iterations}")
+        if self.first_iteration is not None and not 0 <= self.first_iteration <= MAX_LAYER_ROWS:
+            raise PlacementError(f"iterations begin at {self.first_iteration}")
         if self.top_k is not None and not 1 <= self.top_k <= self.experts:
             raise PlacementError(f"{self.top_k} experts per token, of {self.experts} experts")
         if self.by_rank is not None:
@@ -67,26 +67,26 @@ class Statistics:
         return int(self.counts.shape[2])
 
     @property
-    def span(self) -> Iterations:
+    def iteration_range(self) -> Iterations:
         """The iterations that the windows are; counted from 0 where they have no numbers."""
-        first = self.iterations or 0
+        first = self.first_iteration or 0
         return Iterations(first, first + self.windows)
 
-    def during(self, iterations: Iterations) -> "Statistics":
+    def select_iterations(self, iterations: Iterations) -> "Statistics":
         """Only these iterations. Raises `PlacementError` where not all of them were recorded."""
-        span = self.span
+        span = self.iteration_range
         if iterations.start < span.start or iterations.stop > span.stop:
-            numbered = "iterations" if self.iterations is not None else "windows, counted from 0,"
+            numbered = "iterations" if self.first_iteration is not None else "windows, counted from 0,"
             raise PlacementError(f"has {numbered} {span}, and {iterations} is not within them")
         kept = slice(iterations.start - span.start, iterations.stop - span.start)
         return replace(
             self,
             counts=self.counts[kept],
             by_rank=None if self.by_rank is None else self.by_rank[:, kept],
-            iterations=None if self.iterations is None else iterations.start,
+            first_iteration=None if self.first_iteration is None else iterations.start,
         )
 
-    def with_rows(self) -> "Statistics":
+    def without_empty_layers(self) -> "Statistics":
         """Only the layers that have rows; all of them where none has.
 
         Systems that count a row for every layer of the model have zeros for dense ones, and engines
@@ -102,15 +102,15 @@ class Statistics:
             counts=np.ascontiguousarray(self.counts[:, kept]),
             layers=tuple(self.layers[at] for at in kept),
             by_rank=None if self.by_rank is None else self.by_rank[:, :, kept],
-            left_out=tuple(sorted((*self.left_out, *empty))),
+            empty_layers=tuple(sorted((*self.empty_layers, *empty))),
         )
 
     def same(self, other: "Statistics") -> bool:
         """Whether all but the origin is equal."""
         return (
             np.array_equal(self.counts, other.counts)
-            and (self.layers, self.iterations, self.top_k)
-            == (other.layers, other.iterations, other.top_k)
+            and (self.layers, self.first_iteration, self.top_k)
+            == (other.layers, other.first_iteration, other.top_k)
             and (self.by_rank is None) == (other.by_rank is None)
             and (self.by_rank is None or np.array_equal(self.by_rank, np.asarray(other.by_rank)))
         )

@@ -68,13 +68,13 @@ def unpack(path: Path, fields: Mapping[str, object]) -> Statistics:
     return Statistics(
         counts.reshape(len(windows), len(layers), experts),
         tuple(layers),
-        iterations=windows[0] if "window" in columns else None,
+        first_iteration=windows[0] if "window" in columns else None,
     )
 
 
 def encode_csv(statistics: Statistics) -> bytes:
     """The bytes of a .csv file; the window is left out where there is one that has no number."""
-    first = statistics.iterations
+    first = statistics.first_iteration
     numbered = statistics.windows > 1 or first is not None
     lines = [",".join(COLUMNS if numbered else COLUMNS[1:])]
     for window, layers in enumerate(statistics.counts.tolist(), first or 0):

@@ -24,9 +24,9 @@ RANKS = "ep_size"
 
 def unpack(bundle: DecodedFile, ranks: int) -> Arrangement:
     """The assignment of every layer. Raises `FormatError` and `PlacementError`."""
-    slots = bundle.whole(SLOTS)
-    if (bundle.optional(UPDATES) or 0) < 0:
-        raise bundle.error(f"{UPDATES} is {bundle.optional(UPDATES)}, below 0")
+    slots = bundle.integer(SLOTS)
+    if (bundle.optional_integer(UPDATES) or 0) < 0:
+        raise bundle.error(f"{UPDATES} is {bundle.optional_integer(UPDATES)}, below 0")
     assigned = bundle.fields.get(ASSIGNMENTS)
     if not isinstance(assigned, dict) or not assigned:
         raise bundle.error(f"{ASSIGNMENTS} is {short_repr(assigned)}, not a mapping of layers")
@@ -40,7 +40,7 @@ def unpack(bundle: DecodedFile, ranks: int) -> Arrangement:
         rows[layer] = int64_array(f"layer {layer}", row, ("slot",))
     layers = tuple(sorted(rows))
     placement = np.array([rows[layer] for layer in layers])
-    return Arrangement.even(int32_array(ASSIGNMENTS, placement, ("layer", "slot")), ranks, layers)
+    return Arrangement.with_even_shares(int32_array(ASSIGNMENTS, placement, ("layer", "slot")), ranks, layers)
 
 
 def pack(arrangement: Arrangement, layer_updates_per_iter: int = 0) -> bytes:

@@ -35,7 +35,7 @@ def read_statistics_folder(folder: Path) -> Statistics:
             str(folder), f"is a folder without {META_FILE}: a folder has to be TensorRT-LLM's"
         )
     meta = decode_file(folder / META_FILE)
-    experts = meta.whole(EXPERTS_KEY)
+    experts = meta.integer(EXPERTS_KEY)
     bundles = [decode_file(folder / name) for name in _rank_files(folder)]
     first: IterationGrid | None = None
     tables = []
@@ -48,7 +48,7 @@ def read_statistics_folder(folder: Path) -> Statistics:
     iterations, layers = first or ([], [])
     by_rank = np.stack(tables)
     return Statistics(
-        by_rank.sum(axis=0), tuple(layers), by_rank, iterations[0], meta.optional(TOP_K)
+        by_rank.sum(axis=0), tuple(layers), by_rank, iterations[0], meta.optional_integer(TOP_K)
     )
 
 
@@ -57,7 +57,7 @@ def write_statistics_folder(folder: Path, statistics: Statistics) -> None:
     by_rank = statistics.by_rank if statistics.by_rank is not None else statistics.counts[None]
     files = {META_FILE: encode_meta(statistics.experts, statistics.top_k)}
     for rank, windows in enumerate(by_rank):
-        files[rank_file(rank)] = encode_rank(windows, statistics.layers, statistics.iterations or 0)
+        files[rank_file(rank)] = encode_rank(windows, statistics.layers, statistics.first_iteration or 0)
     write_folder(folder, files)
 
 
@@ -123,7 +123,7 @@ def _counts_of_rank(bundle: DecodedFile, grid: IterationGrid, experts: int) -> C
     rows: list[npt.NDArray[np.int64]] = []
     for iteration in iterations:
         for layer in layers:
-            row = bundle.integers(f"{iteration}_{layer}", ("expert",))
+            row = bundle.int64_array(f"{iteration}_{layer}", ("expert",))
             if row.size != experts:
                 what = f"layer {layer} has {row.size} counts in iteration {iteration}"
                 raise bundle.error(f"{what}, {META_FILE} says {experts} experts")

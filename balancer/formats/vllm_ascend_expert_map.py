@@ -24,9 +24,9 @@ DEVICE_AXES = "device", "slot"
 def unpack(bundle: DecodedFile, ranks: int | None) -> Arrangement:
     """The map of every layer; devices are ranks. Raises `FormatError` and `PlacementError`."""
     entries = _entries(bundle.fields, LAYER_LIST, "the file")
-    if bundle.whole(LAYER_COUNT) != len(entries):
+    if bundle.integer(LAYER_COUNT) != len(entries):
         raise bundle.error(
-            f"{LAYER_COUNT} is {bundle.whole(LAYER_COUNT)}, and {LAYER_LIST} has {len(entries)}"
+            f"{LAYER_COUNT} is {bundle.integer(LAYER_COUNT)}, and {LAYER_LIST} has {len(entries)}"
         )
     rows: dict[int, npt.NDArray[np.int32]] = {}
     for at, entry in enumerate(entries):
@@ -45,7 +45,7 @@ def unpack(bundle: DecodedFile, ranks: int | None) -> Arrangement:
     if ranks not in (None, shape[0]):
         raise bundle.error(f"has {shape[0]} devices, not {ranks}")
     placement = np.array([rows[layer].ravel() for layer in layers], dtype=np.int32)
-    return Arrangement.even(placement.reshape(len(layers), -1), shape[0], layers)
+    return Arrangement.with_even_shares(placement.reshape(len(layers), -1), shape[0], layers)
 
 
 def pack(arrangement: Arrangement) -> bytes:

@@ -37,33 +37,33 @@ class StallMeter:
     """By how much steps within epochs are longer than those outside, lately."""
 
     def __init__(self) -> None:
-        self._usual: deque[float] = deque(maxlen=BASELINE_STEPS)
-        self._quiet = True
-        self._known: float | None = None
+        self._baseline: deque[float] = deque(maxlen=BASELINE_STEPS)
+        self._outside_rebalance = True
+        self._stall: float | None = None
 
-    def entered(self, entry: StateChanged) -> None:
+    def on_state_change(self, entry: StateChanged) -> None:
         """Steps from now on are of an epoch, or are not."""
-        self._quiet = entry.epoch is None and entry.state == "idle"
-        if entry.epoch is None:
+        self._outside_rebalance = entry.rebalance is None and entry.state == "idle"
+        if entry.rebalance is None:
             return
-        if self._known is None:
-            self._known = 0.0 if len(self._usual) >= MIN_BASELINE_STEPS else None
+        if self._stall is None:
+            self._stall = 0.0 if len(self._baseline) >= MIN_BASELINE_STEPS else None
 
-    def stepped(self, step: StepDone) -> float:
+    def on_step(self, step: StepDone) -> float:
         """Seconds of stall in this step."""
         seconds = step.end - step.begin
-        if self._quiet:
-            self._usual.append(seconds)
+        if self._outside_rebalance:
+            self._baseline.append(seconds)
             return 0.0
-        if len(self._usual) < MIN_BASELINE_STEPS:
+        if len(self._baseline) < MIN_BASELINE_STEPS:
             return 0.0
-        stall = max(0.0, seconds - median(self._usual))
-        self._known = (self._known or 0.0) + stall
+        stall = max(0.0, seconds - median(self._baseline))
+        self._stall = (self._stall or 0.0) + stall
         return stall
 
     def take(self) -> float | None:
         """Stall since it was last taken; None where nothing is known of usual steps."""
-        known, self._known = self._known, None
+        known, self._stall = self._stall, None
         return known
 
 
@@ -76,46 +76,46 @@ class EventAggregator:
     """
 
     def __init__(self) -> None:
-        self._stalls = StallMeter()
-        self._waiting: list[RebalanceRecord] = []
+        self._stall_meter = StallMeter()
+        self._unmeasured: list[RebalanceRecord] = []
 
-    def read(self, entry: Event) -> tuple[Event, ...]:
+    def process(self, entry: Event) -> tuple[Event, ...]:
         """What is known now that `entry` is, and was not before."""
         match entry:
             case StateChanged():
-                self._stalls.entered(entry)
+                self._stall_meter.on_state_change(entry)
             case StepDone():
-                return self._stepped(entry)
+                return self._step_done(entry)
             case LoadReduced():
-                return self._summed(entry)
+                return self._load_reduced(entry)
             case RebalanceEnded():
-                return self._ended(entry)
+                return self._rebalance_ended(entry)
             case EngineClosed():
-                return self._settle(self._waiting, None)
+                return self._measure(self._unmeasured, None)
         return ()
 
-    def _stepped(self, entry: StepDone) -> tuple[Event, ...]:
-        stall = self._stalls.stepped(entry)
+    def _step_done(self, entry: StepDone) -> tuple[Event, ...]:
+        stall = self._stall_meter.on_step(entry)
         return (StepStalled(entry.step, stall),) if stall else ()
 
-    def _summed(self, entry: LoadReduced) -> tuple[Event, ...]:
+    def _load_reduced(self, entry: LoadReduced) -> tuple[Event, ...]:
         balance = measure_balance(entry)
-        began = entry.closed - entry.steps
-        over = [record for record in self._waiting if record.ended <= began]
-        return balance, *self._settle(over, balance.imbalance)
+        began = entry.step - entry.steps
+        over = [record for record in self._unmeasured if record.ended_at <= began]
+        return balance, *self._measure(over, balance.imbalance)
 
-    def _ended(self, entry: RebalanceEnded) -> tuple[Event, ...]:
-        copies = slots_received(*entry.placements, entry.place, entry.shape)
-        record = replace(entry.record, here=copies * entry.slot_bytes, stall=self._stalls.take())
-        left = self._settle(self._waiting, None) if record.copies else ()
+    def _rebalance_ended(self, entry: RebalanceEnded) -> tuple[Event, ...]:
+        copies = slots_received(*entry.placements, entry.rank_in_group, entry.shape)
+        record = replace(entry.record, bytes_received=copies * entry.slot_bytes, stall_seconds=self._stall_meter.take())
+        left = self._measure(self._unmeasured, None) if record.copies else ()
         if record.outcome not in COMPLETED:
             return *left, RebalanceMeasured(record)
-        self._waiting.append(record)
+        self._unmeasured.append(record)
         return left
 
-    def _settle(self, records: list[RebalanceRecord], actual: float | None) -> tuple[Event, ...]:
-        self._waiting = [record for record in self._waiting if record not in records]
-        return tuple(RebalanceMeasured(replace(record, actual=actual)) for record in records)
+    def _measure(self, records: list[RebalanceRecord], actual: float | None) -> tuple[Event, ...]:
+        self._unmeasured = [record for record in self._unmeasured if record not in records]
+        return tuple(RebalanceMeasured(replace(record, imbalance_actual=actual)) for record in records)
 
 
 def rank_loads(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.float64]:
@@ -133,12 +133,12 @@ def measure_balance(entry: LoadReduced) -> BalanceMeasured:
     mean, most = busy.mean(axis=1), busy.max(axis=1)
     average, largest = float(mean.sum()), float(most.sum())
     return BalanceMeasured(
-        step=entry.closed,
+        step=entry.step,
         at=now(),
         imbalance=float((most / mean - 1).mean()) if busy.size else float("nan"),
         balancedness=average / largest if busy.size else float("nan"),
-        average=average / entry.steps,
-        largest=largest / entry.steps,
+        mean_rows=average / entry.steps,
+        max_rows=largest / entry.steps,
     )
 
 

@@ -36,25 +36,25 @@ class AsyncEventSink:
     def __init__(self, journals: Sequence[EventSink], capacity: int = QUEUE_CAPACITY) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be positive, got {capacity}")
-        self._journals = tuple(journals)
+        self._sinks = tuple(journals)
         self._capacity = capacity
-        self._digest = EventAggregator()
+        self._aggregator = EventAggregator()
         self._queue: SimpleQueue[Event | _EndOfQueue] = SimpleQueue()
-        self._reported: set[int] = set()
-        self._told = 0
+        self._failed_parts: set[int] = set()
+        self._dropped_reported = 0
         self._open = True
-        self.lost = 0
+        self.dropped = 0
         """Entries that were dropped."""
         self.failures = 0
         """Entries that a journal could not take."""
-        self._thread = threading.Thread(target=self._carry, name="equipoise.courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="equipoise.courier", daemon=True)
         self._thread.start()
 
     def emit(self, entry: Event) -> None:
         """Hand `entry` on; from any thread, at once."""
         # Several threads may find the last place free at a time: the bound is soft by so many.
         if not self._open or self._queue.qsize() >= self._capacity:
-            self.lost += 1
+            self.dropped += 1
             return
         self._queue.put(entry)
 
@@ -67,47 +67,47 @@ class AsyncEventSink:
         if self._thread.is_alive():
             LOG.warning("journals did not keep up: %d entries are left", self._queue.qsize())
 
-    def _carry(self) -> None:
+    def _run(self) -> None:
         while not isinstance(entry := self._queue.get(), _EndOfQueue):
-            self._tell_of_losses()
-            self._hand(entry)
-            self._hand_on(entry)
-        self._tell_of_losses()
-        for journal in self._journals:
+            self._report_dropped()
+            self._emit_to_sinks(entry)
+            self._emit_derived(entry)
+        self._report_dropped()
+        for journal in self._sinks:
             try:
                 journal.close()
             except Exception as error:
-                self._fail(journal, error)
+                self._count_failure(journal, error)
 
-    def _hand_on(self, entry: Event) -> None:
+    def _emit_derived(self, entry: Event) -> None:
         """What follows from `entry`."""
         try:
-            following = self._digest.read(entry)
+            following = self._aggregator.process(entry)
         except Exception as error:
-            self._fail(self._digest, error)
+            self._count_failure(self._aggregator, error)
             return
         for derived in following:
-            self._hand(derived)
+            self._emit_to_sinks(derived)
 
-    def _hand(self, entry: Event) -> None:
-        for journal in self._journals:
+    def _emit_to_sinks(self, entry: Event) -> None:
+        for journal in self._sinks:
             try:
                 journal.emit(entry)
             except Exception as error:
-                self._fail(journal, error)
+                self._count_failure(journal, error)
 
-    def _fail(self, part: EventSink | EventAggregator, error: Exception) -> None:
+    def _count_failure(self, part: EventSink | EventAggregator, error: Exception) -> None:
         self.failures += 1
-        if id(part) not in self._reported:
-            self._reported.add(id(part))
+        if id(part) not in self._failed_parts:
+            self._failed_parts.add(id(part))
             name = type(part).__name__
             LOG.error("%s failed; further failures are only counted", name, exc_info=error)
 
-    def _tell_of_losses(self) -> None:
-        lost = self.lost - self._told
+    def _report_dropped(self) -> None:
+        lost = self.dropped - self._dropped_reported
         if not lost:
             return
-        if not self._told:
+        if not self._dropped_reported:
             LOG.warning("journals do not keep up: entries are dropped, and counted")
-        self._told += lost
-        self._hand(EventsDropped(lost))
+        self._dropped_reported += lost
+        self._emit_to_sinks(EventsDropped(lost))

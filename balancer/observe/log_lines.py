@@ -28,13 +28,13 @@ class RebalanceLogSink:
     """
 
     def __init__(self, label: str) -> None:
-        self._label = label
+        self._engine = label
 
     def emit(self, entry: Event) -> None:
         """See `StatLogger`."""
         if isinstance(entry, RebalanceMeasured):
             level = logging.INFO if entry.record.outcome in COMPLETED else logging.WARNING
-            fields = {"engine": self._label, **rebalance_fields(entry.record)}
+            fields = {"engine": self._engine, **rebalance_fields(entry.record)}
             REBALANCE_LOG.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
 
     def close(self) -> None:
@@ -55,19 +55,19 @@ class BalancednessLogSink:
     def __init__(self, label: str, interval: int) -> None:
         if interval < 1:
             raise ValueError(f"log_balancedness_interval must be positive, got {interval}")
-        self._label = label
+        self._engine = label
         self._interval = interval
-        self._due = 0
+        self._next_step = 0
 
     def emit(self, entry: Event) -> None:
         """See `StatLogger`."""
-        if isinstance(entry, BalanceMeasured) and entry.step >= self._due:
-            self._due = (entry.step // self._interval + 1) * self._interval
+        if isinstance(entry, BalanceMeasured) and entry.step >= self._next_step:
+            self._next_step = (entry.step // self._interval + 1) * self._interval
             fields = {
-                "engine": self._label,
+                "engine": self._engine,
                 "step": entry.step,
-                "avg_tokens": entry.average,
-                "max_tokens": entry.largest,
+                "avg_tokens": entry.mean_rows,
+                "max_tokens": entry.max_rows,
                 "balancedness": entry.balancedness,
                 "imbalance": entry.imbalance,
             }
@@ -97,18 +97,18 @@ def rebalance_fields(record: RebalanceRecord) -> dict[str, object]:
         "epoch": record.number,
         "outcome": "aborted" if aborted else record.outcome,
         "reason": record.outcome if aborted else None,
-        "opened": record.opened,
-        "ended": record.ended,
+        "opened": record.opened_at,
+        "ended": record.ended_at,
         "layers": record.layers,
         "layers_short_of_staging": record.short_of_staging or None,
-        "lots": record.lots,
+        "lots": record.chunks,
         "copies": record.copies,
         "bytes": record.bytes,
-        **{f"{phase}_s": seconds for phase, seconds in record.seconds.items()},
-        "stall_s": record.stall,
-        "imbalance_before": record.before,
-        "imbalance_predicted": record.predicted,
-        "imbalance_actual": record.actual,
+        **{f"{phase}_s": seconds for phase, seconds in record.phase_seconds.items()},
+        "stall_s": record.stall_seconds,
+        "imbalance_before": record.imbalance_before,
+        "imbalance_predicted": record.imbalance_predicted,
+        "imbalance_actual": record.imbalance_actual,
     }
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -112,7 +112,7 @@ class PrometheusSink:
         }
         self._phases = {phase: found.phases.labels(engine=engine, phase=phase) for phase in PHASES}
         self._boundaries = found.boundaries.labels(engine=engine)
-        self._forget()
+        self._reset_gauges()
 
     def emit(self, entry: Event) -> None:
         """See `StatLogger`."""
@@ -125,7 +125,7 @@ class PrometheusSink:
             case StepStalled(_, seconds):
                 self._counters["stall_seconds"].inc(seconds)
             case RebalanceMeasured(record):
-                self._settled(record)
+                self._count_rebalance(record)
             case RebalanceSkipped():
                 self._counters["epochs_skipped"].inc()
             case EventsDropped(entries):
@@ -133,16 +133,16 @@ class PrometheusSink:
 
     def close(self) -> None:
         """What was counted stays as it is; of what is now, nothing more is known."""
-        self._forget()
+        self._reset_gauges()
 
-    def _forget(self) -> None:
+    def _reset_gauges(self) -> None:
         for gauge in self._gauges.values():
             gauge.set(nan)
 
-    def _settled(self, record: RebalanceRecord) -> None:
+    def _count_rebalance(self, record: RebalanceRecord) -> None:
         self._counters["epochs"].inc()
-        self._counters["slot_copy_bytes"].inc(record.here)
-        for phase, seconds in record.seconds.items():
+        self._counters["slot_copy_bytes"].inc(record.bytes_received)
+        for phase, seconds in record.phase_seconds.items():
             self._phases[phase].observe(seconds)
         if record.outcome not in COMPLETED:
             self._aborted[abort_label(record.outcome)].inc()
@@ -150,8 +150,8 @@ class PrometheusSink:
         if record.outcome == UNCHANGED:
             self._counters["epochs_unchanged"].inc()
         self._gauges["layers_short_of_staging"].set(record.short_of_staging)
-        if record.predicted is not None:
-            self._gauges["predicted_imbalance"].set(record.predicted)
+        if record.imbalance_predicted is not None:
+            self._gauges["predicted_imbalance"].set(record.imbalance_predicted)
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,11 @@ class TraceBuffer:
 
     def __init__(self, rank: int, most: int = MAX_SPANS) -> None:
         self._rank = rank
-        self._lead = wall_clock_offset()
+        self._clock_offset = wall_clock_offset()
         self._spans: deque[RecordedSpan] = deque(maxlen=most)
-        self._levels: deque[ImbalanceSample] = deque(maxlen=most)
-        self.forgotten = 0
-        self.epochs: deque[RebalanceRecord] = deque(maxlen=most)
+        self._imbalance_samples: deque[ImbalanceSample] = deque(maxlen=most)
+        self.spans_dropped = 0
+        self.rebalances: deque[RebalanceRecord] = deque(maxlen=most)
         """What is known of each epoch, in order."""
 
     @property
@@ -82,32 +82,32 @@ class TraceBuffer:
         return tuple(self._spans)
 
     @property
-    def levels(self) -> tuple[ImbalanceSample, ...]:
+    def imbalance_samples(self) -> tuple[ImbalanceSample, ...]:
         """In order."""
-        return tuple(self._levels)
+        return tuple(self._imbalance_samples)
 
     def emit(self, entry: Event) -> None:
         """See `StatLogger`."""
         match entry:
             case TraceSpan(name, track, begin, end, details):
-                self._keep(track, name, begin, end, dict(details))
+                self._append(track, name, begin, end, dict(details))
             case BoundaryDone(step, begin, end):
-                self._keep(Track.BOUNDARY, "boundary", begin, end, {"step": step})
+                self._append(Track.BOUNDARY, "boundary", begin, end, {"step": step})
             case BalanceMeasured():
-                self._levels.append(
-                    ImbalanceSample(self._rank, entry.at + self._lead, entry.imbalance)
+                self._imbalance_samples.append(
+                    ImbalanceSample(self._rank, entry.at + self._clock_offset, entry.imbalance)
                 )
 
             case RebalanceMeasured(record):
-                self.epochs.append(record)
+                self.rebalances.append(record)
 
     def close(self) -> None:
         """What was kept stays."""
 
-    def _keep(
+    def _append(
         self, track: Track, name: str, begin: float, end: float, details: dict[str, Any]
     ) -> None:
         if len(self._spans) == self._spans.maxlen:
-            self.forgotten += 1
-        begin, end = begin + self._lead, end + self._lead
+            self.spans_dropped += 1
+        begin, end = begin + self._clock_offset, end + self._clock_offset
         self._spans.append(RecordedSpan(self._rank, str(track), name, begin, end, details))

@@ -50,16 +50,16 @@ class Interval:
 class PolicyResult:
     """What one contender did, a run for each seed."""
 
-    contender: NamedPolicy
-    figures: tuple[SimulationMetrics, ...]
+    named_policy: NamedPolicy
+    metrics: tuple[SimulationMetrics, ...]
 
     def interval(self, figure: str) -> Interval:
         """Of a figure, by name."""
-        return interval([getattr(run, figure) for run in self.figures])
+        return interval([getattr(run, figure) for run in self.metrics])
 
-    def beside(self, other: "PolicyResult", figure: str) -> Interval:
+    def relative_to(self, other: "PolicyResult", figure: str) -> Interval:
         """Of the relative difference to `other`, seed by seed: 0.1 is ten per cent above."""
-        pairs = zip(self.figures, other.figures, strict=True)
+        pairs = zip(self.metrics, other.metrics, strict=True)
         return interval([_relative(getattr(a, figure), getattr(b, figure)) for a, b in pairs])
 
 
@@ -68,24 +68,24 @@ class ComparisonSetup:
     """What contenders are compared on.
 
     Attributes:
-        draw: the workload of a seed.
+        workload_factory: the workload of a seed.
         seeds: one run of each contender for each.
         scenario: its policy and seed are replaced.
         fixed_share: fixed part of a step at full load; None: as the scenario's step time says.
         load: part of the capacity at which requests come (Poisson); None: as the scenario says.
-        own_times: the workload's times, stretched to the load, in place of Poisson's.
+        keep_arrival_gaps: the workload's times, stretched to the load, in place of Poisson's.
     """
 
-    draw: WorkloadFactory
+    workload_factory: WorkloadFactory
     seeds: Sequence[int]
     scenario: Scenario
     fixed_share: float | None = 0.5
     load: float | None = None
-    own_times: bool = False
+    keep_arrival_gaps: bool = False
 
-    def staged(self, seed: int) -> tuple[Workload, Scenario]:
+    def scenario_of_seed(self, seed: int) -> tuple[Workload, Scenario]:
         """The workload of a seed, with its times, and the scenario without its policy."""
-        workload = self.draw(seed)
+        workload = self.workload_factory(seed)
         cluster: Cluster = self.scenario.cluster
         if self.fixed_share is not None:
             cluster = with_fixed_share(cluster, workload, self.fixed_share)
@@ -93,7 +93,7 @@ class ComparisonSetup:
         if self.load is None:
             return workload, scenario
         rate = self.load * cluster.capacity(workload)
-        timed = workload.scaled_to(rate) if self.own_times else workload.with_poisson(rate, seed)
+        timed = workload.scaled_to_rate(rate) if self.keep_arrival_gaps else workload.with_poisson_arrivals(rate, seed)
         return timed, replace(scenario, arrivals=TimedArrivals())
 
 
@@ -126,14 +126,14 @@ def compare_policies(
     """
     found: Mapping[str, list[SimulationMetrics]] = {contender.label: [] for contender in entered}
     for seed in trial.seeds:
-        workload, scenario = trial.staged(seed)
+        workload, scenario = trial.scenario_of_seed(seed)
         for contender in entered:
             outcome = simulate(
                 workload,
                 replace(scenario, policy=contender.policy),
                 None if told is None else _progress(told, contender.label, seed),
             )
-            found[contender.label].append(outcome.figures())
+            found[contender.label].append(outcome.metrics())
             if kept is not None:
                 kept(contender, seed, outcome)
     return tuple(PolicyResult(contender, tuple(found[contender.label])) for contender in entered)

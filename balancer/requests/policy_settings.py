@@ -25,13 +25,13 @@ class PolicyInfo:
 
     Attributes:
         binding: when it binds.
-        about: one line.
+        description: one line.
         report_every: seconds between the reports of workers that it was published with; 0: it
             needs none, but knows every token.
     """
 
     binding: Binding
-    about: str
+    description: str
     report_every: float = 0.0
 
 
@@ -134,7 +134,7 @@ class RoutingPolicySettings:
     gather: float = 1.0
 
     @property
-    def rule(self) -> PolicyInfo:
+    def info(self) -> PolicyInfo:
         """What the policy is. Raises PolicyError for an unknown name."""
         if self.name not in POLICIES:
             raise PolicyError(f"no policy is called {self.name!r}: there are {', '.join(POLICIES)}")

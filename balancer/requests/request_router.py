@@ -37,7 +37,7 @@ class RequestRouter:
         self._native = _native_router(settings, len(workers))
         self._states = [WorkerState.SERVING] * len(workers)
         self._handles: dict[RequestId, int] = {}
-        self._names: dict[int, RequestId] = {}
+        self._ids: dict[int, RequestId] = {}
         for worker, capacity in enumerate(workers):
             self._native.set_capacity(worker, *_native_capacity(capacity))
 
@@ -62,7 +62,7 @@ class RequestRouter:
         return self._native.counts()
 
     @property
-    def pooled(self) -> int:
+    def unassigned(self) -> int:
         """Requests that no worker has."""
         return self._native.pooled()
 
@@ -78,7 +78,7 @@ class RequestRouter:
         with _native_errors():
             handle = self._native.arrive(request.size, worker, hits, expected)
         self._handles[request.id] = handle
-        self._names[handle] = request.id
+        self._ids[handle] = request.id
         return self._decide()
 
     def on_tokens(
@@ -109,7 +109,7 @@ class RequestRouter:
         amounts = None if change.capacity is None else _native_capacity(change.capacity)
         if change.report is not None:
             _check_report(change.report)
-        self._know(change)
+        self._check_worker(change)
         lost: tuple[RequestId, ...] = ()
         if amounts is not None:
             self._native.set_capacity(change.worker, *amounts)
@@ -122,7 +122,7 @@ class RequestRouter:
             )
         return Decision(self._decide().assignments, lost)
 
-    def _know(self, change: WorkerChange) -> None:
+    def _check_worker(self, change: WorkerChange) -> None:
         """Raises WorkerError where the worker, or its change of state, cannot be."""
         known = len(self._states)
         if change.worker == known:
@@ -139,7 +139,7 @@ class RequestRouter:
         if state is not WorkerState.LOST:
             self._native.set_state(worker, state.value)
             return ()
-        lost = tuple(self._names[handle] for handle in self._native.lose(worker))
+        lost = tuple(self._ids[handle] for handle in self._native.lose(worker))
         for name in lost:
             self._forget(name)
         return lost
@@ -148,7 +148,7 @@ class RequestRouter:
         pairs = self._native.dispatch()
         if not pairs:
             return _NOTHING
-        return Decision(tuple(Assignment(self._names[handle], w) for handle, w in pairs))
+        return Decision(tuple(Assignment(self._ids[handle], w) for handle, w in pairs))
 
     def _handle(self, name: RequestId) -> int:
         handle = self._handles.get(name)
@@ -157,7 +157,7 @@ class RequestRouter:
         return handle
 
     def _forget(self, name: RequestId) -> None:
-        del self._names[self._handles.pop(name)]
+        del self._ids[self._handles.pop(name)]
 
 
 _NOTHING = Decision()

@@ -120,7 +120,7 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
     made.prompt_weight, made.noise = step.prompt_weight, step.noise
     if isinstance(scenario.arrivals, SaturatedArrivals):
         made.backlog = scenario.arrivals.backlog or BACKLOG_PER_WORKER * cluster.workers
-    published = scenario.policy.rule.report_every
+    published = scenario.policy.info.report_every
     made.report_every = published if scenario.report_every is None else scenario.report_every
     made.tell_every = scenario.tell_every
     made.patience = scenario.patience or 0.0

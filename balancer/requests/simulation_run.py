@@ -113,7 +113,7 @@ class SimulationRun:
 
     workload: Workload
     cluster: Cluster
-    jobs: RequestTimes
+    requests: RequestTimes
     steps: StepSeries
 
     @classmethod
@@ -131,40 +131,40 @@ class SimulationRun:
     @cached_property
     def window(self) -> slice:
         """The steps that figures are taken of: warm, and while requests still came."""
-        end = int(self.jobs.admitted_step.max(initial=-1)) + 1
+        end = int(self.requests.admitted_step.max(initial=-1)) + 1
         return slice(int(WARM_UP * end), max(end, 1))
 
     @cached_property
     def measured(self) -> npt.NDArray[np.bool_]:
         """The requests that figures are taken of: admitted in the window, and not failed."""
-        inside = self.jobs.admitted_step >= self.window.start
-        kept: npt.NDArray[np.bool_] = inside & (self.jobs.admitted >= 0) & (self.jobs.failed == 0)
+        inside = self.requests.admitted_step >= self.window.start
+        kept: npt.NDArray[np.bool_] = inside & (self.requests.admitted >= 0) & (self.requests.failed == 0)
         return kept
 
     @property
-    def waits(self) -> FloatArray:
+    def queue_times(self) -> FloatArray:
         """Seconds from arrival to a slot, of the measured requests."""
-        return (self.jobs.admitted - self.jobs.arrival)[self.measured]
+        return (self.requests.admitted - self.requests.arrival)[self.measured]
 
     @property
-    def first_tokens(self) -> FloatArray:
+    def time_to_first_token(self) -> FloatArray:
         """Seconds from arrival to the first token, of the measured requests."""
-        return (self.jobs.first - self.jobs.arrival)[self.measured]
+        return (self.requests.first - self.requests.arrival)[self.measured]
 
     @property
-    def token_times(self) -> FloatArray:
+    def time_per_output_token(self) -> FloatArray:
         """Seconds a token, of the measured requests."""
-        spent = (self.jobs.end - self.jobs.admitted)[self.measured]
+        spent = (self.requests.end - self.requests.admitted)[self.measured]
         return np.asarray(spent / self.workload.outputs[self.measured], dtype=np.float64)
 
     @cached_property
-    def balance(self) -> FloatArray:
+    def balancedness(self) -> FloatArray:
         """Mean over largest work, by step of the window: 1 is perfect."""
         largest = self.steps.largest[self.window]
         mean = self.steps.sum[self.window] / self.cluster.workers
         return np.asarray(mean / np.maximum(largest, 1e-300), dtype=np.float64)
 
-    def figures(self) -> SimulationMetrics:
+    def metrics(self) -> SimulationMetrics:
         """Of the window."""
         steps, window, workers = self.steps, self.window, self.cluster.workers
         largest, total = steps.largest[window], steps.sum[window]
@@ -181,14 +181,14 @@ class SimulationRun:
             gap=1 - _ratio(throughput, bound),
             occupancy=taken / (workers * self.cluster.slots),
             steps=float(idle.size),
-            failed=float((self.jobs.failed != 0).mean()),
-            preempted=float(self.jobs.preemptions.mean()),
-            fairness=fairness(self.workload.prompts[self.measured], self.waits),
-            **self._latencies(),
+            failed=float((self.requests.failed != 0).mean()),
+            preempted=float(self.requests.preemptions.mean()),
+            fairness=fairness(self.workload.prompts[self.measured], self.queue_times),
+            **self._latency_metrics(),
         )
 
-    def _latencies(self) -> dict[str, float]:
-        tpot, ttft, wait = self.token_times, self.first_tokens, self.waits
+    def _latency_metrics(self) -> dict[str, float]:
+        tpot, ttft, wait = self.time_per_output_token, self.time_to_first_token, self.queue_times
         return {
             "tpot_mean": _mean(tpot),
             "tpot_p95": _percentile(tpot, 95),

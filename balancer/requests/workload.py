@@ -193,14 +193,14 @@ class Workload:
         """How many requests."""
         return int(self.prompts.size)
 
-    def blocks_of(self, request: int) -> Counts:
+    def block_hashes_of(self, request: int) -> Counts:
         """Hashes of the blocks of one request's prompt. Raises `UsageError` without hashes."""
         if self.hashes is None:
             raise UsageError(f"{self.name} has no hashes of prompts")
         ids, offsets = self.hashes
         return ids[offsets[request] : offsets[request + 1]]
 
-    def same(self, other: "Workload") -> bool:
+    def same_requests(self, other: "Workload") -> bool:
         """Whether the requests are the same, whatever name and notes say."""
         mine, theirs = self._arrays(), other._arrays()
         return self.block == other.block and all(
@@ -208,11 +208,11 @@ class Workload:
             for a, b in zip(mine, theirs, strict=True)
         )
 
-    def take(self, count: int) -> "Workload":
+    def first(self, count: int) -> "Workload":
         """The first `count`. Raises `UsageError` where there are not so many."""
         if not 1 <= count <= self.count:
             raise UsageError(f"{self.name} has {self.count} requests: cannot take {count}")
-        return self._rows(np.arange(count), self.arrivals)
+        return self._select(np.arange(count), self.arrivals)
 
     def shuffled(self, seed: int) -> "Workload":
         """The same requests in another order, at the same times.
@@ -221,7 +221,7 @@ class Workload:
         arrives then, and with it the nearness of requests that share a prefix.
         """
         order = random_generator(seed, RandomStream.ORDER).permutation(self.count)
-        return self._rows(order, self.arrivals)
+        return self._select(order, self.arrivals)
 
     def resampled(self, seed: int) -> "Workload":
         """As many requests drawn with replacement: several seeds of one trace (bootstrap).
@@ -231,10 +231,10 @@ class Workload:
         the cache.
         """
         rows = random_generator(seed, RandomStream.SAMPLE).integers(0, self.count, self.count)
-        drawn = replace(self, hashes=None)._rows(rows, self.arrivals)
-        return drawn if self.hashes is None else drawn._noted("hashes are dropped: resampled")
+        drawn = replace(self, hashes=None)._select(rows, self.arrivals)
+        return drawn if self.hashes is None else drawn._with_note("hashes are dropped: resampled")
 
-    def with_poisson(self, rate: float, seed: int) -> "Workload":
+    def with_poisson_arrivals(self, rate: float, seed: int) -> "Workload":
         """The same requests in the same order, arriving at random, `rate` per second in the mean.
 
         Raises: UsageError for a rate that is not above 0.
@@ -243,7 +243,7 @@ class Workload:
         arrivals = np.concatenate([[0.0], np.cumsum(gaps / _check_rate(rate))])
         return replace(self, arrivals=arrivals)
 
-    def scaled_to(self, rate: float) -> "Workload":
+    def scaled_to_rate(self, rate: float) -> "Workload":
         """The source's own times stretched or shrunk: (n - 1) / span becomes `rate` per second.
 
         Raises: UsageError for a rate that is not above 0, and where there are no times to scale.
@@ -265,7 +265,7 @@ class Workload:
             return self
         arrivals = None if self.arrivals is None else self.arrivals[rows] - self.arrivals[rows[0]]
         dropped = f"{self.count - rows.size} of {self.count} requests"
-        return self._rows(rows, arrivals)._noted(f"{dropped} had prompts over {limit}: dropped")
+        return self._select(rows, arrivals)._with_note(f"{dropped} had prompts over {limit}: dropped")
 
     def summary(self) -> WorkloadSummary:
         """What it looks like, in figures."""
@@ -288,7 +288,7 @@ class Workload:
     def _arrays(self) -> tuple[npt.NDArray[np.generic] | None, ...]:
         return (self.arrivals, self.prompts, self.outputs, *(self.hashes or (None, None)))
 
-    def _rows(self, rows: Counts, arrivals: Seconds | None) -> "Workload":
+    def _select(self, rows: Counts, arrivals: Seconds | None) -> "Workload":
         """Requests `rows`, the first of which arrives at the first of `arrivals`."""
         return replace(
             self,
@@ -298,7 +298,7 @@ class Workload:
             hashes=None if self.hashes is None else select_hashes(self.hashes, rows),
         )
 
-    def _noted(self, note: str) -> "Workload":
+    def _with_note(self, note: str) -> "Workload":
         return replace(self, notes=(*self.notes, note))
 
 

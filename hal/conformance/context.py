@@ -68,18 +68,18 @@ class Environment(Protocol):
         """uint8 [nbytes] in device memory, contents undefined."""
         ...
 
-    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+    def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """Device memory in a private format, contents undefined.
 
         So many elements, and where the format leaves that open so many bytes of padding.
         """
         ...
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """What such a tensor stores, padding included, as bytes over the same memory."""
         ...
 
-    def churn(self) -> None:
+    def scribble_freed_memory(self) -> None:
         """Let memory that was dropped be reused and scribbled."""
         ...
 
@@ -90,7 +90,7 @@ class Environment(Protocol):
         """
         ...
 
-    def disturb(self, stream: Stream) -> None:
+    def inject_delay(self, stream: Stream) -> None:
         """Let a delay of the executor's choice happen on `stream`, to widen races."""
         ...
 
@@ -102,7 +102,7 @@ class Environment(Protocol):
         """What is not given back yet, by name; only equal names can be compared (R1)."""
         ...
 
-    def end(self, how: Termination) -> None:
+    def end_rank(self, how: Termination) -> None:
         """End this rank, for good. Only where `Traits.expendable`."""
         ...
 
@@ -125,25 +125,25 @@ class RankContext:
     Attributes:
         rank: this rank.
         size: ranks that play.
-        host: which host of the rank this is.
+        thread: which host of the rank this is.
         backend: what the device was opened by.
         accelerator: the device, shared by the rank's hosts.
         fabric: this rank's connection to the others; absent in programs of one rank.
         deadline: seconds after which an operation of this fabric fails.
-        patience: seconds that any wait which must succeed may take.
-        surroundings: the executor's part.
+        timeout: seconds that any wait which must succeed may take.
+        environment: the executor's part.
         shared: what the hosts of this rank share.
     """
 
     rank: int
     size: int
-    host: int
+    thread: int
     backend: Backend
     accelerator: Accelerator
     fabric: Fabric | None
     deadline: float
-    patience: float
-    surroundings: Environment
+    timeout: float
+    environment: Environment
     shared: dict[str, Any] = field(default_factory=dict)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -151,66 +151,66 @@ class RankContext:
         count = 1
         for extent in shape:
             count *= extent
-        flat = self.surroundings.empty(count * dtype.itemsize)
+        flat = self.environment.empty(count * dtype.itemsize)
         return flat.view(dtype).view(tuple(shape))
 
-    def of(self, values: Tensor) -> Tensor:
+    def copy_of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
         return sync_current_stream(self.empty(tuple(values.shape), values.dtype).copy_(values))
 
-    def filled(self, shape: Sequence[int], value: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    def full(self, shape: Sequence[int], value: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Device memory filled with `value`."""
         return sync_current_stream(self.empty(shape, dtype).fill_(value))
 
-    def guarded(self, nbytes: int, offset: int = 0) -> "GuardedBuffer":
+    def guarded_buffer(self, nbytes: int, offset: int = 0) -> "GuardedBuffer":
         """Bytes between guard bands; `offset` moves them off the alignment."""
-        whole = self.filled((GUARD_BYTES + offset + nbytes + GUARD_BYTES,), GUARD_FILL)
+        whole = self.full((GUARD_BYTES + offset + nbytes + GUARD_BYTES,), GUARD_FILL)
         return GuardedBuffer(whole, GUARD_BYTES + offset, nbytes)
 
-    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+    def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """Device memory in a private format, contents undefined."""
-        return self.surroundings.private(elements, dtype, padding)
+        return self.environment.empty_private(elements, dtype, padding)
 
-    def stored(self, segment: Segment) -> Tensor:
+    def storage_bytes(self, segment: Segment) -> Tensor:
         """What a copy of the segment takes, uint8 [type.nbytes], over the same memory."""
         if segment.format is SlotFormat.PRIVATE:
-            return self.surroundings.stored(segment.data)
+            return self.environment.storage_bytes(segment.data)
         return segment.bytes
 
-    def churn(self) -> None:
+    def scribble_freed_memory(self) -> None:
         """Let memory that was dropped be reused and scribbled."""
-        self.surroundings.churn()
+        self.environment.scribble_freed_memory()
 
     def hold(self, stream: Stream) -> Callable[[], None]:
         """Keep `stream` from running what is launched from now on; the result lets it go."""
-        return self.surroundings.hold(stream)
+        return self.environment.hold(stream)
 
-    def disturb(self, stream: Stream) -> None:
+    def inject_delay(self, stream: Stream) -> None:
         """Widen races on `stream`, where that is possible."""
-        self.surroundings.disturb(stream)
+        self.environment.inject_delay(stream)
 
     def communicator(self, purpose: str = "main", ranks: Sequence[int] | None = None) -> Play:
         """A fresh communicator; to be used with `yield from`."""
         yield NEXT
-        return self.surroundings.open(purpose, ranks)
+        return self.environment.open(purpose, ranks)
 
-    def end(self, how: Termination) -> Play:
+    def end_rank(self, how: Termination) -> Play:
         """End this rank; to be used with `yield from`, which never returns."""
-        self.surroundings.end(how)
+        self.environment.end_rank(how)
         yield RANK_ENDED
 
     def pause(self) -> Play:
         """Let the others go ahead for less than the deadline; to be used with `yield from`."""
-        self.surroundings.pause(PAUSE_FRACTION * self.deadline)
+        self.environment.pause(PAUSE_FRACTION * self.deadline)
         for _ in range(PAUSE_YIELDS):
             yield NEXT
 
     def drain(self, *streams: Stream) -> None:
         """Wait, on the host, for these streams, or for all of the accelerator's."""
         for stream in streams:
-            stream.synchronize(self.patience)
+            stream.synchronize(self.timeout)
         if not streams:
-            self.accelerator.synchronize(self.patience)
+            self.accelerator.synchronize(self.timeout)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class GuardedBuffer:
         """uint8 [nbytes]."""
         return self.whole[self.start : self.start + self.nbytes]
 
-    def intact(self) -> bool:
+    def guards_intact(self) -> bool:
         """Whether the guard bands still hold what was put there."""
         whole = to_host(self.whole)
         before, after = whole[: self.start], whole[self.start + self.nbytes :]
@@ -263,14 +263,14 @@ def to_host(held: Tensor) -> Tensor:
 def wait_for_success(bench: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that must end well; to be used with `yield from`."""
     yield Until(work.done, what)
-    work.result(bench.patience)
+    work.result(bench.timeout)
 
 
 def wait_for_outcome(bench: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that may fail; returns the error, or None when it ended well."""
     yield Until(work.done, what)
     try:
-        work.result(bench.patience)
+        work.result(bench.timeout)
     except EquipoiseError as error:
         return error
     return None
@@ -325,7 +325,7 @@ def gather_ballots(bench: RankContext, question: str, ranks: Sequence[int] | Non
         return True
 
     yield Until(complete, f"ballots on {question!r}")
-    return control.collect(question, bench.patience, ranks)
+    return control.collect(question, bench.timeout, ranks)
 
 
 def control_barrier(bench: RankContext, point: str) -> Play:
@@ -339,8 +339,8 @@ JUNK_BYTE = 0x3C
 
 def occupy_freed_memory(bench: RankContext, *dropped: int) -> list[Tensor]:
     """Buffers of these sizes (bytes): they take the memory of what was dropped, if it is free."""
-    bench.churn()
-    return [bench.filled((nbytes,), JUNK_BYTE) for nbytes in dropped]
+    bench.scribble_freed_memory()
+    return [bench.full((nbytes,), JUNK_BYTE) for nbytes in dropped]
 
 
 def require_junk_untouched(clause: str, junk: list[Tensor]) -> None:

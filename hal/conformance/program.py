@@ -17,18 +17,18 @@ class Step:
         op: what is done; the property's `play` knows the word.
         args: with what.
         rank: on which rank; -1 means on every rank.
-        host: by which host of that rank.
+        thread: by which host of that rank.
     """
 
     op: str
     args: tuple[Argument, ...] = ()
     rank: int = -1
-    host: int = 0
+    thread: int = 0
 
     def __str__(self) -> str:
         call = f"{self.op}({', '.join(map(str, self.args))})"
         where = "" if self.rank < 0 else f"rank {self.rank}: "
-        return where + (f"host {self.host}: " if self.host else "") + call
+        return where + (f"host {self.thread}: " if self.thread else "") + call
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Program:
         """The setting of that name. Raises `KeyError`."""
         return dict(self.settings)[name]
 
-    def number(self, name: str) -> int:
+    def int_setting(self, name: str) -> int:
         """The setting of that name, which is a number."""
         return int(self.setting(name))
 
-    def of(self, rank: int, host: int = 0) -> tuple[Step, ...]:
+    def steps_of(self, rank: int, host: int = 0) -> tuple[Step, ...]:
         """The steps that this host of this rank makes."""
-        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.host == host)
+        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.thread == host)
 
     def lines(self) -> list[str]:
         """As text: one line for the settings, one for each step."""
@@ -84,7 +84,7 @@ def case_to_json(case: Case) -> dict[str, Any]:
     """What a rank in another process is sent."""
     found = case.program
     return {
-        "steps": [[s.op, list(s.args), s.rank, s.host] for s in found.steps],
+        "steps": [[s.op, list(s.args), s.rank, s.thread] for s in found.steps],
         "size": found.size,
         "settings": dict(found.settings),
         "schedule": base64.b64encode(case.schedule).decode(),

@@ -20,7 +20,7 @@ from equipoise.hal.stream import Role
 class PropertyScope(StrEnum):
     """How many ranks play a property."""
 
-    ONE = "one"
+    DEVICE = "one"
     """A device by itself, no fabric."""
     GROUP = "group"
     """As many as the program says, with a fabric."""
@@ -29,9 +29,9 @@ class PropertyScope(StrEnum):
 class DeadlineLength(StrEnum):
     """What deadline the fabric has."""
 
-    CALM = "calm"
+    LONG = "calm"
     """Long: no operation of the property is meant to reach it."""
-    BRISK = "brisk"
+    SHORT = "brisk"
     """Short: the property waits until deadlines strike."""
 
 
@@ -42,22 +42,22 @@ class Traits:
     Attributes:
         accelerator: what the device declares.
         communicator: what the communicator declares; None when there is one rank only.
-        sizes: how many ranks a program may have, ascending.
+        group_sizes: how many ranks a program may have, ascending.
         controlled: whether the schedule decides every interleaving.
-        expendable: whether a rank, or the store, may be ended: the executor replaces it.
+        can_end_ranks: whether a rank, or the store, may be ended: the executor replaces it.
         steered: whether the schedule decides for a device that nobody else controls; its choices
             are many, since every small step of a library is one.
     """
 
     accelerator: Capabilities
     communicator: CommunicatorCapabilities | None
-    sizes: tuple[int, ...]
+    group_sizes: tuple[int, ...]
     controlled: bool
-    expendable: bool = False
+    can_end_ranks: bool = False
     steered: bool = False
 
     @property
-    def groups(self) -> CommunicatorCapabilities:
+    def comm_capabilities(self) -> CommunicatorCapabilities:
         """What the communicator declares, where a property needs one."""
         return self.communicator or CommunicatorCapabilities()
 
@@ -71,10 +71,10 @@ class StatefulPrograms:
     """Programs composed by a rule-based machine, which knows at each rule what can follow.
 
     Attributes:
-        machine: a fresh machine for these traits; at its teardown it plays the case it composed.
+        new_machine: a fresh machine for these traits; at its teardown it plays the case it composed.
     """
 
-    machine: Callable[[Traits, Callable[[Case], None]], RuleBasedStateMachine]
+    new_machine: Callable[[Traits, Callable[[Case], None]], RuleBasedStateMachine]
 
 
 Requirement = Callable[[Traits], str | None]
@@ -117,13 +117,13 @@ class Property:
         play: what one host does; raises `Violation`, returns what `judge` is to see.
         judge: compares the answers of all hosts.
         needs: which capability it cannot do without.
-        where: which executors can play it.
-        ranks: whether it needs a fabric.
-        hosts: threads of control on each rank.
-        pace: what deadline it needs.
-        loses: given by a property that breaks things on purpose: each of its cases has a fabric of
+        applies_to: which executors can play it.
+        scope: whether it needs a fabric.
+        threads: threads of control on each rank.
+        deadline: what deadline it needs.
+        lost_ranks: given by a property that breaks things on purpose: each of its cases has a fabric of
             its own, and what the survivors hold afterwards is measured.
-        takes_store: whether its cases end the store as well: it is held where that harms nobody.
+        ends_store: whether its cases end the store as well: it is held where that harms nobody.
         large: whether a case has the sizes of a real model. One case then holds every size, and
             `search` plays a sixtieth of the cases of other properties, two at least.
     """
@@ -136,12 +136,12 @@ class Property:
     play: Callable[[RankContext, Program], Play]
     judge: Judge = no_comparison
     needs: Requirement = no_requirement
-    where: AppliesTo = every_executor
-    ranks: PropertyScope = PropertyScope.ONE
-    hosts: int = 1
-    pace: DeadlineLength = DeadlineLength.CALM
-    loses: LostRanks | None = None
-    takes_store: bool = False
+    applies_to: AppliesTo = every_executor
+    scope: PropertyScope = PropertyScope.DEVICE
+    threads: int = 1
+    deadline: DeadlineLength = DeadlineLength.LONG
+    lost_ranks: LostRanks | None = None
+    ends_store: bool = False
     large: bool = False
 
 

@@ -39,7 +39,7 @@ class Finding:
     """One property on one executor.
 
     Attributes:
-        claim: name of the property.
+        property_name: name of the property.
         family: its family.
         clauses: what it judges.
         executor: where it was played.
@@ -47,7 +47,7 @@ class Finding:
         seconds: how long it took.
     """
 
-    claim: str
+    property_name: str
     family: str
     clauses: tuple[str, ...]
     executor: str
@@ -59,7 +59,7 @@ class Finding:
         """The verdict in a word."""
         return STATUS_OF_VERDICT[type(self.verdict)]
 
-    def of(self, clause: str) -> Status | None:
+    def status_for(self, clause: str) -> Status | None:
         """What the finding says of a clause; None when it says nothing."""
         if isinstance(self.verdict, PropertyViolated):
             if self.verdict.clause == clause:
@@ -70,7 +70,7 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """As JSON; a violation with its program."""
         told = {
-            "property": self.claim,
+            "property": self.property_name,
             "family": self.family,
             "clauses": list(self.clauses),
             "executor": self.executor,
@@ -103,7 +103,7 @@ class ClauseFinding:
         )
 
     @property
-    def lacking(self) -> str:
+    def missing_capabilities(self) -> str:
         """The capability for want of which it was not judged, or nothing."""
         verdicts = [finding.verdict for finding in self.findings]
         names = {
@@ -178,7 +178,7 @@ class SuiteResult:
                 found.clause: {
                     "status": found.status.value,
                     "cases": found.cases,
-                    "lacking": found.lacking,
+                    "lacking": found.missing_capabilities,
                     "figures": found.figures,
                 }
                 for found in self.clauses()
@@ -189,7 +189,7 @@ class SuiteResult:
 
 def combine_findings(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
     """What `findings` together say of `clause`."""
-    told = [(finding, finding.of(clause)) for finding in findings]
+    told = [(finding, finding.status_for(clause)) for finding in findings]
     kept = tuple(finding for finding, status in told if status is not None)
     seen = {status for _, status in told if status is not None}
     return ClauseFinding(clause, next(s for s in STATUS_PRECEDENCE if s in seen), kept)

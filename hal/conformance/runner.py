@@ -65,7 +65,7 @@ def plan_runs(
         PropertyRun(claim, subject, executor)
         for claim in claims
         for executor, subject in subjects.items()
-        if _fits(claim, executor) and claim.where(subject.traits)
+        if _fits(claim, executor) and claim.applies_to(subject.traits)
     )
 
 
@@ -99,14 +99,14 @@ def run_properties(
 def search_settings(bout: PropertyRun, how: RunOptions) -> SearchSettings:
     """How hard to look at one property."""
     cases = how.cases or _cases(bout, how.profile)
-    return SearchSettings(cases=cases, seed=how.seed, shrinking=MAX_SHRINKS[bout.executor])
+    return SearchSettings(cases=cases, seed=how.seed, max_shrinks=MAX_SHRINKS[bout.executor])
 
 
 def _cases(bout: PropertyRun, profile: Profile) -> int:
-    if bout.claim.loses is not None:
+    if bout.claim.lost_ranks is not None:
         return FAULT_CASES[profile][bout.executor]
     cases = CASES[profile][bout.executor]
-    if bout.executor is Executor.RANKS and bout.claim.pace is DeadlineLength.BRISK:
+    if bout.executor is Executor.RANKS and bout.claim.deadline is DeadlineLength.SHORT:
         return max(1, cases // SHORT_DEADLINE_SHARE)
     return cases
 
@@ -114,14 +114,14 @@ def _cases(bout: PropertyRun, profile: Profile) -> int:
 def _fits(claim: Property, executor: Executor) -> bool:
     if executor is Executor.VIRTUAL:
         return True
-    return (claim.ranks is PropertyScope.GROUP) == (executor is Executor.RANKS)
+    return (claim.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
 
 
 def _play(bout: PropertyRun, how: SearchSettings) -> Finding:
     began = time.monotonic()
     verdict = search(bout.claim, bout.subject, how)
     return Finding(
-        claim=bout.claim.name,
+        property_name=bout.claim.name,
         family=bout.claim.family,
         clauses=bout.claim.clauses,
         executor=bout.executor.value,
@@ -162,7 +162,7 @@ class ConformanceRun:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
         """
-        seat = registry.communicator(self.communicator).joined()
+        seat = registry.communicator(self.communicator).launcher_rendezvous()
         if seat is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if seat is not None and seat.rank > 0:
@@ -170,10 +170,10 @@ class ConformanceRun:
             return None
         began = time.monotonic()
         with self.subjects(seat) as subjects:
-            plan = plan_runs(self.claims(), subjects)
+            plan = plan_runs(self.properties(), subjects)
             how = RunOptions(self.profile, self.seed, self.cases)
             findings = tuple(run_properties(plan, how, watcher))
-            most = max(size for subject in subjects.values() for size in subject.traits.sizes)
+            most = max(size for subject in subjects.values() for size in subject.traits.group_sizes)
         return SuiteResult(
             backend=self.backend,
             communicator=self.communicator,
@@ -184,7 +184,7 @@ class ConformanceRun:
             seconds=time.monotonic() - began,
         )
 
-    def claims(self) -> list[Property]:
+    def properties(self) -> list[Property]:
         """The properties of the families asked for, in the suite's order."""
         return [claim for claim in suite.properties() if claim.family in self.families]
 

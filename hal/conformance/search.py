@@ -63,13 +63,13 @@ class SearchSettings:
     Attributes:
         cases: how many to try.
         seed: what the draws start from.
-        shrinking: plays that may go into shrinking a case; 0 reports it as drawn. Plays and not
+        max_shrinks: plays that may go into shrinking a case; 0 reports it as drawn. Plays and not
             seconds, so that a busy machine reports the same program as an idle one.
     """
 
     cases: int
     seed: int = 0
-    shrinking: int = 1000
+    max_shrinks: int = 1000
 
 
 @dataclass
@@ -87,7 +87,7 @@ class _Trial:
     def play(self, case: Case) -> None:
         if case in self.broken:
             raise self.broken[case]
-        if self.found_at is not None and self.played >= self.found_at + self.effort.shrinking:
+        if self.found_at is not None and self.played >= self.found_at + self.effort.max_shrinks:
             return  # shrunk for long enough: only what is known to break counts
         self.played += 1
         try:
@@ -121,7 +121,7 @@ def _fewer(effort: SearchSettings) -> SearchSettings:
 def _test(trial: _Trial, programs: ProgramStrategy | StatefulPrograms) -> Callable[[], None]:
     chosen, traits = _settings(trial.effort), trial.subject.traits
     if isinstance(programs, StatefulPrograms):
-        composed = programs.machine
+        composed = programs.new_machine
 
         def machine() -> RuleBasedStateMachine:
             return composed(traits, trial.play)
@@ -141,7 +141,7 @@ def _test(trial: _Trial, programs: ProgramStrategy | StatefulPrograms) -> Callab
 
 
 def _settings(effort: SearchSettings) -> settings:
-    shrink = {Phase.shrink} if effort.shrinking else set()
+    shrink = {Phase.shrink} if effort.max_shrinks else set()
     return settings(
         max_examples=effort.cases,
         stateful_step_count=RULES,

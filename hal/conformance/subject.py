@@ -52,6 +52,6 @@ def describe_error(error: BaseException) -> str:
 
 def missing_capability(claim: Property, traits: Traits) -> str | None:
     """What the subject does not declare and the property needs, or None."""
-    if claim.ranks is PropertyScope.GROUP and traits.communicator is None:
+    if claim.scope is PropertyScope.GROUP and traits.communicator is None:
         return "communicator"
     return claim.needs(traits)

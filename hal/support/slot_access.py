@@ -40,7 +40,7 @@ class HazardTracker:
         self._lock = threading.RLock()
 
     @contextmanager
-    def ordered(
+    def track(
         self, stream: Stream, *, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()
     ) -> Iterator[Event]:
         """What is launched on `stream` in the block comes behind all earlier conflicting verbs.
@@ -52,7 +52,7 @@ class HazardTracker:
         """
         read, written = tuple(reads), tuple(writes)
         with self._lock:
-            for event in self._ahead(stream, read, written):
+            for event in self._conflicting(stream, read, written):
                 stream.wait(event)
             done = self._event()
             try:
@@ -61,7 +61,7 @@ class HazardTracker:
                 stream.record(done)
                 self._note(stream, read, written, done)
 
-    def _ahead(
+    def _conflicting(
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
     ) -> list[Event]:
         """The events of other streams to wait for, each once."""
@@ -128,7 +128,7 @@ class ReaderRegistry:
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
         self._attached: list[AttachedReader] = []
-        self._left: dict[Stream, Event] = {}
+        self._detached_events: dict[Stream, Event] = {}
         self._lock = threading.Lock()
 
     def attach(self, stream: Stream) -> "AttachedReader":
@@ -138,28 +138,28 @@ class ReaderRegistry:
             self._attached.append(reader)
         return reader
 
-    def hold(self, writer: Stream) -> tuple[Stream, ...]:
+    def wait_for_readers(self, writer: Stream) -> tuple[Stream, ...]:
         """Make `writer` wait for what every other attached stream has launched so far.
 
         Returns these streams: `follow` lets them go on.
         """
         with self._lock:
             streams = dict.fromkeys(reader.stream for reader in self._attached)
-            left = [event for at, event in self._left.items() if at is not writer]
-            self._left = {at: event for at, event in self._left.items() if not event.query()}
+            left = [event for at, event in self._detached_events.items() if at is not writer]
+            self._detached_events = {at: event for at, event in self._detached_events.items() if not event.query()}
         held = {stream: self._recorded(stream) for stream in streams if stream is not writer}
         for event in (*left, *held.values()):
             if event is not None and not event.query():
                 writer.wait(event)
         return tuple(stream for stream, event in held.items() if event is not None)
 
-    def follow(self, held: Iterable[Stream], done: Event) -> None:
+    def resume_readers(self, held: Iterable[Stream], done: Event) -> None:
         """Make the held streams wait for `done`, recorded behind the commit."""
         for stream in held:
             with suppress(StreamFailed):
                 stream.wait(done)
 
-    def leave(self, reader: "AttachedReader") -> None:
+    def detach(self, reader: "AttachedReader") -> None:
         """`reader` is detached; the next commit still waits for what it has launched."""
         with self._lock:
             if reader not in self._attached:
@@ -168,7 +168,7 @@ class ReaderRegistry:
         event = self._recorded(reader.stream)
         if event is not None:
             with self._lock:
-                self._left[reader.stream] = event
+                self._detached_events[reader.stream] = event
 
     def _recorded(self, stream: Stream) -> Event | None:
         event = self._event()
@@ -188,7 +188,7 @@ class AttachedReader:
 
     def detach(self) -> None:
         """It reads no more."""
-        self._readers.leave(self)
+        self._readers.detach(self)
 
 
 class LeaseTable:
@@ -198,7 +198,7 @@ class LeaseTable:
         self._counts: Counter[int] = Counter()
         self._lock = threading.RLock()
 
-    def take(self, slots: Iterable[int]) -> "SlotLease":
+    def acquire(self, slots: Iterable[int]) -> "SlotLease":
         """Hold `slots` once more each."""
         lease = SlotLease(self, tuple(slots))
         with self._lock:
@@ -206,7 +206,7 @@ class LeaseTable:
         return lease
 
     @contextmanager
-    def barred(self, slots: Iterable[int]) -> Iterator[None]:
+    def exclude_leased(self, slots: Iterable[int]) -> Iterator[None]:
         """Nobody leases anything within the block. Raises `SlotLeased` if one of `slots` is."""
         with self._lock:
             held = sorted({slot for slot in slots if self._counts[slot] > 0})
@@ -214,7 +214,7 @@ class LeaseTable:
                 raise SlotLeased(f"slot(s) {', '.join(map(str, held))} are leased to a reader")
             yield
 
-    def end(self, lease: "SlotLease") -> None:
+    def release(self, lease: "SlotLease") -> None:
         """Give a lease's slots back, once."""
         with self._lock:
             if lease.ended:
@@ -239,4 +239,4 @@ class SlotLease:
 
     def release(self) -> None:
         """The reader has read."""
-        self._leases.end(self)
+        self._leases.release(self)

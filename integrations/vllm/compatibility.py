@@ -25,14 +25,14 @@ class Release:
     Attributes:
         engine: as it calls itself.
         distributions: names under which it is installed.
-        tested: versions that the tests run with.
-        untested: variable of the environment: a version to take although it was not tested.
+        tested_versions: versions that the tests run with.
+        untested_variable: variable of the environment: a version to take although it was not tested.
     """
 
     engine: str
     distributions: tuple[str, ...]
-    tested: tuple[str, ...]
-    untested: str
+    tested_versions: tuple[str, ...]
+    untested_variable: str
 
     def installed(self) -> str:
         """The version that is installed, without its local part. Raises `EngineUnsupported`."""
@@ -44,18 +44,18 @@ class Release:
         names = ", ".join(self.distributions)
         raise EngineUnsupported(f"{self.engine} is not installed: none of {names} is")
 
-    def problem(self, found: str, environment: Mapping[str, str]) -> str | None:
+    def version_problem(self, found: str, environment: Mapping[str, str]) -> str | None:
         """What is wrong with a version, in one line; None if it was tested, or is accepted."""
-        if found in (*self.tested, environment.get(self.untested)):
+        if found in (*self.tested_versions, environment.get(self.untested_variable)):
             return None
-        return f"version {found} was not tested ({self.untested}={found} takes it all the same)"
+        return f"version {found} was not tested ({self.untested_variable}={found} takes it all the same)"
 
-    def refuse(self, found: str, wrong: Sequence[str]) -> None:
+    def raise_unsupported(self, found: str, wrong: Sequence[str]) -> None:
         """Raises `EngineUnsupported` if anything is wrong with a version: one error for all."""
         if wrong:
             raise EngineUnsupported(
                 f"equipoise cannot serve {self.engine} {found} "
-                f"(tested: {', '.join(self.tested)}): "
+                f"(tested: {', '.join(self.tested_versions)}): "
                 + "; ".join(wrong)
                 + "; nothing of it was changed"
             )
@@ -286,6 +286,6 @@ def check_supported(parts: Iterable[str], accepted: str | None = None) -> None:
     """
     wanted = tuple(parts)
     found = installed()
-    version = RELEASE.problem(found, {} if accepted is None else {UNTESTED_VARIABLE: accepted})
+    version = RELEASE.version_problem(found, {} if accepted is None else {UNTESTED_VARIABLE: accepted})
     symbols = [*HOOK_SYMBOLS, *(symbol for part in wanted for symbol in FEATURE_SYMBOLS[part])]
-    RELEASE.refuse(found, [*([] if version is None else [version]), *symbol_problems(symbols)])
+    RELEASE.raise_unsupported(found, [*([] if version is None else [version]), *symbol_problems(symbols)])

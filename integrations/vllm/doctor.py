@@ -36,11 +36,11 @@ def examine() -> Iterator[Finding]:
 
 def version_finding(release: Release, found: str) -> Finding:
     """Whether a version was tested, or is taken all the same."""
-    if found in release.tested:
+    if found in release.tested_versions:
         return release.engine, True, f"{found}, which was tested"
-    if os.environ.get(release.untested) == found:
-        return release.engine, True, f"{found}, not tested, taken by {release.untested}"
-    return release.engine, False, f"{found} was not tested; tested: {', '.join(release.tested)}"
+    if os.environ.get(release.untested_variable) == found:
+        return release.engine, True, f"{found}, not tested, taken by {release.untested_variable}"
+    return release.engine, False, f"{found} was not tested; tested: {', '.join(release.tested_versions)}"
 
 
 def plugin_finding() -> Finding:

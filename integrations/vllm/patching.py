@@ -23,12 +23,12 @@ class Patch:
     Attributes:
         module: of the engine.
         name: in it; dotted within a class.
-        make: what to put in, made from what is there.
+        wrap: what to put in, made from what is there.
     """
 
     module: str
     name: str
-    make: Callable[[Any], Any]
+    wrap: Callable[[Any], Any]
 
     @property
     def owner(self) -> Any:
@@ -88,5 +88,5 @@ def _put(patch: Patch) -> bool:
 def _made(patch: Patch, before: Any) -> Any:
     """In the place of a static method comes a static method."""
     if isinstance(before, staticmethod):
-        return staticmethod(patch.make(before.__func__))
-    return patch.make(before)
+        return staticmethod(patch.wrap(before.__func__))
+    return patch.wrap(before)

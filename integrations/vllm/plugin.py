@@ -107,7 +107,7 @@ def prepare(config: Any, settings: Settings) -> None:
     if SETTINGS_KEY not in config.additional_config:
         # It came by the environment, which processes of the engine need not share.
         config.additional_config[SETTINGS_KEY] = json.loads(os.environ[SETTINGS_VARIABLE])
-    LOG.info("equipoise: %s switched on", ", ".join(settings.parts))
+    LOG.info("equipoise: %s switched on", ", ".join(settings.enabled_features))
 
 
 def _extend(config: Any, settings: Settings, named: str) -> None:
@@ -116,7 +116,7 @@ def _extend(config: Any, settings: Settings, named: str) -> None:
         raise IntegrationError(
             f"equipoise serves vllm-ascend's worker as {ASCEND_WORKER_FLAG}: not {named}"
         )
-    compatibility.check_supported(settings.parts, os.environ.get(compatibility.UNTESTED_VARIABLE))
+    compatibility.check_supported(settings.enabled_features, os.environ.get(compatibility.UNTESTED_VARIABLE))
     raise_config_errors(config_errors(config, settings))
     _set_worker_extension(config.parallel_config)
     if settings.engine is not None or settings.handover is not None:

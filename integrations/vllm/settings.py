@@ -157,7 +157,7 @@ class Settings:
             raise ConfigError("the engine plans by itself: switch on `policy` or `engine`")
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def enabled_features(self) -> tuple[str, ...]:
         """Names of those that are on."""
         return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
 
@@ -179,7 +179,7 @@ def parse_settings(additional: object, environment: Mapping[str, str]) -> Settin
     if not isinstance(given, Mapping):
         raise ConfigError(f"{SETTINGS_KEY} must be an object of parts, got {given!r}")
     settings = _settings(given)
-    return settings if settings.parts else None
+    return settings if settings.enabled_features else None
 
 
 def _parse_variable(text: str) -> object:

@@ -22,15 +22,15 @@ class EngineStreams(Protocol):
     """Of one worker."""
 
     @property
-    def home(self) -> Stream:
+    def compute_stream(self) -> Stream:
         """What is ours is launched here."""
         ...
 
-    def turn(self) -> AbstractContextManager[None]:
+    def ordered_section(self) -> AbstractContextManager[None]:
         """Around what is launched at home, outside of captures."""
         ...
 
-    def forward(self, program: Callable[[Stream], object]) -> None:
+    def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
         """Launch a part of the engine's forward, and tell it on which stream."""
         ...
 
@@ -40,24 +40,24 @@ class HostEngineStreams:
     waited for.
 
     Args:
-        home: the compute stream.
+        compute_stream: the compute stream.
         deadline: seconds that a wait may last.
     """
 
     def __init__(self, home: Stream, deadline: float) -> None:
-        self.home = home
+        self.compute_stream = home
         self._deadline = deadline
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def ordered_section(self) -> Iterator[None]:
         """Waits for what was launched within. Raises `StreamFailed`, `StreamTimeout`."""
         yield
-        self.home.synchronize(self._deadline)
+        self.compute_stream.synchronize(self._deadline)
 
-    def forward(self, program: Callable[[Stream], object]) -> None:
+    def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
         """Waited for. Raises `StreamFailed`, `StreamTimeout`."""
-        self.home.launch(lambda: program(self.home))
-        self.home.synchronize(self._deadline)
+        self.compute_stream.launch(lambda: program(self.compute_stream))
+        self.compute_stream.synchronize(self._deadline)
 
 
 class DeviceEngineStreams:
@@ -71,22 +71,22 @@ class DeviceEngineStreams:
     def __init__(self, accelerator: Accelerator, current: Callable[[], object]) -> None:
         self._accelerator = accelerator
         self._current = current
-        self.home = self._here()
+        self.compute_stream = self._current_stream()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def ordered_section(self) -> Iterator[None]:
         """Two events, where the engine is elsewhere. Raises `StreamFailed`."""
-        here = self._here()
-        self._order(here, self.home)
+        here = self._current_stream()
+        self._order(here, self.compute_stream)
         yield
-        self._order(self.home, here)
+        self._order(self.compute_stream, here)
 
-    def forward(self, program: Callable[[Stream], object]) -> None:
+    def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
         """On the engine's own stream, and into a graph it captures. Raises `StreamFailed`."""
-        here = self._here()
+        here = self._current_stream()
         here.launch(lambda: program(here))
 
-    def _here(self) -> Stream:
+    def _current_stream(self) -> Stream:
         """What the calling thread is on; adopted at the first meeting."""
         return self._accelerator.adopt(self._current())
 

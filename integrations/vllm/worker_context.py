@@ -53,24 +53,24 @@ class WorkerContext:
         accelerator: the worker's device, with the engine's stream as its compute stream.
         streams: the engine's, which our work comes between.
         fabric: to the other ranks of the group.
-        nodes_of_ranks: the node of each rank of the group, numbered as they first come.
-        held: the store, on the group's first rank.
+        node_of_rank: the node of each rank of the group, numbered as they first come.
+        store_host: the store, on the group's first rank.
         deadline: seconds that any wait may last.
     """
 
     accelerator: Accelerator
     streams: EngineStreams
     fabric: Fabric
-    nodes_of_ranks: tuple[int, ...]
-    held: StoreHost | None
+    node_of_rank: tuple[int, ...]
+    store_host: StoreHost | None
     deadline: float
 
     def close(self) -> None:
         """Part from the other ranks."""
         self.fabric.close()
         self.accelerator.close()
-        if self.held is not None:
-            self.held.close()
+        if self.store_host is not None:
+            self.store_host.close()
 
 
 def open_worker_context(
@@ -143,7 +143,7 @@ def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerat
         return inner, HostEngineStreams(inner.stream(Role.COMPUTE), deadline)
     vendor = getattr(torch, device.type)
     streams = DeviceEngineStreams(inner, lambda: vendor.current_stream(device))
-    return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
+    return cast(Accelerator, EngineAccelerator(inner, streams.compute_stream)), streams
 
 
 def _find_node_of_rank(group: EngineGroup) -> tuple[int, ...]:

@@ -25,12 +25,12 @@ class WorkerFeatures:
     Attributes:
         worker: the engine's.
         settings: what was asked for.
-        opened: closes what was opened for it.
+        exit_stack: closes what was opened for it.
     """
 
     worker: Any
     settings: Settings
-    opened: ExitStack
+    exit_stack: ExitStack
 
     def placement(self) -> list[list[int]] | None:
         """By layer, the expert in every slot; None where our engine is off."""
@@ -38,7 +38,7 @@ class WorkerFeatures:
 
     def close(self) -> None:
         """Give back what was opened, the last first."""
-        self.opened.close()
+        self.exit_stack.close()
 
 
 def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
@@ -87,20 +87,20 @@ def _close_at_shutdown(worker: Any) -> None:
 class WorkerExtension:
     """Named by `--worker-extension-cls`; the plugin does that."""
 
-    equipoise_parts: WorkerFeatures | None = None
+    equipoise_features: WorkerFeatures | None = None
     """What is switched on in this worker."""
 
     def init_worker_extension(self: Any) -> None:
         """The device is there, and no model yet: switch on what is asked for. Once."""
-        if self.equipoise_parts is None:
+        if self.equipoise_features is None:
             asked = parse_settings(self.vllm_config.additional_config, os.environ)
             forward_logs_to_engine()
-            self.equipoise_parts = enable_features(self, asked or Settings())
+            self.equipoise_features = enable_features(self, asked or Settings())
             _close_at_shutdown(self)
 
     def destroy_worker_extension(self: Any) -> None:
         """Give back what was opened."""
-        parts, self.equipoise_parts = self.equipoise_parts, None
+        parts, self.equipoise_features = self.equipoise_features, None
         if parts is not None:
             parts.close()
 
@@ -110,5 +110,5 @@ class WorkerExtension:
 
     def equipoise_placement(self: Any) -> list[list[int]] | None:
         """Of the target model: by layer, the expert in every slot; None without our engine."""
-        parts = self.equipoise_parts
+        parts = self.equipoise_features
         return None if parts is None else parts.placement()

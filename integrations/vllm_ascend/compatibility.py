@@ -7,9 +7,9 @@ from equipoise.integrations.vllm import compatibility as vllm
 from equipoise.integrations.vllm.compatibility import Release, Symbol, symbol_problems
 
 RELEASE = Release(
-    "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested="EQUIPOISE_VLLM_ASCEND_UNTESTED"
+    "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested_variable="EQUIPOISE_VLLM_ASCEND_UNTESTED"
 )
-VLLM_RELEASE = Release("vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested=vllm.UNTESTED_VARIABLE)
+VLLM_RELEASE = Release("vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested_variable=vllm.UNTESTED_VARIABLE)
 """The vLLM that the release is made for."""
 
 WORKER = "vllm_ascend.worker.worker"
@@ -85,7 +85,7 @@ def check_front_end(parts: Iterable[str], environment: Mapping[str, str]) -> Non
     wanted = tuple(parts)
     symbols = [symbol for part in wanted for symbol in FRONT_END_SYMBOLS.get(part, ())]
     wrong = [*_of_versions(environment), *_refused(wanted), *symbol_problems(symbols)]
-    RELEASE.refuse(RELEASE.installed(), wrong)
+    RELEASE.raise_unsupported(RELEASE.installed(), wrong)
 
 
 def check_worker(parts: Iterable[str], environment: Mapping[str, str]) -> None:
@@ -96,11 +96,11 @@ def check_worker(parts: Iterable[str], environment: Mapping[str, str]) -> None:
         *(symbol for part in wanted for symbol in FEATURE_SYMBOLS.get(part, ())),
     ]
     wrong = [*_of_versions(environment), *_refused(wanted), *_of_build(), *symbol_problems(symbols)]
-    RELEASE.refuse(RELEASE.installed(), wrong)
+    RELEASE.raise_unsupported(RELEASE.installed(), wrong)
 
 
 def _of_versions(environment: Mapping[str, str]) -> list[str]:
-    ours, beside = (each.problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE))
+    ours, beside = (each.version_problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE))
     wrong = [] if ours is None else [ours]
     return wrong if beside is None else [*wrong, f"its vLLM: {beside}"]
 

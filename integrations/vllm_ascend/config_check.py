@@ -16,7 +16,7 @@ def prepare(config: Any, settings: Settings) -> None:
         EngineUnsupported: these releases are not what was tested, or lack a place for a part.
         IntegrationError: a part makes no sense with this configuration.
     """
-    compatibility.check_front_end(settings.parts, os.environ)
+    compatibility.check_front_end(settings.enabled_features, os.environ)
     raise_config_errors(config_errors(config, settings))
 
 

@@ -71,7 +71,7 @@ class AscendEplbPolicy:
         self, settings: EplbPolicySettings, tally: SharedCounters, level: int = logging.INFO
     ) -> None:
         self._settings = settings
-        self._tally = tally
+        self._counters = tally
         self._level = level
 
     def rebalance_experts(
@@ -88,12 +88,12 @@ class AscendEplbPolicy:
             The new table is int64 (layers, ranks, slots of a rank): an expert that stays on a rank
             stays in its slot.
         """
-        self._tally.add("policy_calls")
+        self._counters.add("policy_calls")
         try:
-            return self._planned(parse_installed_load(current_expert_table, expert_workload))
+            return self._plan(parse_installed_load(current_expert_table, expert_workload))
         except Exception:
             # Whatever it is: see above.
-            self._tally.add("policy_failures")
+            self._counters.add("policy_failures")
             LOG.exception("equipoise policy failed; what is installed stays")
             return 0, np.arange(len(current_expert_table)), current_expert_table  # type: ignore[arg-type]
 
@@ -101,24 +101,24 @@ class AscendEplbPolicy:
         """Refuse with `PlacementError`: it is called before the group grows or shrinks."""
         raise PlacementError(f"a group that changes to {new_ep_size} ranks is not planned here")
 
-    def _planned(self, given: InstalledLoad) -> RebalanceResult:
+    def _plan(self, given: InstalledLoad) -> RebalanceResult:
         found = plan_placement(given.load, given.shape, given.installed, self._settings)
-        self._tell(found, given)
-        relieved = given.relieved_by(found.placement.astype(np.int32))
-        return int(found.moves > 0), relieved, given.tables(found.placement)
+        self._log_plan(found, given)
+        relieved = given.layers_by_relief(found.placement.astype(np.int32))
+        return int(found.moved_slots > 0), relieved, given.to_tables(found.placement)
 
-    def _tell(self, found: PolicyPlan, given: InstalledLoad) -> None:
-        self._tally.add("policy_moves", found.moves)
+    def _log_plan(self, found: PolicyPlan, given: InstalledLoad) -> None:
+        self._counters.add("policy_moves", found.moved_slots)
         LOG.log(
             self._level,
             "equipoise policy: %d of %d layers change, %d of %d slots move, "
             "balancedness %.4f -> %.4f predicted",
-            found.layers,
+            found.changed_layers,
             given.shape.layers,
-            found.moves,
+            found.moved_slots,
             given.installed.size,
-            found.before,
-            found.after,
+            found.balancedness_before,
+            found.balancedness_after,
         )
 
 

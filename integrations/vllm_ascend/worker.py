@@ -39,10 +39,10 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
         """
         asked = parse_settings(vllm_config.additional_config, os.environ)
         if asked is not None:
-            compatibility.check_worker(asked.parts, os.environ)
+            compatibility.check_worker(asked.enabled_features, os.environ)
             raise_config_errors(config_errors(vllm_config, asked))
         self.equipoise_settings = asked or Settings()
-        self.equipoise_tally = SharedCounters()
+        self.equipoise_policy_counters = SharedCounters()
         behind: Any = super()
         behind.__init__(vllm_config, *args, **kwargs)
 
@@ -52,12 +52,12 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
         forward_logs_to_engine()
         with ExitStack() as opened:
             if settings.policy is not None:
-                planned = eplb_policy.install_policy(settings.policy, self.equipoise_tally)
+                planned = eplb_policy.install_policy(settings.policy, self.equipoise_policy_counters)
                 opened.enter_context(planned)
             super().init_device()
             if settings.handover is not None:
                 opened.enter_context(transport.install_transport(settings.handover, self.device))
-            self.equipoise_parts = WorkerFeatures(self, settings, opened.pop_all())
+            self.equipoise_features = WorkerFeatures(self, settings, opened.pop_all())
 
     def init_worker_extension(self) -> None:
         """Nothing: whoever calls this comes when the device is there, and so are the parts."""
@@ -72,7 +72,7 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
     def equipoise_counters(self) -> dict[str, int]:
         """`llm.collective_rpc("equipoise_counters")`: this process's and its planner's."""
         counted = dict(COUNTERS.read())
-        for name, count in self.equipoise_tally.read().items():
+        for name, count in self.equipoise_policy_counters.read().items():
             counted[name] = counted.get(name, 0) + count
         return counted
 

@@ -125,7 +125,7 @@ class FallbackExchange:
     def _dispatch(
         self, exchange: VariableSizeExchange, batch: Batch
     ) -> tuple[DispatchRoute, ReceivedRows]:
-        last = self._form.slots
+        last = self._form.num_slots
         slots = batch.slots.long()
         inside = (slots >= 0) & (slots < last)
         numbers = self._renumbered[torch.where(inside, slots, last)]
@@ -133,9 +133,9 @@ class FallbackExchange:
         rows = exchange.dispatch(route, batch.payloads)
         return route, ReceivedRows(
             payloads=tuple(payload[None] for payload in rows),
-            rows=torch.arange(sum(route.receives), device=slots.device),
-            slots=route.local_slots.int(),
-            counts=self._by_rank(torch.tensor(route.receives, dtype=torch.int32)),
+            entry_rows=torch.arange(sum(route.recv_counts), device=slots.device),
+            entry_slots=route.local_slots.int(),
+            rows_from_rank=self._by_rank(torch.tensor(route.recv_counts, dtype=torch.int32)),
             loads=self._by_rank(self._gather(batch.loads)),
         )
 
@@ -178,7 +178,7 @@ class FallbackDispatchHandle:
         Raises:
             ExchangeError: rows that do not fit the format.
         """
-        entries = self._arrivals.rows.shape[0]
+        entries = self._arrivals.entry_rows.shape[0]
         check_rows("results", rows, entries, self._owner.form.result)
         exchange, route = self._exchange, self._route
         found = self._owner.run(stream, lambda: exchange.combine(route, rows))
@@ -203,7 +203,7 @@ class FallbackCombineHandle:
 
 def _renumbered(form: ExchangeFormat, active: Sequence[int]) -> Tensor:
     """int32 [slots + 1], slots as the communicator's ranks number them; the last is invalid."""
-    out = torch.full((form.slots + 1,), len(active) * form.slots_per_rank, dtype=torch.int32)
+    out = torch.full((form.num_slots + 1,), len(active) * form.slots_per_rank, dtype=torch.int32)
     for member, rank in enumerate(active):
         for local in range(form.slots_per_rank):
             number = member * form.slots_per_rank + local
@@ -218,27 +218,27 @@ class ExchangeStatistics:
     Attributes:
         fitted: steps that ran once.
         rerun: steps that ran again, because some rank had more rows than fit.
-        rows: the most rows by which a message exceeded its capacity.
-        results: the most results by which one did.
-        stray: choices of this rank that fell on inactive ranks, in steps that ran once.
+        max_rows_over: the most rows by which a message exceeded its capacity.
+        max_results_over: the most results by which one did.
+        inactive_rank_hits: choices of this rank that fell on inactive ranks, in steps that ran once.
     """
 
     fitted: int = 0
     rerun: int = 0
-    rows: int = 0
-    results: int = 0
-    stray: int = 0
+    max_rows_over: int = 0
+    max_results_over: int = 0
+    inactive_rank_hits: int = 0
 
     def with_step(self, verdict: StepFitted | StepOverflowed) -> "ExchangeStatistics":
         """One step more."""
         match verdict:
-            case StepFitted(stray=stray):
+            case StepFitted(inactive_rank_hits=stray):
                 return ExchangeStatistics(
-                    self.fitted + 1, self.rerun, self.rows, self.results, self.stray + stray
+                    self.fitted + 1, self.rerun, self.max_rows_over, self.max_results_over, self.inactive_rank_hits + stray
                 )
-            case StepOverflowed(rows=rows, results=results):
-                most = max(self.rows, rows), max(self.results, results)
-                return ExchangeStatistics(self.fitted, self.rerun + 1, *most, self.stray)
+            case StepOverflowed(rows_over=rows, results_over=results):
+                most = max(self.max_rows_over, rows), max(self.max_results_over, results)
+                return ExchangeStatistics(self.fitted, self.rerun + 1, *most, self.inactive_rank_hits)
 
 
 class ExchangeWithFallback:
@@ -251,15 +251,15 @@ class ExchangeWithFallback:
     """
 
     def __init__(self, fast: FixedCapacityExchange, sure: TokenExchange, stream: Stream) -> None:
-        self._fast = fast
-        self._sure = sure
+        self._fixed = fast
+        self._fallback = sure
         self._stream = stream
-        self._tally = ExchangeStatistics()
+        self._statistics = ExchangeStatistics()
 
     @property
-    def tally(self) -> ExchangeStatistics:
+    def statistics(self) -> ExchangeStatistics:
         """What became of the steps so far."""
-        return self._tally
+        return self._statistics
 
     def run(self, step: Callable[[TokenExchange], T], timeout: float) -> T:
         """One step.
@@ -273,11 +273,11 @@ class ExchangeWithFallback:
             GenerationMismatch: a rank dispatched with tables of another generation.
             StreamTimeout: the words were not read in time.
         """
-        value = step(self._fast)
-        verdict = self._fast.read(self._stream).result(timeout)
-        self._tally = self._tally.with_step(verdict)
+        value = step(self._fixed)
+        verdict = self._fixed.read_status(self._stream).result(timeout)
+        self._statistics = self._statistics.with_step(verdict)
         match verdict:
             case StepFitted():
                 return value
             case StepOverflowed():
-                return step(self._sure)
+                return step(self._fallback)

@@ -79,12 +79,12 @@ class BatchTracker:
         self, kernels: ExchangeKernels, room: BufferSet, event: Callable[[], Event]
     ) -> None:
         self._kernels = kernels
-        self._room = room
+        self._buffers = room
         self._unpacked = event()
         self._returned = event()
         self._released = event()
-        self._behind: dict[Event, None] = {}  # in one order in every run, as a set is not
-        self._entered: tuple[Event, ...] = ()
+        self._start_events: dict[Event, None] = {}  # in one order in every run, as a set is not
+        self._merge_events: tuple[Event, ...] = ()
         self._state: BatchState = Idle()
 
     @property
@@ -93,55 +93,55 @@ class BatchTracker:
         return self._state
 
     @property
-    def words(self) -> Tensor:
+    def status(self) -> Tensor:
         """The room's sticky words."""
-        return self._room.words
+        return self._buffers.status
 
     def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
         """Take the room for a batch. It is idle: the exchange has looked."""
-        for event in self._behind:
+        for event in self._start_events:
             stream.wait(event)
-        self._kernels.pack_rows(batch, self._room, stream)
-        work = self._kernels.carry_rows(self._room, stream)
-        self._behind.clear()  # not before: after an error the next batch has to wait as well
+        self._kernels.pack_rows(batch, self._buffers, stream)
+        work = self._kernels.send_rows(self._buffers, stream)
+        self._start_events.clear()  # not before: after an error the next batch has to wait as well
         self._state = Dispatching(ticket, batch.tokens, work)
 
-    def arrive(self, ticket: int, stream: Stream) -> ReceivedRows:
+    def wait_rows(self, ticket: int, stream: Stream) -> ReceivedRows:
         """Order `stream` behind the rows; the first to come lists the entries."""
         match self._own(ticket):
             case Dispatching(tokens=tokens, work=work):
                 work.wait(stream)
-                self._kernels.unpack_rows(self._room, stream)
+                self._kernels.unpack_rows(self._buffers, stream)
                 stream.record(self._unpacked)
-                self._entered = (self._unpacked,)
+                self._merge_events = (self._unpacked,)
                 self._state = Dispatched(ticket, tokens)
             case _:
                 stream.wait(self._unpacked)
-        return self._room.arrivals
+        return self._buffers.received
 
     def combine(self, ticket: int, rows: Tensor, stream: Stream) -> None:
         """Send results back."""
         state = self._own(ticket)
         if not isinstance(state, Dispatched):
             raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not arrived")
-        self._kernels.pack_results(rows, self._room, stream)
-        work = self._kernels.carry_results(self._room, stream)
+        self._kernels.pack_results(rows, self._buffers, stream)
+        work = self._kernels.send_results(self._buffers, stream)
         self._state = Combining(ticket, state.tokens, work)
 
-    def deliver(self, ticket: int, stream: Stream) -> Tensor:
+    def wait_results(self, ticket: int, stream: Stream) -> Tensor:
         """Order `stream` behind the results; the first to come puts them in place."""
         state = self._own(ticket)
         match state:
             case Combining(tokens=tokens, work=work):
                 work.wait(stream)
-                self._kernels.unpack_results(tokens, self._room, stream)
+                self._kernels.unpack_results(tokens, self._buffers, stream)
                 stream.record(self._returned)
                 self._state = Combined(ticket, tokens)
             case Combined(tokens=tokens):
                 stream.wait(self._returned)
             case _:
                 raise ExchangeMisuse(f"results of a batch that is {_name(state)}")
-        return self._room.results[:tokens]
+        return self._buffers.results[:tokens]
 
     def release(self, ticket: int, stream: Stream) -> None:
         """Whatever reads the results has been launched on `stream`."""
@@ -149,22 +149,22 @@ class BatchTracker:
         if not isinstance(state, Combined):
             raise ExchangeMisuse(f"release of a batch that is {_name(state)}, not returned")
         stream.record(self._released)
-        self.follow(self._released)
+        self.start_after(self._released)
         self._state = Idle()
 
-    def check_entered(self) -> None:
+    def check_headers_merged(self) -> None:
         """Raise `ExchangeMisuse` while there are words to come."""
         if isinstance(self._state, Dispatching):
             raise ExchangeMisuse("a dispatch has not been waited for: its headers are not read")
 
-    def read_words(self, stream: Stream) -> None:
+    def wait_headers_merged(self, stream: Stream) -> None:
         """Order `stream` behind what enters words."""
-        for event in self._entered:  # none before the first use
+        for event in self._merge_events:  # none before the first use
             stream.wait(event)
 
-    def follow(self, event: Event) -> None:
+    def start_after(self, event: Event) -> None:
         """The next batch comes behind `event`."""
-        self._behind[event] = None
+        self._start_events[event] = None
 
     def abandon(self, stream: Stream, timeout: float) -> None:
         """Wait until nothing of it is in flight, let nobody go on with it, and clear the words.
@@ -176,10 +176,10 @@ class BatchTracker:
         """
         if isinstance(self._state, Dispatching | Combining):
             self._state.work.result(timeout)
-        self.read_words(stream)
-        stream.launch(self._room.words.zero_)
+        self.wait_headers_merged(stream)
+        stream.launch(self._buffers.status.zero_)
         stream.record(self._released)
-        self.follow(self._released)
+        self.start_after(self._released)
         self._state = Idle()
 
     def _own(self, ticket: int) -> BatchState:
@@ -209,9 +209,9 @@ class FixedCapacityExchange:
         self, form: ExchangeFormat, kernels: ExchangeKernels, accelerator: Accelerator
     ) -> None:
         self._form = form
-        self._berths = [BatchTracker(kernels, room, accelerator.event) for room in kernels.rooms]
-        words = [berth.words for berth in self._berths]
-        self._ledger = StatusReader(words, accelerator.pinned, accelerator.event())
+        self._trackers = [BatchTracker(kernels, room, accelerator.event) for room in kernels.buffer_sets]
+        words = [berth.status for berth in self._trackers]
+        self._status_reader = StatusReader(words, accelerator.pinned, accelerator.event())
         self._tickets = 0
 
     @property
@@ -234,22 +234,22 @@ class FixedCapacityExchange:
         self._tickets += 1
         return FixedDispatchHandle(self._form, berth, self._tickets)
 
-    def read(self, stream: Stream) -> StatusReadback:
+    def read_status(self, stream: Stream) -> StatusReadback:
         """Read the sticky words behind the step, and clear them.
 
         Raises:
             ExchangeMisuse: a dispatch has not been waited for.
         """
-        for berth in self._berths:
-            berth.check_entered()
-        for berth in self._berths:
-            berth.read_words(stream)
-        reading = self._ledger.read(stream)
-        for berth in self._berths:
-            berth.follow(self._ledger.event)
+        for berth in self._trackers:
+            berth.check_headers_merged()
+        for berth in self._trackers:
+            berth.wait_headers_merged(stream)
+        reading = self._status_reader.start_read(stream)
+        for berth in self._trackers:
+            berth.start_after(self._status_reader.event)
         return reading
 
-    def abandon(self, stream: Stream, timeout: float) -> None:
+    def abort_step(self, stream: Stream, timeout: float) -> None:
         """Give up the step, as after a forward that raised: its batches and its words.
 
         All ranks do it behind the same dispatch or combine. What read the batches has been launched
@@ -260,14 +260,14 @@ class FixedCapacityExchange:
                 Of an operation that failed the network may still write the buffers: an exchange
                 whose communicator failed is over, and another is made.
         """
-        for berth in self._berths:
+        for berth in self._trackers:
             berth.abandon(stream, timeout)
 
     def _free(self) -> BatchTracker:
         """The room that has been idle for longest, so that batches take turns."""
-        count = len(self._berths)
+        count = len(self._trackers)
         for place in range(count):
-            berth = self._berths[(self._tickets + place) % count]
+            berth = self._trackers[(self._tickets + place) % count]
             if isinstance(berth.state, Idle):
                 return berth
         raise ExchangeMisuse(f"all {count} rooms are taken: release a batch first")
@@ -278,7 +278,7 @@ class FixedDispatchHandle:
 
     def __init__(self, form: ExchangeFormat, berth: BatchTracker, ticket: int) -> None:
         self._form = form
-        self._berth = berth
+        self._tracker = berth
         self._ticket = ticket
 
     def wait(self, stream: Stream) -> ReceivedRows:
@@ -289,7 +289,7 @@ class FixedDispatchHandle:
         Raises:
             ExchangeMisuse: the batch was released.
         """
-        return self._berth.arrive(self._ticket, stream)
+        return self._tracker.wait_rows(self._ticket, stream)
 
     def combine(self, rows: Tensor, stream: Stream) -> "FixedCombineHandle":
         """Send results back, after what was launched on `stream`.
@@ -302,16 +302,16 @@ class FixedDispatchHandle:
             ExchangeError: rows that do not fit the format.
             ExchangeMisuse: nobody has waited for the rows, or it was combined before.
         """
-        check_rows("results", rows, self._form.entries, self._form.result)
-        self._berth.combine(self._ticket, rows, stream)
-        return FixedCombineHandle(self._berth, self._ticket)
+        check_rows("results", rows, self._form.max_entries, self._form.result)
+        self._tracker.combine(self._ticket, rows, stream)
+        return FixedCombineHandle(self._tracker, self._ticket)
 
 
 class FixedCombineHandle:
     """A batch whose results were sent."""
 
     def __init__(self, berth: BatchTracker, ticket: int) -> None:
-        self._berth = berth
+        self._tracker = berth
         self._ticket = ticket
 
     def wait(self, stream: Stream) -> Tensor:
@@ -321,7 +321,7 @@ class FixedCombineHandle:
             [n, top_k, ...], a row a (token, choice), never summed; zeros where the slot was
             invalid. It lasts until the release.
         """
-        return self._berth.deliver(self._ticket, stream)
+        return self._tracker.wait_results(self._ticket, stream)
 
     def release(self, stream: Stream) -> None:
         """Give the room back: all that reads the results has been launched on `stream`, or before.
@@ -329,4 +329,4 @@ class FixedCombineHandle:
         Raises:
             ExchangeMisuse: nobody has waited for the results, or it was released before.
         """
-        self._berth.release(self._ticket, stream)
+        self._tracker.release(self._ticket, stream)

@@ -52,7 +52,7 @@ class RowFormat:
         return prod(self.shape) * self.dtype.itemsize
 
     @property
-    def bits(self) -> torch.dtype:
+    def integer_dtype(self) -> torch.dtype:
         """The integer that is as large as an element."""
         return INTEGER_OF_ITEMSIZE[self.dtype.itemsize]
 
@@ -95,7 +95,7 @@ class ExchangeFormat:
         self._check("result_capacity", self.result_capacity)
 
     @staticmethod
-    def ample(
+    def without_overflow(
         ranks: int,
         slots_per_rank: int,
         experts: int,
@@ -117,22 +117,22 @@ class ExchangeFormat:
             result_capacity=max_tokens * top_k,
         )
 
-    def limited(self, capacity: int, result_capacity: int) -> "ExchangeFormat":
+    def with_capacities(self, capacity: int, result_capacity: int) -> "ExchangeFormat":
         """The same with other capacities."""
         return replace(self, capacity=capacity, result_capacity=result_capacity)
 
     @property
-    def slots(self) -> int:
+    def num_slots(self) -> int:
         """Of all ranks; also the global id of the invalid slot."""
         return self.ranks * self.slots_per_rank
 
     @property
-    def invalid(self) -> int:
+    def invalid_slot(self) -> int:
         """The local id of the invalid slot."""
         return self.slots_per_rank
 
     @property
-    def entries(self) -> int:
+    def max_entries(self) -> int:
         """Results that a rank may owe to all ranks together."""
         return self.ranks * self.result_capacity
 
@@ -160,8 +160,8 @@ class DispatchMessages:
 
     Attributes:
         generation: int64 [ranks].
-        rows: int32 [ranks], how many of the rows hold something.
-        lost: int32 [ranks, 2], by how many rows, and results, the sender exceeded the capacity of
+        row_counts: int32 [ranks], how many of the rows hold something.
+        overflow: int32 [ranks, 2], by how many rows, and results, the sender exceeded the capacity of
             the fullest of its messages; the same in all messages of a sender.
         loads: int32 [ranks, experts].
         ids: int32 [ranks, capacity, top_k].
@@ -169,8 +169,8 @@ class DispatchMessages:
     """
 
     generation: Tensor
-    rows: Tensor
-    lost: Tensor
+    row_counts: Tensor
+    overflow: Tensor
     loads: Tensor
     ids: Tensor
     payloads: tuple[Tensor, ...]
@@ -202,12 +202,12 @@ class DispatchMessageLayout:
         words = _part(blob, 8, (4,), torch.int32)
         return DispatchMessages(
             generation=_part(blob, 0, (1,), torch.int64)[:, 0],
-            rows=words[:, 0],
-            lost=words[:, 1:3],
+            row_counts=words[:, 0],
+            overflow=words[:, 1:3],
             loads=_part(blob, 24, (form.experts,), torch.int32),
             ids=_part(blob, self._starts[1], (form.capacity, form.top_k), torch.int32),
             payloads=tuple(
-                _part(blob, start, (form.capacity, *row.shape), row.bits)
+                _part(blob, start, (form.capacity, *row.shape), row.integer_dtype)
                 for start, row in zip(self._starts[2:], form.payloads, strict=False)
             ),
         )
@@ -271,23 +271,23 @@ class ReceivedRows:
 
     Attributes:
         payloads: tensors [blocks, rows, ...]; rows that nothing was sent for are undefined.
-        rows: int64 [entries], block x rows a block + row of each entry; in range, also where the
+        entry_rows: int64 [entries], block x rows a block + row of each entry; in range, also where the
             entry is invalid.
-        slots: int32 [entries], local slot of each entry; slots_per_rank where it is invalid.
-        counts: int32 [ranks], rows that came from each rank.
+        entry_slots: int32 [entries], local slot of each entry; slots_per_rank where it is invalid.
+        rows_from_rank: int32 [ranks], rows that came from each rank.
         loads: int32 [ranks, experts], every rank's histogram.
     """
 
     payloads: tuple[Tensor, ...]
-    rows: Tensor
-    slots: Tensor
-    counts: Tensor
+    entry_rows: Tensor
+    entry_slots: Tensor
+    rows_from_rank: Tensor
     loads: Tensor
 
-    def gather(self, number: int) -> Tensor:
+    def gather_payload(self, number: int) -> Tensor:
         """Payload `number` by entry, [entries, ...]; undefined where the entry is invalid."""
         payload = self.payloads[number]
         each = max(payload.shape[1], 1)
-        block = torch.div(self.rows, each, rounding_mode="floor")
+        block = torch.div(self.entry_rows, each, rounding_mode="floor")
         bits = payload.view(INTEGER_OF_ITEMSIZE[payload.dtype.itemsize])
-        return bits[block, self.rows % each].view(payload.dtype)
+        return bits[block, self.entry_rows % each].view(payload.dtype)

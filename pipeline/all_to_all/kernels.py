@@ -23,16 +23,16 @@ class BufferSet:
     """What an exchange's callers see of a set of buffers; addresses never change.
 
     Attributes:
-        number: of the room.
-        arrivals: what `unpack_rows` fills.
+        index: of the room.
+        received: what `unpack_rows` fills.
         results: [max_tokens, top_k, ...], what `unpack_results` fills.
-        words: int64, see `equipoise.pipeline.all_to_all.status`.
+        status: int64, see `equipoise.pipeline.all_to_all.status`.
     """
 
-    number: int
-    arrivals: ReceivedRows
+    index: int
+    received: ReceivedRows
     results: Tensor
-    words: Tensor
+    status: Tensor
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class ExchangeKernels(Protocol):
     """
 
     @property
-    def rooms(self) -> tuple[BufferSet, ...]:
+    def buffer_sets(self) -> tuple[BufferSet, ...]:
         """As many as batches may be in flight."""
         ...
 
@@ -57,7 +57,7 @@ class ExchangeKernels(Protocol):
         """Make ready what goes to other ranks of `batch`; keep where its results will belong."""
         ...
 
-    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
+    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
         """Send it, and receive what the others send."""
         ...
 
@@ -69,7 +69,7 @@ class ExchangeKernels(Protocol):
         """Make ready the results [entries, ...], one an entry of the arrivals."""
         ...
 
-    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
+    def send_results(self, room: BufferSet, stream: Stream) -> Work:
         """Send them where their tokens came from."""
         ...
 
@@ -92,59 +92,59 @@ class CapturedKernels:
     def __init__(self, inner: ExchangeKernels, graph: Callable[[], Graph], most: int) -> None:
         self._inner = inner
         self._graph = graph
-        self._most = most
+        self._max_graphs = most
         # Beside each graph what it points to, so that no other object takes its identity.
         self._graphs: dict[Hashable, tuple[Graph, object]] = {}
 
     @property
-    def rooms(self) -> tuple[BufferSet, ...]:
+    def buffer_sets(self) -> tuple[BufferSet, ...]:
         """Of the inner kernels."""
-        return self._inner.rooms
+        return self._inner.buffer_sets
 
     @property
-    def captured(self) -> int:
+    def num_graphs(self) -> int:
         """How many graphs there are."""
         return len(self._graphs)
 
     def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         """A graph for each room and batch. Raises `ExchangeError` when there are too many."""
         inner = self._inner
-        key = ("pack rows", room.number, id(batch))
+        key = ("pack rows", room.index, id(batch))
         self._replay(key, batch, stream, lambda: inner.pack_rows(batch, room, stream))
 
-    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
+    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
         """As ever."""
-        return self._inner.carry_rows(room, stream)
+        return self._inner.send_rows(room, stream)
 
     def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         """A graph for each room."""
         inner = self._inner
-        key = ("unpack rows", room.number)
+        key = ("unpack rows", room.index)
         self._replay(key, room, stream, lambda: inner.unpack_rows(room, stream))
 
     def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
         """A graph for each room and tensor. Raises `ExchangeError` when there are too many."""
         inner = self._inner
-        key = ("pack results", room.number, id(rows))
+        key = ("pack results", room.index, id(rows))
         self._replay(key, rows, stream, lambda: inner.pack_results(rows, room, stream))
 
-    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
+    def send_results(self, room: BufferSet, stream: Stream) -> Work:
         """As ever."""
-        return self._inner.carry_results(room, stream)
+        return self._inner.send_results(room, stream)
 
     def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         """A graph for each room and number of tokens."""
         inner = self._inner
-        key = ("unpack results", room.number, tokens)
+        key = ("unpack results", room.index, tokens)
         self._replay(key, room, stream, lambda: inner.unpack_results(tokens, room, stream))
 
     def _replay(
         self, key: Hashable, kept: object, stream: Stream, launch: Callable[[], None]
     ) -> None:
         if key not in self._graphs:
-            if len(self._graphs) >= self._most:
+            if len(self._graphs) >= self._max_graphs:
                 raise ExchangeError(
-                    f"{self._most} graphs are not enough: are batches and results persistent?"
+                    f"{self._max_graphs} graphs are not enough: are batches and results persistent?"
                 )
             graph = self._graph()
             graph.capture(stream, launch)

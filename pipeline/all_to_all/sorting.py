@@ -20,19 +20,19 @@ class SortedBatch:
         tokens: int64 [ranks, capacity], the token of each row; n where there is none.
         choices: int32 [n + 1, ranks, top_k], for each destination the local slot of each choice of
             a token that falls there, else invalid; the last token has none.
-        places: int64 [n * top_k], rank * result_capacity + position of the result of each (token,
+        result_positions: int64 [n * top_k], rank * result_capacity + position of the result of each (token,
             choice); ranks * result_capacity where none will come.
         rows: int32 [ranks], rows for each rank that fit.
-        lost: int32 [2], by how many rows, and results, the fullest message exceeds its capacity.
-        stray: int64 [], choices that fall on inactive ranks.
+        overflow: int32 [2], by how many rows, and results, the fullest message exceeds its capacity.
+        inactive_rank_hits: int64 [], choices that fall on inactive ranks.
     """
 
     tokens: Tensor
     choices: Tensor
-    places: Tensor
+    result_positions: Tensor
     rows: Tensor
-    lost: Tensor
-    stray: Tensor
+    overflow: Tensor
+    inactive_rank_hits: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class _Destinations:
     """The rank and local slot of each choice, [n, top_k]; one past the last where it is invalid."""
 
     rank: Tensor
-    local: Tensor
-    stray: Tensor
+    local_slot: Tensor
+    inactive_rank_hits: Tensor
 
 
 def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
@@ -58,27 +58,27 @@ def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBat
     row = travels.cumsum(0) - 1
     counts, results = travels.sum(0), here.sum((0, 1))
     beyond = torch.stack([(counts - form.capacity).amax(), (results - form.result_capacity).amax()])
-    choices = torch.where(here.transpose(1, 2), homes.local[:, None, :], form.invalid)
-    none = choices.new_full((1, *choices.shape[1:]), form.invalid)
+    choices = torch.where(here.transpose(1, 2), homes.local_slot[:, None, :], form.invalid_slot)
+    none = choices.new_full((1, *choices.shape[1:]), form.invalid_slot)
     return SortedBatch(
         tokens=_tokens(travels, row, form),
         choices=torch.cat([choices, none]).int(),
-        places=_places(homes, here, row, form),
+        result_positions=_places(homes, here, row, form),
         rows=counts.clamp(max=form.capacity).int(),
-        lost=beyond.clamp(min=0).int(),
-        stray=homes.stray,
+        overflow=beyond.clamp(min=0).int(),
+        inactive_rank_hits=homes.inactive_rank_hits,
     )
 
 
 def _homes(slots: Tensor, form: ExchangeFormat, active: Tensor) -> _Destinations:
     flat = slots.long()
-    inside = (flat >= 0) & (flat < form.slots)
+    inside = (flat >= 0) & (flat < form.num_slots)
     home = torch.where(inside, flat.div(form.slots_per_rank, rounding_mode="floor"), form.ranks)
     reached = active[home]
     return _Destinations(
         rank=torch.where(reached, home, form.ranks),
-        local=torch.where(reached, flat % form.slots_per_rank, form.invalid),
-        stray=(inside & ~reached).sum(),
+        local_slot=torch.where(reached, flat % form.slots_per_rank, form.invalid_slot),
+        inactive_rank_hits=(inside & ~reached).sum(),
     )
 
 
@@ -104,7 +104,7 @@ def _places(homes: _Destinations, here: Tensor, row: Tensor, form: ExchangeForma
     position = (here.reshape(-1, form.ranks).cumsum(0) - 1).gather(1, at)
     rows = row.gather(1, at.view(-1, form.top_k)).view(-1, 1)
     fits = (home < form.ranks) & (rows < form.capacity) & (position < form.result_capacity)
-    places = torch.where(fits, home * form.result_capacity + position, form.entries)
+    places = torch.where(fits, home * form.result_capacity + position, form.max_entries)
     return places.view(-1)
 
 
@@ -120,12 +120,12 @@ def list_entries(ids: Tensor, active: Tensor, form: ExchangeFormat) -> tuple[Ten
         Rows, int64 [entries], and local slots, int32 [entries], as `ReceivedRows` has them.
     """
     flat = ids.reshape(form.ranks, -1)
-    valid = (flat < form.invalid) & active[:, None]
+    valid = (flat < form.invalid_slot) & active[:, None]
     position = valid.cumsum(1) - 1
     starts = torch.arange(form.ranks, device=ids.device)[:, None] * form.result_capacity
     fits = valid & (position < form.result_capacity)
-    index = torch.where(fits, starts + position, form.entries).view(-1)
+    index = torch.where(fits, starts + position, form.max_entries).view(-1)
     row = torch.arange(form.ranks * form.capacity, device=ids.device).repeat_interleave(form.top_k)
-    rows = row.new_zeros(form.entries + 1).scatter_(0, index, row)
-    slots = flat.new_full((form.entries + 1,), form.invalid).scatter_(0, index, flat.reshape(-1))
-    return rows[: form.entries], slots[: form.entries]
+    rows = row.new_zeros(form.max_entries + 1).scatter_(0, index, row)
+    slots = flat.new_full((form.max_entries + 1,), form.invalid_slot).scatter_(0, index, flat.reshape(-1))
+    return rows[: form.max_entries], slots[: form.max_entries]

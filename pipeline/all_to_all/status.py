@@ -37,7 +37,7 @@ def merge_headers(words: Tensor, arrived: DispatchMessages, own: Tensor, active:
         own: int64 [1], the generation that this rank sent.
         active: bool [ranks]; the others' messages never come.
     """
-    seen = torch.where(active[:, None], arrived.lost.long(), 0).amax(0)
+    seen = torch.where(active[:, None], arrived.overflow.long(), 0).amax(0)
     words[OVERFLOW].copy_(torch.maximum(words[OVERFLOW], seen))
     ranks = words[RANK_WORDS_START:].view(-1, 3)
     differs = active & (arrived.generation != own)
@@ -52,10 +52,10 @@ class StepFitted:
     """Every row of the step travelled.
 
     Attributes:
-        stray: choices of this rank that fell on inactive ranks, and came back as zeros.
+        inactive_rank_hits: choices of this rank that fell on inactive ranks, and came back as zeros.
     """
 
-    stray: int
+    inactive_rank_hits: int
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class StepOverflowed:
     """Some rank had more rows than fit: what the step computed is to be discarded by all.
 
     Attributes:
-        rows: by how many the fullest message exceeded its capacity; 0 if only results did.
-        results: the same of results.
+        rows_over: by how many the fullest message exceeded its capacity; 0 if only results did.
+        results_over: the same of results.
     """
 
-    rows: int
-    results: int
+    rows_over: int
+    results_over: int
 
 
 StepOutcome = StepFitted | StepOverflowed
@@ -109,13 +109,13 @@ class StatusReader:
     def __init__(
         self, rooms: Sequence[Tensor], pinned: Callable[[int], Tensor], event: Event
     ) -> None:
-        self._rooms = tuple(rooms)
+        self._status_words = tuple(rooms)
         words = rooms[0].numel()
         self._host = pinned(8 * words * len(rooms)).view(torch.int64).view(len(rooms), words)
         self._event = event
         self._count = 0
 
-    def read(self, stream: Stream) -> "StatusReadback":
+    def start_read(self, stream: Stream) -> "StatusReadback":
         """Launch it; an earlier reading that nobody has taken is over."""
         stream.launch(self._copy)
         stream.record(self._event)
@@ -127,7 +127,7 @@ class StatusReader:
         """Behind it the words may be written again."""
         return self._event
 
-    def take(self, number: int, timeout: float) -> StepOutcome:
+    def result_of(self, number: int, timeout: float) -> StepOutcome:
         """What reading `number` says."""
         if number != self._count:
             raise ExchangeMisuse(f"reading {number} was overwritten by reading {self._count}")
@@ -135,7 +135,7 @@ class StatusReader:
         return read_outcome(self._host.tolist())
 
     def _copy(self) -> None:
-        for into, words in zip(self._host, self._rooms, strict=True):
+        for into, words in zip(self._host, self._status_words, strict=True):
             into.copy_(words, non_blocking=True)
             words.zero_()
 
@@ -144,12 +144,12 @@ class StatusReadback:
     """One reading of the words."""
 
     def __init__(self, ledger: StatusReader, number: int) -> None:
-        self._ledger = ledger
+        self._reader = ledger
         self._number = number
 
     def ready(self) -> bool:
         """Whether `result` would not wait."""
-        return self._ledger.event.query()
+        return self._reader.event.query()
 
     def result(self, timeout: float) -> StepOutcome:
         """What became of the step.
@@ -159,4 +159,4 @@ class StatusReadback:
             ExchangeMisuse: a later reading has overwritten this one.
             StreamTimeout: not read within `timeout` seconds; it goes on.
         """
-        return self._ledger.take(self._number, timeout)
+        return self._reader.result_of(self._number, timeout)

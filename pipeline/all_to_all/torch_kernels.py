@@ -36,16 +36,16 @@ class _Buffers:
     Attributes:
         row_blobs: uint8 [ranks, bytes of a message], those that go and those that come.
         sent: views of the former.
-        came: views of the latter.
+        received: views of the latter.
         result_blobs: uint8 [ranks, bytes of all results of a pair], those that go and that come.
-        places: int64 [max_tokens * top_k], as `SortedBatch.places`.
+        result_positions: int64 [max_tokens * top_k], as `SortedBatch.places`.
     """
 
     row_blobs: tuple[Tensor, Tensor]
     sent: DispatchMessages
-    came: DispatchMessages
+    received: DispatchMessages
     result_blobs: tuple[Tensor, Tensor]
-    places: Tensor
+    result_positions: Tensor
 
 
 class TorchKernels:
@@ -64,22 +64,22 @@ class TorchKernels:
         self._wire = wire
         self._layout = DispatchMessageLayout(form)
         self._buffers = [self._make_buffers(allocate) for _ in range(NUM_BUFFER_SETS)]
-        self._rooms = tuple(self._make_room(n, allocate) for n in range(NUM_BUFFER_SETS))
-        self._active = active_mask(wire, self._rooms[0].words.device)
+        self._buffer_sets = tuple(self._make_buffer_set(n, allocate) for n in range(NUM_BUFFER_SETS))
+        self._active = active_mask(wire, self._buffer_sets[0].status.device)
 
     @property
-    def rooms(self) -> tuple[BufferSet, ...]:
+    def buffer_sets(self) -> tuple[BufferSet, ...]:
         """Two."""
-        return self._rooms
+        return self._buffer_sets
 
     def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
         """One message for each rank, header and all."""
         stream.launch(partial(self._pack_rows, batch, room))
 
-    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
+    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
         """On the wire."""
-        source, into = self._buffers[room.number].row_blobs
-        return self._wire.carry(into, source, stream)
+        source, into = self._buffers[room.index].row_blobs
+        return self._wire.all_to_all(into, source, stream)
 
     def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         """List the entries; payloads, counts and loads are read where they came."""
@@ -89,21 +89,21 @@ class TorchKernels:
         """Copy."""
         stream.launch(partial(self._pack_results, rows, room))
 
-    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
+    def send_results(self, room: BufferSet, stream: Stream) -> Work:
         """On the wire."""
-        source, into = self._buffers[room.number].result_blobs
-        return self._wire.carry(into, source, stream)
+        source, into = self._buffers[room.index].result_blobs
+        return self._wire.all_to_all(into, source, stream)
 
     def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         """Gather."""
         stream.launch(partial(self._unpack_results, tokens, room))
 
     def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
-        form, buffers = self._form, self._buffers[room.number]
+        form, buffers = self._form, self._buffers[room.index]
         into, found = buffers.sent, sort_batch(batch.slots, form, self._active)
         into.generation.copy_(batch.generation.expand(form.ranks))
-        into.rows.copy_(found.rows)
-        into.lost.copy_(found.lost.expand(form.ranks, 2))
+        into.row_counts.copy_(found.rows)
+        into.overflow.copy_(found.overflow.expand(form.ranks, 2))
         into.loads.copy_(batch.loads.expand(form.ranks, -1))
         ranks = torch.arange(form.ranks, device=found.tokens.device)
         into.ids.copy_(found.choices[found.tokens, ranks[:, None]])
@@ -112,36 +112,36 @@ class TorchKernels:
             for part, payload, row in zip(
                 into.payloads, batch.payloads, form.payloads, strict=True
             ):
-                part.copy_(payload.view(row.bits).index_select(0, tokens).view(part.shape))
-        buffers.places[: found.places.numel()].copy_(found.places)
-        room.words[status.INACTIVE_RANK_HITS] += found.stray
+                part.copy_(payload.view(row.integer_dtype).index_select(0, tokens).view(part.shape))
+        buffers.result_positions[: found.result_positions.numel()].copy_(found.result_positions)
+        room.status[status.INACTIVE_RANK_HITS] += found.inactive_rank_hits
 
     def _unpack_rows(self, room: BufferSet) -> None:
-        buffers = self._buffers[room.number]
+        buffers = self._buffers[room.index]
         active = self._active[: self._form.ranks]
-        rows, slots = list_entries(buffers.came.ids, active, self._form)
-        room.arrivals.rows.copy_(rows)
-        room.arrivals.slots.copy_(slots)
+        rows, slots = list_entries(buffers.received.ids, active, self._form)
+        room.received.entry_rows.copy_(rows)
+        room.received.entry_slots.copy_(slots)
         own = buffers.sent.generation[self._wire.rank]
-        status.merge_headers(room.words, buffers.came, own, active)
+        status.merge_headers(room.status, buffers.received, own, active)
 
     def _pack_results(self, rows: Tensor, room: BufferSet) -> None:
-        into = self._results(self._buffers[room.number].result_blobs[0])
-        into.copy_(rows.view(self._form.result.bits))
+        into = self._results(self._buffers[room.index].result_blobs[0])
+        into.copy_(rows.view(self._form.result.integer_dtype))
 
     def _unpack_results(self, tokens: int, room: BufferSet) -> None:
-        form, buffers = self._form, self._buffers[room.number]
-        places = buffers.places[: tokens * form.top_k]
+        form, buffers = self._form, self._buffers[room.index]
+        places = buffers.result_positions[: tokens * form.top_k]
         came = self._results(buffers.result_blobs[1])
-        found = came.index_select(0, places.clamp(max=form.entries - 1))
-        nothing = (places == form.entries).view(-1, *[1] * len(form.result.shape))
-        out = room.results[:tokens].view(form.result.bits)
+        found = came.index_select(0, places.clamp(max=form.max_entries - 1))
+        nothing = (places == form.max_entries).view(-1, *[1] * len(form.result.shape))
+        out = room.results[:tokens].view(form.result.integer_dtype)
         out.copy_(found.masked_fill_(nothing, 0).view(out.shape))
 
     def _results(self, blob: Tensor) -> Tensor:
         """The rows of `blob`, as integers [entries, ...]."""
         row = self._form.result
-        return blob.view(-1).view(row.bits).view(self._form.entries, *row.shape)
+        return blob.view(-1).view(row.integer_dtype).view(self._form.max_entries, *row.shape)
 
     def _make_buffers(self, allocate: AllocateBytes) -> _Buffers:
         form = self._form
@@ -159,24 +159,24 @@ class TorchKernels:
             places,
         )
 
-    def _make_room(self, number: int, allocate: AllocateBytes) -> BufferSet:
-        form, came = self._form, self._buffers[number].came
+    def _make_buffer_set(self, number: int, allocate: AllocateBytes) -> BufferSet:
+        form, came = self._form, self._buffers[number].received
         shape = (form.max_tokens, form.top_k, *form.result.shape)
         results = allocate(prod(shape) * form.result.dtype.itemsize)
         return BufferSet(
-            number=number,
-            arrivals=ReceivedRows(
+            index=number,
+            received=ReceivedRows(
                 payloads=tuple(
                     bits.view(row.dtype)
                     for bits, row in zip(came.payloads, form.payloads, strict=True)
                 ),
-                rows=allocate(8 * form.entries).view(torch.int64),
-                slots=allocate(4 * form.entries).view(torch.int32),
-                counts=came.rows,
+                entry_rows=allocate(8 * form.max_entries).view(torch.int64),
+                entry_slots=allocate(4 * form.max_entries).view(torch.int32),
+                rows_from_rank=came.row_counts,
                 loads=came.loads,
             ),
             results=results.view(form.result.dtype).view(shape),
-            words=allocate(8 * status.num_words(form.ranks)).view(torch.int64),
+            status=allocate(8 * status.num_words(form.ranks)).view(torch.int64),
         )
 
 

@@ -30,7 +30,7 @@ class AllToAllTransport(Protocol):
         """By rank of the group, whether it takes part."""
         ...
 
-    def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
+    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
         """Send row r of `source`, uint8 [ranks, n], to rank r; fill `into` likewise.
 
         Comes after what was launched on `stream`. The rows of inactive ranks are neither read nor
@@ -65,9 +65,9 @@ class AllRanksTransport:
         """All of them."""
         return (True,) * self._communicator.size
 
-    def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
+    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
         """One collective."""
-        self._ordered.settle(stream)
+        self._ordered.wait_packed(stream)
         with stream.current():
             return self._communicator.all_to_all(into, source)
 
@@ -117,11 +117,11 @@ class ActiveRanksTransport:
         present = {self.rank, *self._peers}
         return tuple(rank in present for rank in range(self._communicator.size))
 
-    def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
+    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
         """One round; a rank's own rows are copied on `stream`."""
         mine = self.rank
         stream.launch(lambda: into[mine].copy_(source[mine]))
-        self._ordered.settle(stream)
+        self._ordered.wait_packed(stream)
         sends = tuple(PeerBuffer(peer, source[peer]) for peer in self._peers)
         receives = tuple(PeerBuffer(peer, into[peer]) for peer in self._peers)
         with stream.current():
@@ -131,7 +131,7 @@ class ActiveRanksTransport:
 class _StreamOrder:
     """Operations come after the current stream by themselves."""
 
-    def settle(self, stream: Stream) -> None:
+    def wait_packed(self, stream: Stream) -> None:
         """Nothing to do."""
 
 
@@ -142,7 +142,7 @@ class _HostOrder:
         self._event = accelerator.event()
         self._deadline = deadline
 
-    def settle(self, stream: Stream) -> None:
+    def wait_packed(self, stream: Stream) -> None:
         """Return when everything launched on `stream` has run."""
         stream.record(self._event)
         self._event.synchronize(self._deadline)

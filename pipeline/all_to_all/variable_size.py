@@ -24,19 +24,19 @@ class DispatchRoute:
     Attributes:
         tokens: tokens of this rank, n.
         top_k: slots a token.
-        order: int64 [sent], positions in the flattened (token, k) grid in the order they travel:
+        send_order: int64 [sent], positions in the flattened (token, k) grid in the order they travel:
             by destination slot, then by position; invalid slots do not travel.
-        sends: rows to each rank.
-        receives: rows from each rank.
+        send_counts: rows to each rank.
+        recv_counts: rows from each rank.
         local_slots: int64 [sum(receives)], local slot of each received row; rows arrive by source
             rank, then by local slot.
     """
 
     tokens: int
     top_k: int
-    order: Tensor
-    sends: tuple[int, ...]
-    receives: tuple[int, ...]
+    send_order: Tensor
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
     local_slots: Tensor
 
 
@@ -77,9 +77,9 @@ class VariableSizeExchange:
         return DispatchRoute(
             tokens=slots.shape[0],
             top_k=slots.shape[1],
-            order=torch.argsort(flat, stable=True)[: int(sent.sum())],
-            sends=tuple(sent.sum(1).tolist()),
-            receives=tuple(received.sum(1).tolist()),
+            send_order=torch.argsort(flat, stable=True)[: int(sent.sum())],
+            send_counts=tuple(sent.sum(1).tolist()),
+            recv_counts=tuple(received.sum(1).tolist()),
             local_slots=numbers.repeat_interleave(received.reshape(-1)).to(slots.device),
         )
 
@@ -93,8 +93,8 @@ class VariableSizeExchange:
         Returns:
             One tensor [sum(receives), ...] a payload.
         """
-        tokens = torch.div(route.order, route.top_k, rounding_mode="floor")
-        return [self._move(p[tokens], route.receives, route.sends) for p in payloads]
+        tokens = torch.div(route.send_order, route.top_k, rounding_mode="floor")
+        return [self._move(p[tokens], route.recv_counts, route.send_counts) for p in payloads]
 
     def combine(self, route: DispatchRoute, rows: Tensor) -> Tensor:
         """Send results back to where their tokens came from.
@@ -106,9 +106,9 @@ class VariableSizeExchange:
         Returns:
             [n, top_k, ...]; zeros where the slot was invalid.
         """
-        back = self._move(rows, route.sends, route.receives)
+        back = self._move(rows, route.send_counts, route.recv_counts)
         out = rows.new_zeros((route.tokens * route.top_k, *rows.shape[1:]))
-        out[route.order] = back
+        out[route.send_order] = back
         return out.view(route.tokens, route.top_k, *rows.shape[1:])
 
     def _swap_counts(self, sent: Tensor, generation: int) -> Tensor:

@@ -34,19 +34,19 @@ class TrackedBuffer:
         self._make = memory
         self._have(0)
 
-    def make_room(self, nbytes: int) -> bool:
+    def reserve(self, nbytes: int) -> bool:
         """Have at least so many bytes; whether what was in a smaller buffer is lost for it."""
         if self.memory.numel() >= nbytes:
             return False
         self._have(nbytes)
         return True
 
-    def keep(self, count: int) -> None:
+    def add_owner_views(self, count: int) -> None:
         """The owner keeps so many views more of its own; fewer, where it is negative."""
         self._alone += count
 
     @property
-    def held(self) -> bool:
+    def in_use(self) -> bool:
         """Whether there is a tensor over the memory besides the buffer's and its owner's own."""
         return _tensors_over(self.memory) > self._alone
 
@@ -86,7 +86,7 @@ class ReleaseWaiter:
         self._changed = threading.Event()
         self._alive = edge.accelerator.event()
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Somebody may have let go."""
         self._changed.set()
 
@@ -110,4 +110,4 @@ class ReleaseWaiter:
             looks += 1
             self._changed.wait(POLL_SECONDS)
             self._changed.clear()
-        self._edge.meter.held(time.monotonic_ns() - began)
+        self._edge.counters.add_reader_wait(time.monotonic_ns() - began)

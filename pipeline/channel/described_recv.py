@@ -38,12 +38,12 @@ class _DescribedRecvBuffer:
     """A buffer of the ring; of the message, and of what is gathered from its slices."""
 
     def __init__(self, edge: Edge) -> None:
-        self.message = TrackedBuffer(edge.memory)
-        self.wholes = TrackedBuffer(edge.memory)
+        self.message = TrackedBuffer(edge.allocate)
+        self.gathered = TrackedBuffer(edge.allocate)
 
     @property
-    def held(self) -> bool:
-        return self.message.held or self.wholes.held
+    def in_use(self) -> bool:
+        return self.message.in_use or self.gathered.in_use
 
 
 class DescribedRecvHandle:
@@ -68,7 +68,7 @@ class DescribedRecvHandle:
 
     def wait(self) -> None:
         """Block the host until it has come. Raises what `DescribedReceivingEnd` says."""
-        self.attempt()
+        self.run_once()
         if self._failure is not None:
             raise self._failure
 
@@ -78,7 +78,7 @@ class DescribedRecvHandle:
         values, self._values = self._values, {}
         return values
 
-    def attempt(self) -> None:
+    def run_once(self) -> None:
         """Block the host until it has come, or has failed."""
         with self._finishing:
             if not self._over:
@@ -109,17 +109,17 @@ class DescribedReceivingEnd:
         if not 0 < ahead < edge.depth:
             raise ChannelError(f"{edge.name}: {ahead} receives ahead in {edge.depth} buffers")
         self._edge = edge
-        self._first = FirstPartSizes(ahead)
-        self._berths = [_DescribedRecvBuffer(edge) for _ in range(edge.depth)]
+        self._first_part_sizes = FirstPartSizes(ahead)
+        self._buffers = [_DescribedRecvBuffer(edge) for _ in range(edge.depth)]
         self._posted: deque[tuple[_DescribedRecvBuffer, int, Work]] = deque()
-        self._layouts = LayoutCache(edge.parts, edge.meter)
+        self._layouts = LayoutCache(edge.num_slices, edge.counters)
         self._count = 0
         self._sequence = 0
         self._last: DescribedRecvHandle | None = None
         self._posting = threading.Lock()
-        self._freed = edge.accelerator.event()
-        self._readers = ReleaseWaiter(edge)
-        self._standing = EdgeStatus(edge.name)
+        self._reads_done = edge.accelerator.event()
+        self._release_waiter = ReleaseWaiter(edge)
+        self._status = EdgeStatus(edge.name)
 
     def receive(self) -> DescribedRecvHandle:
         """The next message, on its way; returns at once.
@@ -127,103 +127,103 @@ class DescribedReceivingEnd:
         Raises:
             ChannelClosed: the end was closed, or an earlier message failed it.
         """
-        self._standing.refuse_closed()
+        self._status.check_open()
         incoming = DescribedRecvHandle(partial(self._next, self._sequence, self._last))
         self._sequence, self._last = self._sequence + 1, incoming
         self._post_ahead()
-        if self._edge.read_by is ReadMode.HOST:
-            self._edge.accelerator.stream(Role.COMM).launch(incoming.attempt)
+        if self._edge.effective_read_mode is ReadMode.HOST:
+            self._edge.accelerator.stream(Role.COMM).launch(incoming.run_once)
         return incoming
 
     def close(self) -> None:
         """Refuse what comes from now on; receives in flight keep their memory until they end."""
-        self._standing.close()
+        self._status.close()
 
     def _next(self, sequence: int, before: DescribedRecvHandle | None) -> ReceivedValues:
         """What is in a message, behind the one before it."""
         if before is not None:
-            before.attempt()
-        self._standing.refuse_closed()
+            before.run_once()
+        self._status.check_open()
         try:
             return self._finish(sequence)
         except BaseException as failure:  # half of it may have happened
-            self._standing.fail(failure)
+            self._status.fail(failure)
             raise
 
     def _finish(self, sequence: int) -> ReceivedValues:
         if not self._posted:
-            self._readers.wait(self._next_is_free, self._holder)
+            self._release_waiter.wait(self._next_is_free, self._holder)
             self._post_ahead()
         berth, first, work = self._posted.popleft()
         self._await(work)
         header = self._header(berth, sequence, first)
         if header.nbytes > first:
-            self._continue(berth, header)
+            self._receive_second_part(berth, header)
         layout = self._layout(berth, header)
         self._gather(berth, layout)
-        self._edge.meter.message(
+        self._edge.counters.add_message(
             max(first, header.nbytes),
-            described=header.described,
+            described=header.description_bytes,
             parts=1 + (header.nbytes > first),
         )
-        self._first.seen(header.nbytes)
-        values: ReceivedValues = dict(unpack(layout, berth.message.memory, berth.wholes.memory))
+        self._first_part_sizes.record(header.nbytes)
+        values: ReceivedValues = dict(unpack(layout, berth.message.memory, berth.gathered.memory))
         self._post_ahead()
-        return values | dict(layout.shape_class.constants)
+        return values | dict(layout.schema.constants)
 
     def _await(self, work: Work) -> None:
         began = time.monotonic_ns()
         work.result(self._edge.deadline)
-        self._edge.meter.waited(time.monotonic_ns() - began)
+        self._edge.counters.add_message_wait(time.monotonic_ns() - began)
 
     def _header(self, berth: _DescribedRecvBuffer, sequence: int, first: int) -> Header:
         name = f"{self._edge.name}, message {sequence}"
         header = read_header(header_views(berth.message.memory, 1)[0].tolist(), name)
         if header.sequence != sequence:
             raise MessageMismatch(f"{name}: message {header.sequence} came in its place")
-        if header.first != first:
-            raise MessageMismatch(f"{name}: {header.first} bytes came first instead of {first}")
+        if header.first_part_bytes != first:
+            raise MessageMismatch(f"{name}: {header.first_part_bytes} bytes came first instead of {first}")
         return header
 
-    def _continue(self, berth: _DescribedRecvBuffer, header: Header) -> None:
+    def _receive_second_part(self, berth: _DescribedRecvBuffer, header: Header) -> None:
         """Receive the second part behind the first."""
-        first = berth.message.memory[: header.first].clone()
-        berth.message.make_room(header.nbytes)
-        berth.message.memory[: header.first].copy_(first)
-        rest = berth.message.memory[header.first : header.nbytes]
-        self._await(self._edge.second.irecv(rest, self._edge.peer))
+        first = berth.message.memory[: header.first_part_bytes].clone()
+        berth.message.reserve(header.nbytes)
+        berth.message.memory[: header.first_part_bytes].copy_(first)
+        rest = berth.message.memory[header.first_part_bytes : header.nbytes]
+        self._await(self._edge.require_second.irecv(rest, self._edge.peer))
 
     def _layout(self, berth: _DescribedRecvBuffer, header: Header) -> MessageLayout:
         """Of the message's class, which it describes, or which was described before."""
-        payload = header.nbytes - header.described
-        known = self._layouts.known(header.shape_class)
-        if header.described:
+        payload = header.nbytes - header.description_bytes
+        known = self._layouts.find(header.schema_digest)
+        if header.description_bytes:
             text = berth.message.memory[payload : header.nbytes]
-            met = self._layouts.of(MessageSchema.from_bytes(bytes(text.tolist())))
+            met = self._layouts.lookup(MessageSchema.from_bytes(bytes(text.tolist())))
         elif known is not None:
-            met = CachedLayout(known, first=False)
+            met = CachedLayout(known, is_new=False)
         else:
             raise self._undescribed()
-        if met.layout.nbytes != payload or met.layout.shape_class.digest != header.shape_class:
+        if met.layout.nbytes != payload or met.layout.schema.digest != header.schema_digest:
             raise self._undescribed()
-        self._layouts.meet(met)
+        self._layouts.remember(met)
         return met.layout
 
     def _undescribed(self) -> MessageMismatch:
         return MessageMismatch(f"{self._edge.name}: a message of a class that nobody described")
 
     def _gather(self, berth: _DescribedRecvBuffer, layout: MessageLayout) -> None:
-        if self._edge.slices is None or not layout.sliced:
+        if self._edge.slice_group is None or not layout.sliced_fields:
             return
-        berth.wholes.make_room(layout.gathered_nbytes)
-        parts = gather_specs(layout, berth.message.memory, berth.wholes.memory)
+        berth.gathered.reserve(layout.gathered_nbytes)
+        parts = gather_specs(layout, berth.message.memory, berth.gathered.memory)
         for part in parts:
-            communicator = self._edge.slices.gathering
+            communicator = self._edge.slice_group.gather_communicator
             communicator.all_gather(part.whole, part.slice).result(self._edge.deadline)
-            self._edge.meter.gather()
+            self._edge.counters.add_gather()
         mine, every = (
             header_views(berth.message.memory, 1),
-            header_views(berth.wholes.memory, self._edge.parts),
+            header_views(berth.gathered.memory, self._edge.num_slices),
         )
         if not bool((every == mine).all()):
             raise MessageMismatch(f"{self._edge.name}: slices are of different messages")
@@ -237,33 +237,33 @@ class DescribedReceivingEnd:
         Nothing else: a receive has a deadline, and an engine that is idle sends nothing.
         """
         with self._posting:
-            while self._count < self._sequence and self._first.known and self._next_is_free():
+            while self._count < self._sequence and self._first_part_sizes.num_known and self._next_is_free():
                 self._post()
 
     def _next_is_free(self) -> bool:
-        return not self._berths[self._count % self._edge.depth].held
+        return not self._buffers[self._count % self._edge.depth].in_use
 
     def _post(self) -> None:
         """Post the next receive into a buffer that nobody has a tensor over."""
-        berth, first = self._berths[self._count % self._edge.depth], self._first.use()
-        berth.message.make_room(first)
+        berth, first = self._buffers[self._count % self._edge.depth], self._first_part_sizes.pop()
+        berth.message.reserve(first)
         memory = berth.message.memory[:first]
-        with self._behind_readers():
+        with self._after_reads():
             work = self._edge.communicator.irecv(memory, self._edge.peer)
         self._posted.append((berth, first, work))
         self._count += 1
 
-    def _behind_readers(self) -> AbstractContextManager[None]:
+    def _after_reads(self) -> AbstractContextManager[None]:
         """A device may still read what no tensor is over any more; host code holds what it reads.
 
         (To wait for the stream there would be to wait for a program that waits for this thread.)
         """
-        if self._edge.read_by is ReadMode.HOST:
+        if self._edge.effective_read_mode is ReadMode.HOST:
             return nullcontext()
-        self._edge.stream.record(self._freed)
+        self._edge.stream.record(self._reads_done)
         if self._edge.communicator.capabilities.stream_ordered:
             comm = self._edge.accelerator.stream(Role.COMM)
-            comm.wait(self._freed)
+            comm.wait(self._reads_done)
             return comm.current()
-        self._freed.synchronize(self._edge.deadline)
+        self._reads_done.synchronize(self._edge.deadline)
         return nullcontext()

@@ -50,7 +50,7 @@ class EdgeStatus:
         self._name = name
         self.failure: EquipoiseError | None = None
 
-    def refuse_closed(self) -> None:
+    def check_open(self) -> None:
         """Raise `ChannelClosed`, with the cause, where the end is over."""
         if self.failure is not None:
             raise ChannelClosed(f"{self._name}: {self.failure}") from self.failure
@@ -78,23 +78,23 @@ class SliceGroup:
     """The ranks that hold the same tensors, and so send and receive a slice each.
 
     Attributes:
-        gathering: of these ranks; those that receive gather over it, in the order of messages.
-        comparing: another one of the same ranks; those that send compare what they hold over it.
+        gather_communicator: of these ranks; those that receive gather over it, in the order of messages.
+        verify_communicator: another one of the same ranks; those that send compare what they hold over it.
             A rank between two stages does both, and in no order that its peers would share.
     """
 
-    gathering: Communicator
-    comparing: Communicator
+    gather_communicator: Communicator
+    verify_communicator: Communicator
 
     @property
-    def parts(self) -> int:
+    def size(self) -> int:
         """How many there are."""
-        return self.gathering.size
+        return self.gather_communicator.size
 
     @property
-    def part(self) -> int:
+    def rank(self) -> int:
         """Which slice is this rank's."""
-        return self.gathering.rank
+        return self.gather_communicator.rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +109,11 @@ class Edge:
         stream: whose programs make what is sent, or read what is received.
         deadline: seconds that any wait may last.
         depth: buffers of this end: so many messages may be on their way, or still be read.
-        slices: where tensors may travel in slices; None where everything travels whole.
-        rest: for second parts of messages, which would otherwise meet the receive that is posted
+        slice_group: where tensors may travel in slices; None where everything travels whole.
+        second_communicator: for second parts of messages, which would otherwise meet the receive that is posted
             for the next message's first part; None where there are none.
-        reading: how readers come behind a message; by where the tensors are, unless it is said.
-        meter: counts.
+        read_mode: how readers come behind a message; by where the tensors are, unless it is said.
+        counters: counts.
     """
 
     name: str
@@ -123,10 +123,10 @@ class Edge:
     stream: Stream
     deadline: float
     depth: int = 4
-    slices: SliceGroup | None = None
-    rest: Communicator | None = None
-    reading: ReadMode | None = None
-    meter: EdgeCounters = field(default_factory=EdgeCounters)
+    slice_group: SliceGroup | None = None
+    second_communicator: Communicator | None = None
+    read_mode: ReadMode | None = None
+    counters: EdgeCounters = field(default_factory=EdgeCounters)
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -135,30 +135,30 @@ class Edge:
             raise ChannelError(f"{self.name}: a deadline of {self.deadline} s is none")
 
     @property
-    def parts(self) -> int:
+    def num_slices(self) -> int:
         """Slices that a sliced tensor is cut into."""
-        return self.slices.parts if self.slices is not None else 1
+        return self.slice_group.size if self.slice_group is not None else 1
 
     @property
-    def second(self) -> Communicator:
+    def require_second(self) -> Communicator:
         """Over which second parts go. Raises `ChannelError` where there are none."""
-        if self.rest is None:
+        if self.second_communicator is None:
             raise ChannelError(f"{self.name}: its messages have one part")
-        return self.rest
+        return self.second_communicator
 
     @cached_property
-    def read_by(self) -> ReadMode:
+    def effective_read_mode(self) -> ReadMode:
         """How readers come behind a message."""
         on_host = self.accelerator.device.type == "cpu"
-        return self.reading or (ReadMode.HOST if on_host else ReadMode.STREAM)
+        return self.read_mode or (ReadMode.HOST if on_host else ReadMode.STREAM)
 
     def close(self) -> None:
         """Give its communicators back."""
         self.communicator.close()
-        if self.rest is not None:
-            self.rest.close()
+        if self.second_communicator is not None:
+            self.second_communicator.close()
 
-    def memory(self, nbytes: int) -> Tensor:
+    def allocate(self, nbytes: int) -> Tensor:
         """A fresh buffer of the device, uint8 [nbytes], the edge's stream's; counted, unless it is
         empty. Others come behind that stream before they write into it.
 
@@ -166,7 +166,7 @@ class Edge:
         can be written by no thread that is not.
         """
         if nbytes:
-            self.meter.buffer_made(nbytes)
+            self.counters.add_buffer(nbytes)
         with self.stream.current(), torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
 
@@ -184,14 +184,14 @@ class EdgeContext:
         accelerator: whose memory the tensors are in.
         stream: whose programs make what is sent, or read what is received.
         deadline: seconds that any wait may last.
-        slices: the ranks that hold the same sliced tensors; None where nothing is sliced.
+        slice_group: the ranks that hold the same sliced tensors; None where nothing is sliced.
     """
 
     fabric: Fabric
     accelerator: Accelerator
     stream: Stream
     deadline: float
-    slices: SliceGroup | None = None
+    slice_group: SliceGroup | None = None
 
 
 def open_edge(
@@ -216,7 +216,7 @@ def open_edge(
     rank = place.fabric.control.rank
     if rank not in ends or ends[0] == ends[1]:
         raise ChannelError(f"{name}: rank {rank} cannot be an end of the edge {ends}")
-    parts = place.slices.parts if place.slices is not None else 1
+    parts = place.slice_group.size if place.slice_group is not None else 1
     called = _called(name, place.fabric)
     _agree(called, ends, place, {**said, "ends": ends, "depth": depth, "parts": parts})
     communicator = place.fabric.open(f"channel {called}", ends)
@@ -229,14 +229,14 @@ def open_edge(
         stream=place.stream,
         deadline=place.deadline,
         depth=depth,
-        slices=place.slices,
+        slice_group=place.slice_group,
     )
 
 
 def open_second_communicator(edge: Edge, ends: tuple[int, int], place: EdgeContext) -> Edge:
     """The edge with a communicator for second parts of messages; collective of the two ranks."""
     rest = place.fabric.open(f"{edge.communicator.purpose}, second parts", ends)
-    return replace(edge, rest=rest)
+    return replace(edge, second_communicator=rest)
 
 
 def _called(name: str, fabric: Fabric) -> str:

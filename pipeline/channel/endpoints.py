@@ -45,11 +45,11 @@ class Sender:
         self._template = plan.template
         self._edge = edge
         self._end = SendingEnd(edge)
-        self._end.reserve(plan.template.at(plan.template.most))
+        self._end.reserve(plan.template.schema_for(plan.template.max_rows))
 
-    def room(self) -> bool:
+    def has_free_buffer(self) -> bool:
         """Whether `send` would not wait for a buffer."""
-        return self._end.room()
+        return self._end.has_free_buffer()
 
     def send(self, tensors: Mapping[str, Tensor]) -> SendHandle:
         """Hand over one step: the template's tensors, [rows, ...] all of them.
@@ -57,12 +57,12 @@ class Sender:
         Raises what `SendingEnd.send` raises.
         """
         given = (t.shape[0] for t in tensors.values() if isinstance(t, Tensor) and t.dim())
-        return self._end.send(tensors, self._template.at(next(given, 0)))
+        return self._end.send(tensors, self._template.schema_for(next(given, 0)))
 
-    def outgoing(self, rows: int) -> Mapping[str, Tensor]:
+    def borrow_outputs(self, rows: int) -> Mapping[str, Tensor]:
         """The next step's tensors, [rows, ...], where they are sent from: written there they need
         not be packed. See `SendingEnd.outgoing`."""
-        return self._end.outgoing(self._template.at(rows))
+        return self._end.borrow_outputs(self._template.schema_for(rows))
 
     def drain(self) -> None:
         """Wait until every message has left its buffer."""
@@ -71,7 +71,7 @@ class Sender:
     @property
     def statistics(self) -> EdgeStatistics:
         """Counts by now."""
-        return self._edge.meter.read()
+        return self._edge.counters.snapshot()
 
     def close(self) -> None:
         """Refuse what comes from now on, and give the edge's communicator back; bounded by its
@@ -87,38 +87,38 @@ class Receiver:
         self._template = plan.template
         self._edge = edge
         self._end = ReceivingEnd(edge)
-        self._end.reserve(plan.template.at(plan.template.most))
+        self._end.reserve(plan.template.schema_for(plan.template.max_rows))
 
     @property
-    def independent(self) -> bool:
+    def can_post_ahead(self) -> bool:
         """Whether a receive that is posted ahead keeps no other communicator waiting."""
         return self._edge.communicator.capabilities.independent_groups
 
     @property
-    def expected(self) -> int:
+    def num_expected(self) -> int:
         """How many steps are expected that nobody has taken."""
-        return self._end.expected
+        return self._end.num_expected
 
-    def room(self) -> bool:
+    def has_free_buffer(self) -> bool:
         """Whether `expect` would not wait for a reader to let go of a buffer."""
-        return self._end.room()
+        return self._end.has_free_buffer()
 
     def expect(self, rows: int) -> None:
         """Post the receive of one more step of so many rows. Raises as `ReceivingEnd.expect`."""
-        self._end.expect(self._template.at(rows))
+        self._end.expect(self._template.schema_for(rows))
 
     def receive(self) -> AsyncIntermediateTensors:
         """The tensors of the next step, on their way. Raises as `ReceivingEnd.receive`."""
         return self._end.receive()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait for every step that was taken, and look at its header."""
-        self._end.settle()
+        self._end.drain()
 
     @property
     def statistics(self) -> EdgeStatistics:
         """Counts by now."""
-        return self._edge.meter.read()
+        return self._edge.counters.snapshot()
 
     def close(self) -> None:
         """Refuse what comes from now on, and give the edge's communicator back; bounded by its

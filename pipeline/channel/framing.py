@@ -27,23 +27,23 @@ class Frame:
 
     Attributes:
         nbytes: header, payload and description.
-        first: bytes of the first part; the message is padded to it where it is smaller.
+        first_part_bytes: bytes of the first part; the message is padded to it where it is smaller.
         description: of its class; empty where the receiver knows it.
     """
 
     nbytes: int
-    first: int
+    first_part_bytes: int
     description: bytes = b""
 
     @property
-    def extent(self) -> int:
+    def padded_nbytes(self) -> int:
         """Bytes of memory that it takes, padding included."""
-        return max(self.nbytes, self.first)
+        return max(self.nbytes, self.first_part_bytes)
 
     @property
-    def parts(self) -> int:
+    def num_parts(self) -> int:
         """How many parts it travels in."""
-        return 1 if self.nbytes <= self.first else 2
+        return 1 if self.nbytes <= self.first_part_bytes else 2
 
 
 class Framing(Protocol):
@@ -53,7 +53,7 @@ class Framing(Protocol):
         """The frame of the next message, were it of that class."""
         ...
 
-    def framed(self, frame: Frame) -> None:
+    def advance(self, frame: Frame) -> None:
         """The next message has that frame."""
         ...
 
@@ -65,7 +65,7 @@ class SinglePartFraming:
         """One part."""
         return Frame(met.layout.nbytes, met.layout.nbytes)
 
-    def framed(self, frame: Frame) -> None:
+    def advance(self, frame: Frame) -> None:
         """Nothing follows from it."""
 
 
@@ -80,20 +80,20 @@ class FirstPartSizes:
         self._sizes: deque[int] = deque([MIN_FIRST_PART_BYTES] * ahead)
 
     @property
-    def known(self) -> int:
+    def num_known(self) -> int:
         """Of how many messages to come the sizes are known."""
         return len(self._sizes)
 
     @property
-    def next(self) -> int:
+    def next_size(self) -> int:
         """The size for the next message."""
         return self._sizes[0]
 
-    def use(self) -> int:
+    def pop(self) -> int:
         """The same, once for each message, in their order."""
         return self._sizes.popleft()
 
-    def seen(self, nbytes: int) -> None:
+    def record(self, nbytes: int) -> None:
         """One more message of so many bytes was sent, or has come."""
         self._sizes.append(min(max(nbytes, MIN_FIRST_PART_BYTES), MAX_FIRST_PART_BYTES))
 
@@ -110,10 +110,10 @@ class DescribedFraming:
 
     def frame(self, met: CachedLayout) -> Frame:
         """As large a first part as both ends have agreed on."""
-        description = met.layout.shape_class.to_bytes() if met.first else b""
-        return Frame(met.layout.nbytes + len(description), self._parts.next, description)
+        description = met.layout.schema.to_bytes() if met.is_new else b""
+        return Frame(met.layout.nbytes + len(description), self._parts.next_size, description)
 
-    def framed(self, frame: Frame) -> None:
+    def advance(self, frame: Frame) -> None:
         """Later ones follow from it."""
-        self._parts.use()
-        self._parts.seen(frame.nbytes)
+        self._parts.pop()
+        self._parts.record(frame.nbytes)

@@ -60,12 +60,12 @@ def gather_specs(layout: MessageLayout, message: Tensor, wholes: Tensor) -> list
         message: where the slices come.
         wholes: uint8 [layout.gathered_nbytes], where the tensors go.
     """
-    parts = layout.sliced[0].parts
+    parts = layout.sliced_fields[0].num_slices
     size = HEADER_BYTES
     headers = GatherSpec(message[:size], wholes[: parts * size].view(parts, size))
     return [
         headers,
-        *(GatherSpec(p.bytes_of(message), p.gathered_bytes(wholes)) for p in layout.sliced),
+        *(GatherSpec(p.sent_bytes(message), p.gathered_bytes(wholes)) for p in layout.sliced_fields),
     ]
 
 
@@ -74,8 +74,8 @@ def gather(
 ) -> Completion:
     """Begin to gather, behind the message; in the way that the slices' communicator allows."""
     for _ in parts:
-        edge.meter.gather()
-    if slices.gathering.capabilities.stream_ordered:
+        edge.counters.add_gather()
+    if slices.gather_communicator.capabilities.stream_ordered:
         return StreamGathering(edge, slices, message, parts)
     return HostGathering(edge, slices, message, parts)
 
@@ -98,7 +98,7 @@ class StreamGathering:
         comm = edge.accelerator.stream(Role.COMM)
         message.wait(comm)
         with comm.current():
-            self._works = [slices.gathering.all_gather(p.whole, p.slice) for p in parts]
+            self._works = [slices.gather_communicator.all_gather(p.whole, p.slice) for p in parts]
         for work in self._works:
             work.wait(comm)
         comm.record(self._passed)
@@ -133,7 +133,7 @@ class HostGathering:
         self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
     ) -> None:
         self._deadline = edge.deadline
-        self._communicator = slices.gathering
+        self._communicator = slices.gather_communicator
         self._failure: EquipoiseError | None = None
         self._passed = edge.accelerator.event()
         comm = edge.accelerator.stream(Role.COMM)
@@ -180,16 +180,16 @@ def check_replicated(
         NotReplicated: names the tensors that differ; on all of these ranks.
         CommunicatorFailed: a rank did not come by the deadline.
     """
-    names = [place.field.name for place in layout.sliced]
+    names = [place.field.name for place in layout.sliced_fields]
     found = [as_int64(checksum(_tensor(tensors[name]).contiguous())) for name in names]
     mine = torch.tensor(found, dtype=torch.int64, device=edge.accelerator.device)
-    every = mine.new_empty(slices.parts, len(names))
-    slices.comparing.all_gather(every, mine).result(edge.deadline)
+    every = mine.new_empty(slices.size, len(names))
+    slices.verify_communicator.all_gather(every, mine).result(edge.deadline)
     differing = (every != every[0]).any(0).tolist()
     if any(differing):
         which = ", ".join(name for name, differs in zip(names, differing, strict=True) if differs)
         raise NotReplicated(
-            f"{edge.name}: {which} is declared the same on {slices.parts} ranks, and is not: "
+            f"{edge.name}: {which} is declared the same on {slices.size} ranks, and is not: "
             "send it whole"
         )
 

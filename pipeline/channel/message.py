@@ -40,21 +40,21 @@ class Header:
 
     Attributes:
         sequence: messages of this edge before it.
-        shape_class: digest of its class.
+        schema_digest: digest of its class.
         nbytes: of the message: header, payload and description.
-        first: bytes of its first part; the rest follows in a part of its own.
-        described: bytes behind the payload that describe the class to whoever has not met it.
+        first_part_bytes: bytes of its first part; the rest follows in a part of its own.
+        description_bytes: bytes behind the payload that describe the class to whoever has not met it.
     """
 
     sequence: int
-    shape_class: int
+    schema_digest: int
     nbytes: int
-    first: int
-    described: int = 0
+    first_part_bytes: int
+    description_bytes: int = 0
 
     def write(self, words: memoryview) -> None:
         """Into int64 [1, 8] in the host's memory."""
-        fields = (_SIGN, self.sequence, self.shape_class, self.nbytes, self.first, self.described)
+        fields = (_SIGN, self.sequence, self.schema_digest, self.nbytes, self.first_part_bytes, self.description_bytes)
         _PACKED.pack_into(words, 0, *fields, 0, _folded(fields))
 
 
@@ -89,40 +89,40 @@ class FieldLayout:
         field: which.
         offset: byte at which its part begins.
         nbytes: of the part that travels.
-        parts: ranks that send a part each: 1 where it travels whole.
-        gathered_at: byte at which the whole begins in the memory for what is gathered.
+        num_slices: ranks that send a part each: 1 where it travels whole.
+        gathered_offset: byte at which the whole begins in the memory for what is gathered.
     """
 
     field: TensorField
     offset: int
     nbytes: int
-    parts: int
-    gathered_at: int
+    num_slices: int
+    gathered_offset: int
 
-    def bytes_of(self, message: Tensor) -> Tensor:
+    def sent_bytes(self, message: Tensor) -> Tensor:
         """What travels, where it lies in a message: uint8 [nbytes]."""
         return message[self.offset : self.offset + self.nbytes]
 
     def gathered_bytes(self, wholes: Tensor) -> Tensor:
         """The whole of a sliced field, where it is gathered: uint8 [parts, nbytes]."""
-        end = self.gathered_at + self.field.nbytes
-        return wholes[self.gathered_at : end].view(self.parts, self.nbytes)
+        end = self.gathered_offset + self.field.nbytes
+        return wholes[self.gathered_offset : end].view(self.num_slices, self.nbytes)
 
-    def part(self, message: Tensor) -> Tensor:
+    def sent_view(self, message: Tensor) -> Tensor:
         """What travels, where it lies in a message: the tensor, or its slice [elements]."""
-        typed = self.bytes_of(message).view(self.field.dtype)
-        return typed.view(self.field.shape) if self.parts == 1 else typed
+        typed = self.sent_bytes(message).view(self.field.dtype)
+        return typed.view(self.field.shape) if self.num_slices == 1 else typed
 
-    def laid(self, message: Tensor) -> Tensor:
+    def sent_tensor(self, message: Tensor) -> Tensor:
         """The same, as a tensor of its own over the memory."""
         dtype = self.field.dtype
-        shape = self.field.shape if self.parts == 1 else (self.nbytes // dtype.itemsize,)
+        shape = self.field.shape if self.num_slices == 1 else (self.nbytes // dtype.itemsize,)
         return typed_view(message, self.offset, shape, dtype)
 
-    def gathered(self, wholes: Tensor) -> Tensor:
+    def gathered_view(self, wholes: Tensor) -> Tensor:
         """The whole of a sliced field, where it lies in the memory for what is gathered."""
-        end = self.gathered_at + self.field.nbytes
-        return wholes[self.gathered_at : end].view(self.field.dtype).view(self.field.shape)
+        end = self.gathered_offset + self.field.nbytes
+        return wholes[self.gathered_offset : end].view(self.field.dtype).view(self.field.shape)
 
 
 @dataclass(frozen=True)
@@ -130,22 +130,22 @@ class MessageLayout:
     """A message: the header, then every field's part.
 
     Attributes:
-        shape_class: what travels.
-        places: its fields, in their order.
+        schema: what travels.
+        fields: its fields, in their order.
         nbytes: of the message, header included.
         gathered_nbytes: of the memory for what is gathered: the headers of all slices' messages,
             then the wholes of sliced fields; 0 where there are none.
     """
 
-    shape_class: MessageSchema
-    places: tuple[FieldLayout, ...]
+    schema: MessageSchema
+    fields: tuple[FieldLayout, ...]
     nbytes: int
     gathered_nbytes: int
 
     @property
-    def sliced(self) -> tuple[FieldLayout, ...]:
+    def sliced_fields(self) -> tuple[FieldLayout, ...]:
         """Fields of which only a slice travels."""
-        return tuple(place for place in self.places if place.parts > 1)
+        return tuple(place for place in self.fields if place.num_slices > 1)
 
 
 def message_layout(shape_class: MessageSchema, parts: int = 1) -> MessageLayout:
@@ -163,7 +163,7 @@ def message_layout(shape_class: MessageSchema, parts: int = 1) -> MessageLayout:
         places.append(FieldLayout(field, end, nbytes, slices, wholes))
         end = _aligned(end + nbytes)
         wholes += _aligned(field.nbytes) if slices > 1 else 0
-    sliced = any(place.parts > 1 for place in places)
+    sliced = any(place.num_slices > 1 for place in places)
     return MessageLayout(shape_class, tuple(places), end, wholes if sliced else 0)
 
 
@@ -180,7 +180,7 @@ def typed_view(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dty
 
 def _divides(parts: int, field: TensorField) -> bool:
     elements = field.nbytes // field.dtype.itemsize
-    return field.split is SliceMode.SLICED and elements % parts == 0
+    return field.slice_mode is SliceMode.SLICED and elements % parts == 0
 
 
 def _aligned(offset: int) -> int:
@@ -197,7 +197,7 @@ class CachedLayout:
     """A class's message, and whether none of it has gone before, that one could remember."""
 
     layout: MessageLayout
-    first: bool
+    is_new: bool
 
 
 class LayoutCache:
@@ -214,23 +214,23 @@ class LayoutCache:
         self._meter = meter
         self._layouts: OrderedDict[int, MessageLayout] = OrderedDict()
 
-    def of(self, shape_class: MessageSchema) -> CachedLayout:
+    def lookup(self, shape_class: MessageSchema) -> CachedLayout:
         """The message of a class; nothing is remembered until it is met."""
         known = self._layouts.get(shape_class.digest)
         if known is not None:
-            return CachedLayout(known, first=False)
-        return CachedLayout(message_layout(shape_class, self._parts), first=True)
+            return CachedLayout(known, is_new=False)
+        return CachedLayout(message_layout(shape_class, self._parts), is_new=True)
 
-    def known(self, digest: int) -> MessageLayout | None:
+    def find(self, digest: int) -> MessageLayout | None:
         """The message of a class that was met."""
         return self._layouts.get(digest)
 
-    def meet(self, met: CachedLayout) -> None:
+    def remember(self, met: CachedLayout) -> None:
         """A message of the class goes, or has come."""
-        digest = met.layout.shape_class.digest
-        if met.first:
+        digest = met.layout.schema.digest
+        if met.is_new:
             self._layouts[digest] = met.layout
-            self._meter.class_met()
+            self._meter.add_schema()
         self._layouts.move_to_end(digest)
         if len(self._layouts) > MAX_CACHED_LAYOUTS:
             self._layouts.popitem(last=False)
@@ -260,13 +260,13 @@ def check_matches_schema(edge: Edge, shape_class: MessageSchema, tensors: Tensor
 def check_in_place(edge: Edge, layout: MessageLayout, tensors: Tensors, message: Tensor) -> None:
     """Raise `ShapeClassError` where a tensor lies in the message, but not in its place."""
     ring, begin = message.untyped_storage().data_ptr(), message.data_ptr()
-    for place in layout.places:
+    for place in layout.fields:
         value = tensors[place.field.name]
         assert isinstance(value, Tensor)  # a field of the layout
         if not value.numel() or value.untyped_storage().data_ptr() != ring:
             continue
         in_place = value.data_ptr() == begin + place.offset and value.is_contiguous()
-        if place.parts > 1 or not in_place:
+        if place.num_slices > 1 or not in_place:
             name = place.field.name
             raise ShapeClassError(f"{edge.name}: {name} lies in the buffer, but not in its place")
 
@@ -280,7 +280,7 @@ def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, parts: Sequence[Te
         tensors: by name, of the layout's class.
         parts: the fields' places in the message, in the order of the layout.
     """
-    for place, part in zip(layout.places, parts, strict=True):
+    for place, part in zip(layout.fields, parts, strict=True):
         value = tensors[place.field.name]
         assert isinstance(value, Tensor)  # a field of the layout
         if value.data_ptr() != part.data_ptr():
@@ -290,8 +290,8 @@ def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, parts: Sequence[Te
 def unpack(layout: MessageLayout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:
     """The tensors of a message by name, where they lie or will lie."""
     return {
-        place.field.name: place.part(message) if place.parts == 1 else place.gathered(wholes)
-        for place in layout.places
+        place.field.name: place.sent_view(message) if place.num_slices == 1 else place.gathered_view(wholes)
+        for place in layout.fields
     }
 
 
@@ -306,9 +306,9 @@ def header_views(memory: Tensor, count: int) -> Tensor:
 
 
 def _part(edge: Edge, place: FieldLayout, tensor: Tensor) -> Tensor:
-    if place.parts == 1 or edge.slices is None:
+    if place.num_slices == 1 or edge.slice_group is None:
         return tensor
-    return tensor.reshape(place.parts, -1)[edge.slices.part]
+    return tensor.reshape(place.num_slices, -1)[edge.slice_group.rank]
 
 
 def _fits(tensor: Tensor, field: TensorField) -> bool:

@@ -41,7 +41,7 @@ class PendingMessage:
         edge: over which it comes.
         sequence: messages before it.
         layout: of the class that is expected.
-        whole: ends when all tensors are there.
+        completion: ends when all tensors are there.
         headers: where the headers come of all messages that the tensors are made from: int64
             [slices, 8]; a fresh view, since whoever keeps one keeps the buffer from being used.
     """
@@ -49,10 +49,10 @@ class PendingMessage:
     edge: Edge
     sequence: int
     layout: MessageLayout
-    whole: Completion
+    completion: Completion
     headers: Callable[[], Tensor]
 
-    def check(self, headers: Sequence[Sequence[int]]) -> None:
+    def check_headers(self, headers: Sequence[Sequence[int]]) -> None:
         """Raise `MessageMismatch` unless these announce what is expected.
 
         Numbers, since an error keeps what was at hand where it was raised: a tensor would keep the
@@ -63,44 +63,44 @@ class PendingMessage:
             header = read_header(words, name)
             if header.sequence != self.sequence:
                 raise MessageMismatch(f"{name}: message {header.sequence} came in its place")
-            if header.shape_class != self.layout.shape_class.digest:
-                raise MessageMismatch(f"{name}: it is not {self.layout.shape_class}")
+            if header.schema_digest != self.layout.schema.digest:
+                raise MessageMismatch(f"{name}: it is not {self.layout.schema}")
             if header.nbytes != self.layout.nbytes:
                 nbytes = self.layout.nbytes
                 raise MessageMismatch(f"{name}: {header.nbytes} bytes instead of {nbytes}")
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether it has failed: it will never come, though its buffer may still be written to."""
-        if not self.whole.done():
+        if not self.completion.done():
             return False
         try:
-            self.whole.result(0.0)
+            self.completion.result(0.0)
         except EquipoiseError:
             return True
         return False
 
-    def end(self) -> None:
+    def wait_on_host(self) -> None:
         """Block the host until all tensors are there. Raises `CommunicatorFailed`."""
         began = time.monotonic_ns()
-        self.whole.result(self.edge.deadline)
-        self.edge.meter.waited(time.monotonic_ns() - began)
+        self.completion.result(self.edge.deadline)
+        self.edge.counters.add_message_wait(time.monotonic_ns() - began)
 
 
 class HostRecvHandle:
     """A message into the host's memory: whoever waits blocks, and may read anywhere behind it.
 
     Attributes:
-        awaited: what is to come.
+        message: what is to come.
     """
 
     def __init__(self, awaited: PendingMessage) -> None:
-        self.awaited = awaited
+        self.message = awaited
         self._checking = threading.Lock()
         self._checked = False
 
     def is_completed(self) -> bool:
         """Whether `wait` would come back, or raise, at once."""
-        return self.awaited.whole.done()
+        return self.message.completion.done()
 
     def wait(self) -> None:
         """Block until the tensors are there, and are the ones that are expected.
@@ -112,15 +112,15 @@ class HostRecvHandle:
         with self._checking:
             if self._checked:
                 return
-            self.awaited.end()
-            self.awaited.check(self.awaited.headers().tolist())
+            self.message.wait_on_host()
+            self.message.check_headers(self.message.headers().tolist())
             self._checked = True
 
-    def settled(self) -> bool:
+    def can_verify(self) -> bool:
         """Whether `settle` would come back, or raise, at once."""
-        return self.awaited.whole.done()
+        return self.message.completion.done()
 
-    def settle(self) -> None:
+    def verify(self) -> None:
         """Block the host until nothing of the message is to come. Raises what `wait` raises."""
         self.wait()
 
@@ -133,21 +133,21 @@ class StreamRecvHandle:
     latest before the buffer is used again.
 
     Args:
-        awaited: what is to come.
+        message: what is to come.
         words: int64 [slices, 8] of the host, where the headers are copied to.
         copied: recorded behind that copy.
     """
 
     def __init__(self, awaited: PendingMessage, words: Tensor, copied: Event) -> None:
-        self.awaited = awaited
-        self._words = words
+        self.message = awaited
+        self._headers = words
         self._copied = copied
         self._ordering = threading.Lock()
         self._ordered = False
 
     def is_completed(self) -> bool:
         """Whether the tensors are there, or never will be."""
-        return self.awaited.whole.done()
+        return self.message.completion.done()
 
     def wait(self) -> None:
         """Order the edge's stream behind the message.
@@ -158,17 +158,17 @@ class StreamRecvHandle:
         """
         with self._ordering:
             if not self._ordered:
-                self.awaited.whole.wait(self.awaited.edge.stream)
-                self._fetch_headers(self.awaited.edge.stream)
+                self.message.completion.wait(self.message.edge.stream)
+                self._fetch_headers(self.message.edge.stream)
 
-    def settled(self) -> bool:
+    def can_verify(self) -> bool:
         """Whether `settle` would come back, or raise, at once; begins to find out."""
-        if not self.awaited.whole.done():
+        if not self.message.completion.done():
             return False
-        self._ask()
+        self._start_header_copy()
         return self._copied.query()
 
-    def settle(self) -> None:
+    def verify(self) -> None:
         """Block the host until the message has come, and look at its headers.
 
         Raises:
@@ -176,17 +176,17 @@ class StreamRecvHandle:
             StreamFailed: the edge's stream failed.
             MessageMismatch: another message came: what was computed from it is to be discarded.
         """
-        self.awaited.end()
-        self._ask()
-        self._copied.synchronize(self.awaited.edge.deadline)
-        self.awaited.check(self._words.tolist())
+        self.message.wait_on_host()
+        self._start_header_copy()
+        self._copied.synchronize(self.message.edge.deadline)
+        self.message.check_headers(self._headers.tolist())
 
-    def _ask(self) -> None:
+    def _start_header_copy(self) -> None:
         """Fetch the headers of a message that no reader has waited for: on a stream of their own,
         since the readers' may be behind later messages by now."""
         with self._ordering:
             if not self._ordered:
-                self._fetch_headers(self.awaited.edge.accelerator.stream(Role.AUX))
+                self._fetch_headers(self.message.edge.accelerator.stream(Role.AUX))
 
     def _fetch_headers(self, stream: Stream) -> None:
         stream.launch(self._copy)
@@ -194,9 +194,9 @@ class StreamRecvHandle:
         self._ordered = True
 
     def _copy(self) -> None:
-        headers = self.awaited.headers()
-        self._words = self._words[: headers.shape[0]]
-        self._words.copy_(headers, non_blocking=True)
+        headers = self.message.headers()
+        self._headers = self._headers[: headers.shape[0]]
+        self._headers.copy_(headers, non_blocking=True)
 
 
 RecvHandle = HostRecvHandle | StreamRecvHandle
@@ -221,7 +221,7 @@ class Taken:
     """Somebody has the message's tensors, or may still have some."""
 
     sequence: int
-    arrival: RecvHandle
+    handle: RecvHandle
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,8 @@ class Released:
     """
 
     sequence: int
-    arrival: RecvHandle
-    kept: bool
+    handle: RecvHandle
+    still_referenced: bool
 
 
 RecvBufferState = Free | Posted | Taken | Released
@@ -253,34 +253,34 @@ class RecvBuffer:
 
     Attributes:
         state: of its message.
-        freed: recorded behind the last read.
-        made: for whoever writes into fresh memory to come behind.
-        fresh: whether memory was made that nothing has come behind yet.
+        reads_done: recorded behind the last read.
+        allocated: for whoever writes into fresh memory to come behind.
+        newly_allocated: whether memory was made that nothing has come behind yet.
     """
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._message = TrackedBuffer(edge.memory)
-        self._wholes = TrackedBuffer(edge.memory)
-        self._words = host_headers(edge.accelerator, edge.parts)
+        self._message = TrackedBuffer(edge.allocate)
+        self._gathered = TrackedBuffer(edge.allocate)
+        self._headers = host_headers(edge.accelerator, edge.num_slices)
         self._copied = edge.accelerator.event()
-        self.freed, self.made = edge.accelerator.event(), edge.accelerator.event()
-        self.fresh = False
+        self.reads_done, self.allocated = edge.accelerator.event(), edge.accelerator.event()
+        self.newly_allocated = False
         self.state: RecvBufferState = Free()
         self._changing = threading.RLock()
 
     @property
-    def held(self) -> bool:
+    def in_use(self) -> bool:
         """Whether there are tensors over the memory that somebody has taken."""
-        return self._message.held or self._wholes.held
+        return self._message.in_use or self._gathered.in_use
 
-    def memory(self, layout: MessageLayout) -> Tensor:
+    def reserve(self, layout: MessageLayout) -> Tensor:
         """Where such a message comes, uint8 [layout.nbytes]; only while the berth is free."""
         grown = [
-            self._message.make_room(layout.nbytes),
-            self._wholes.make_room(layout.gathered_nbytes),
+            self._message.reserve(layout.nbytes),
+            self._gathered.reserve(layout.gathered_nbytes),
         ]
-        self.fresh = self.fresh or any(grown)
+        self.newly_allocated = self.newly_allocated or any(grown)
         return self._message.memory[: layout.nbytes]
 
     def post(self, sequence: int, layout: MessageLayout, work: Work) -> None:
@@ -295,16 +295,16 @@ class RecvBuffer:
         """
         posted = self.state
         assert isinstance(posted, Posted)
-        arrival = self._arrival(posted, self._whole(posted))
+        arrival = self._recv_handle(posted, self._completion(posted))
         self.state = Taken(posted.sequence, arrival)
-        return unpack(posted.layout, self._message.memory, self._wholes.memory), arrival
+        return unpack(posted.layout, self._message.memory, self._gathered.memory), arrival
 
     def release(self) -> None:
         """The reader has launched its last read on the edge's stream."""
         with self._changing:
             if isinstance(self.state, Taken):
-                self._mark()
-                self.state = Released(self.state.sequence, self.state.arrival, self.held)
+                self._record_reads_done()
+                self.state = Released(self.state.sequence, self.state.handle, self.in_use)
 
     def clear(self) -> None:
         """Nobody holds a tensor any more: whoever waits for `freed` comes behind every read.
@@ -312,48 +312,48 @@ class RecvBuffer:
         (Where the host reads there is no such event: what reads holds what it reads.)
         """
         with self._changing:
-            if not isinstance(self.state, Released) or self.state.kept:
-                self._mark()
+            if not isinstance(self.state, Released) or self.state.still_referenced:
+                self._record_reads_done()
             self.state = Free()
 
-    def _mark(self) -> None:
+    def _record_reads_done(self) -> None:
         """`freed` is behind every read that was launched by now, where streams read."""
-        if self._edge.read_by is ReadMode.STREAM:
+        if self._edge.effective_read_mode is ReadMode.STREAM:
             with suppress(StreamFailed):  # which whoever waits for `freed` hears
-                self._edge.stream.record(self.freed)
+                self._edge.stream.record(self.reads_done)
 
-    def _whole(self, posted: Posted) -> Completion:
-        slices, layout = self._edge.slices, posted.layout
-        if slices is None or not layout.sliced:
+    def _completion(self, posted: Posted) -> Completion:
+        slices, layout = self._edge.slice_group, posted.layout
+        if slices is None or not layout.sliced_fields:
             return posted.work
-        parts = gather_specs(layout, self._message.memory, self._wholes.memory)
+        parts = gather_specs(layout, self._message.memory, self._gathered.memory)
         return gather(self._edge, slices, posted.work, parts)
 
-    def _arrival(self, posted: Posted, whole: Completion) -> RecvHandle:
-        headers = self._headers_of_slices if posted.layout.sliced else self._header
+    def _recv_handle(self, posted: Posted, whole: Completion) -> RecvHandle:
+        headers = self._headers_of_slices if posted.layout.sliced_fields else self._header
         awaited = PendingMessage(self._edge, posted.sequence, posted.layout, whole, headers)
-        if self._edge.read_by is ReadMode.HOST:
+        if self._edge.effective_read_mode is ReadMode.HOST:
             return HostRecvHandle(awaited)
-        return StreamRecvHandle(awaited, self._words, self._copied)
+        return StreamRecvHandle(awaited, self._headers, self._copied)
 
     def _header(self) -> Tensor:
         return header_views(self._message.memory, 1)
 
     def _headers_of_slices(self) -> Tensor:
-        return header_views(self._wholes.memory, self._edge.parts)
+        return header_views(self._gathered.memory, self._edge.num_slices)
 
 
 class _RecvBufferLease:
     """Ends with the reader's word; may be said from any thread, and more than once."""
 
     def __init__(self, berth: RecvBuffer, readers: ReleaseWaiter) -> None:
-        self._berth = berth
+        self._buffer = berth
         self._readers = readers
 
     def release(self) -> None:
         """Nothing that is launched from now on reads the tensors."""
-        self._berth.release()
-        self._readers.stir()
+        self._buffer.release()
+        self._readers.notify()
 
 
 class ReceivingEnd:
@@ -371,37 +371,37 @@ class ReceivingEnd:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._layouts = LayoutCache(edge.parts, edge.meter)
-        self._berths = [RecvBuffer(edge) for _ in range(edge.depth)]
-        self._waiting: deque[RecvBuffer] = deque()
+        self._layouts = LayoutCache(edge.num_slices, edge.counters)
+        self._buffers = [RecvBuffer(edge) for _ in range(edge.depth)]
+        self._expected_buffers: deque[RecvBuffer] = deque()
         self._ordered = edge.communicator.capabilities.stream_ordered
         self._comm = edge.accelerator.stream(Role.COMM)
         self._sequence = 0
         self._posting = threading.Lock()
-        self._readers = ReleaseWaiter(edge)
-        self._standing = EdgeStatus(edge.name)
+        self._release_waiter = ReleaseWaiter(edge)
+        self._status = EdgeStatus(edge.name)
 
     @property
-    def expected(self) -> int:
+    def num_expected(self) -> int:
         """How many messages are expected that nobody has taken."""
-        return len(self._waiting)
+        return len(self._expected_buffers)
 
-    def room(self) -> bool:
+    def has_free_buffer(self) -> bool:
         """Whether `expect` would find a free buffer without waiting for its reader or message."""
         berth = self._next()
         state = berth.state
         if isinstance(state, Taken | Released):
-            return self._over(berth) and state.arrival.settled()
+            return self._reading_done(berth) and state.handle.can_verify()
         return isinstance(state, Free)
 
     def reserve(self, shape_class: MessageSchema) -> None:
         """Have memory for the largest class that is to come, so that none is made later on."""
         with self._posting:
-            layout = self._layouts.of(shape_class).layout
-            for berth in self._berths:
+            layout = self._layouts.lookup(shape_class).layout
+            for berth in self._buffers:
                 if isinstance(berth.state, Free):
-                    berth.memory(layout)
-                    self._behind_making(berth)
+                    berth.reserve(layout)
+                    self._order_after_allocation(berth)
 
     def expect(self, shape_class: MessageSchema) -> None:
         """Post the receive of one more step.
@@ -419,14 +419,14 @@ class ReceivingEnd:
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._posting:
-            self._standing.refuse_closed()
+            self._status.check_open()
             berth = self._next()
             self._await_readers(berth)
             try:
                 self._clear(berth)
-                self._post(berth, self._layouts.of(shape_class))
+                self._post(berth, self._layouts.lookup(shape_class))
             except BaseException as failure:  # half of it may have happened
-                self._standing.fail(failure)
+                self._status.fail(failure)
                 raise
 
     def receive(self) -> AsyncIntermediateTensors:
@@ -444,71 +444,71 @@ class ReceivingEnd:
             CommunicatorFailed: a gather cannot be issued.
         """
         try:
-            berth = self._waiting.popleft()
+            berth = self._expected_buffers.popleft()
         except IndexError:
             raise ChannelError(f"{self._edge.name}: no message is expected") from None
         try:
             tensors, arrival = berth.take()
         except BaseException as failure:
-            self._standing.fail(failure)
+            self._status.fail(failure)
             raise
         return AsyncIntermediateTensors(
-            tensors, [arrival], lease=_RecvBufferLease(berth, self._readers)
+            tensors, [arrival], lease=_RecvBufferLease(berth, self._release_waiter)
         )
 
-    def settled(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether `settle` would come back, or raise, without waiting for a message."""
-        states = [berth.state for berth in self._berths]
-        return all(s.arrival.settled() for s in states if isinstance(s, Taken | Released))
+        states = [berth.state for berth in self._buffers]
+        return all(s.handle.can_verify() for s in states if isinstance(s, Taken | Released))
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait for every message that was taken, and look at its header.
 
         Raises what `expect` raises for earlier messages.
         """
-        for berth in self._berths:
+        for berth in self._buffers:
             if isinstance(berth.state, Taken | Released):
-                berth.state.arrival.settle()
+                berth.state.handle.verify()
 
     def close(self) -> None:
         """Refuse what comes from now on; receives in flight keep their memory until they end."""
-        self._standing.close()
+        self._status.close()
 
     def _next(self) -> RecvBuffer:
-        return self._berths[self._sequence % self._edge.depth]
+        return self._buffers[self._sequence % self._edge.depth]
 
-    def _over(self, berth: RecvBuffer) -> bool:
+    def _reading_done(self, berth: RecvBuffer) -> bool:
         """Whether nobody reads any more; or its message is lost, and nobody ever will."""
         if not isinstance(berth.state, Taken | Released):
             return False
-        return not berth.held or berth.state.arrival.awaited.lost()
+        return not berth.in_use or berth.state.handle.message.is_lost()
 
     def _clear(self, berth: RecvBuffer) -> None:
         """Come behind everything that reads the buffer, and look at what it held."""
         if isinstance(berth.state, Taken | Released):
-            berth.state.arrival.settle()
+            berth.state.handle.verify()
             berth.clear()
-            self._behind(berth.freed)
+            self._order_after(berth.reads_done)
 
-    def _behind(self, freed: Event) -> None:
+    def _order_after(self, freed: Event) -> None:
         """What is received from now on comes behind the last read of a device."""
-        if self._edge.read_by is ReadMode.HOST:
+        if self._edge.effective_read_mode is ReadMode.HOST:
             return
         if self._ordered:
             self._comm.wait(freed)
         else:
             freed.synchronize(self._edge.deadline)
 
-    def _behind_making(self, berth: RecvBuffer) -> None:
+    def _order_after_allocation(self, berth: RecvBuffer) -> None:
         """Fresh memory may be what the stream still reads for whoever had it before."""
-        if self._ordered and berth.fresh:
-            self._edge.stream.record(berth.made)
-            self._comm.wait(berth.made)
-            berth.fresh = False
+        if self._ordered and berth.newly_allocated:
+            self._edge.stream.record(berth.allocated)
+            self._comm.wait(berth.allocated)
+            berth.newly_allocated = False
 
     def _await_readers(self, berth: RecvBuffer) -> None:
         if not isinstance(berth.state, Free):
-            self._readers.wait(partial(self._over, berth), partial(self._holder, berth))
+            self._release_waiter.wait(partial(self._reading_done, berth), partial(self._holder, berth))
 
     def _holder(self, berth: RecvBuffer) -> str:
         """Why the next buffer is not free, in words."""
@@ -522,15 +522,15 @@ class ReceivingEnd:
         )
 
     def _post(self, berth: RecvBuffer, met: CachedLayout) -> None:
-        layout, memory = met.layout, berth.memory(met.layout)
-        self._behind_making(berth)
+        layout, memory = met.layout, berth.reserve(met.layout)
+        self._order_after_allocation(berth)
         current: AbstractContextManager[None] = nullcontext()
         if self._ordered:
             current = self._comm.current()
         with current:
             work = self._edge.communicator.irecv(memory, self._edge.peer)
-        self._layouts.meet(met)
+        self._layouts.remember(met)
         berth.post(self._sequence, layout, work)
         self._sequence += 1
-        self._edge.meter.message(layout.nbytes)
-        self._waiting.append(berth)
+        self._edge.counters.add_message(layout.nbytes)
+        self._expected_buffers.append(berth)

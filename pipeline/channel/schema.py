@@ -41,13 +41,13 @@ class TensorField:
         name: its key.
         shape: of the whole tensor.
         dtype: any whose elements are bytes.
-        split: how much of it travels.
+        slice_mode: how much of it travels.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    split: SliceMode = SliceMode.WHOLE
+    slice_mode: SliceMode = SliceMode.WHOLE
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +83,7 @@ class MessageSchema:
     def to_bytes(self) -> bytes:
         """As text (JSON), the same on every machine."""
         fields = [
-            [f.name, list(f.shape), str(f.dtype).removeprefix("torch."), f.split]
+            [f.name, list(f.shape), str(f.dtype).removeprefix("torch."), f.slice_mode]
             for f in self.fields
         ]
         text = {"fields": fields, "constants": [list(pair) for pair in self.constants]}
@@ -154,15 +154,15 @@ class RowField:
 
     Attributes:
         name: its key.
-        tail: its shape behind the rows.
+        row_shape: its shape behind the rows.
         dtype: any whose elements are bytes.
-        split: how much of it travels.
+        slice_mode: how much of it travels.
     """
 
     name: str
-    tail: tuple[int, ...]
+    row_shape: tuple[int, ...]
     dtype: torch.dtype
-    split: SliceMode = SliceMode.WHOLE
+    slice_mode: SliceMode = SliceMode.WHOLE
 
 
 @dataclass(frozen=True)
@@ -171,32 +171,32 @@ class SchemaTemplate:
 
     Attributes:
         fields: in the order in which they are packed.
-        most: rows of the largest step.
+        max_rows: rows of the largest step.
     """
 
     fields: tuple[RowField, ...]
-    most: int
+    max_rows: int
     _classes: dict[int, MessageSchema] = field(default_factory=dict, compare=False, repr=False)
 
-    def at(self, rows: int) -> MessageSchema:
+    def schema_for(self, rows: int) -> MessageSchema:
         """The class of a step of so many rows.
 
         Raises:
             ShapeClassError: more rows than the largest step has, or fewer than none.
         """
-        if not 0 <= rows <= self.most:
-            raise ShapeClassError(f"a step of {rows} rows: 0 to {self.most} were announced")
+        if not 0 <= rows <= self.max_rows:
+            raise ShapeClassError(f"a step of {rows} rows: 0 to {self.max_rows} were announced")
         if rows not in self._classes:
-            fields = (TensorField(f.name, (rows, *f.tail), f.dtype, f.split) for f in self.fields)
+            fields = (TensorField(f.name, (rows, *f.row_shape), f.dtype, f.slice_mode) for f in self.fields)
             self._classes[rows] = MessageSchema(tuple(fields))
         return self._classes[rows]
 
     @property
-    def sliced(self) -> tuple[str, ...]:
+    def sliced_names(self) -> tuple[str, ...]:
         """Names of the tensors that travel in slices."""
-        return tuple(f.name for f in self.fields if f.split is SliceMode.SLICED)
+        return tuple(f.name for f in self.fields if f.slice_mode is SliceMode.SLICED)
 
     def to_json(self) -> str:
         """As text, the same on every machine; for both ends to compare."""
-        fields = [[f.name, list(f.tail), str(f.dtype), f.split] for f in self.fields]
-        return json.dumps({"fields": fields, "most": self.most}, separators=(",", ":"))
+        fields = [[f.name, list(f.row_shape), str(f.dtype), f.slice_mode] for f in self.fields]
+        return json.dumps({"fields": fields, "most": self.max_rows}, separators=(",", ":"))

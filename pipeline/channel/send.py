@@ -62,11 +62,11 @@ class SendHandle:
         self._failure: EquipoiseError | None = None
         self._over = False
 
-    def sent(self, work: Work) -> None:
+    def add_work(self, work: Work) -> None:
         """The communicator has one more part of the message."""
         self._works += (work,)
 
-    def fail(self, failure: Exception) -> None:
+    def set_failure(self, failure: Exception) -> None:
         """A program could not do its part."""
         what = f"message {self.sequence} could not be handed over"
         self._failure = self._failure or as_equipoise_error(failure, what)
@@ -76,7 +76,7 @@ class SendHandle:
         if self._over or self._failure is not None:
             return True
         # In this order: before its packing has ended the event may stand for an older message.
-        if not self._packed.query() or not self._left():
+        if not self._packed.query() or not self._has_left():
             return False
         self._end(0.0)
         return True
@@ -96,11 +96,11 @@ class SendHandle:
             raise self._failure
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it could not be sent, as far as is known."""
         return self._failure is not None
 
-    def _left(self) -> bool:
+    def _has_left(self) -> bool:
         if self._failure is not None:
             return True
         return self._issued.query() and all(work.done() for work in self._works)
@@ -145,7 +145,7 @@ class _Views:
 
     @staticmethod
     def of(layout: MessageLayout, memory: Tensor) -> "_Views":
-        parts = tuple(place.laid(memory) for place in layout.places)
+        parts = tuple(place.sent_tensor(memory) for place in layout.fields)
         return _Views(layout, typed_view(memory, 0, (1, HEADER_WORDS), torch.int64), parts)
 
     @property
@@ -166,69 +166,69 @@ class SendBuffer:
 
     Attributes:
         buffer: where the message is made.
-        filled: recorded within the program that packs, behind the packing.
+        pack_done: recorded within the program that packs, behind the packing.
         packed, issued: events of its `SendHandle`.
-        departure: of the last message; None before the first.
-        loan: whether tensors over the buffer were handed out.
+        last_send: of the last message; None before the first.
+        borrow_state: whether tensors over the buffer were handed out.
     """
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self.buffer = TrackedBuffer(edge.memory)
-        self._words = host_headers(edge.accelerator)
-        self._written = self._words.numpy().data
-        self.filled = edge.accelerator.event()
+        self.buffer = TrackedBuffer(edge.allocate)
+        self._header = host_headers(edge.accelerator)
+        self._header_bytes = self._header.numpy().data
+        self.pack_done = edge.accelerator.event()
         self.packed, self.issued = edge.accelerator.event(), edge.accelerator.event()
-        self.departure: SendHandle | None = None
-        self.loan = BorrowState.NONE
+        self.last_send: SendHandle | None = None
+        self.borrow_state = BorrowState.NONE
         self._views: _Views | None = None
 
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Whether the last message has left the buffer, and nobody keeps a tensor of it; or it
         never will, which whoever sends hears."""
-        if self.departure is None:
+        if self.last_send is None:
             return True
-        return self.departure.is_completed() and (self.departure.failed or self.returned())
+        return self.last_send.is_completed() and (self.last_send.has_failed or self.borrow_ended())
 
-    def returned(self) -> bool:
+    def borrow_ended(self) -> bool:
         """Whether nobody keeps a tensor of the last message."""
-        return self.loan is not BorrowState.PAST or not self.buffer.held
+        return self.borrow_state is not BorrowState.PAST or not self.buffer.in_use
 
-    def make_room(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int) -> None:
         """Have at least so many bytes."""
-        if self.buffer.make_room(nbytes):
+        if self.buffer.reserve(nbytes):
             self._views = None
 
-    def lend(self, layout: MessageLayout, nbytes: int) -> dict[str, Tensor]:
+    def lend_tensors(self, layout: MessageLayout, nbytes: int) -> dict[str, Tensor]:
         """The tensors of the next message, of `nbytes`, where they will be sent from and of no
         particular content; not those of which only a slice travels."""
-        self.make_room(nbytes)
-        self.loan = BorrowState.OPEN
-        pairs = zip(layout.places, self._views_of(layout).parts, strict=True)
-        return {place.field.name: part.detach() for place, part in pairs if place.parts == 1}
+        self.reserve(nbytes)
+        self.borrow_state = BorrowState.OPEN
+        pairs = zip(layout.fields, self._views_of(layout).parts, strict=True)
+        return {place.field.name: part.detach() for place, part in pairs if place.num_slices == 1}
 
-    def leave(self, departure: SendHandle) -> None:
+    def mark_sent(self, departure: SendHandle) -> None:
         """The next message is on its way."""
-        self.departure = departure
-        self.loan = BorrowState.PAST if self.loan is BorrowState.OPEN else BorrowState.NONE
+        self.last_send = departure
+        self.borrow_state = BorrowState.PAST if self.borrow_state is BorrowState.OPEN else BorrowState.NONE
 
-    def announce(self, header: Header) -> None:
+    def write_header(self, header: Header) -> None:
         """Which message comes next."""
-        header.write(self._written)
+        header.write(self._header_bytes)
 
-    def fill(self, layout: MessageLayout, tensors: Tensors) -> None:
+    def pack(self, layout: MessageLayout, tensors: Tensors) -> None:
         """The header, and every tensor that is not there already; in the current stream's order."""
         views = self._views_of(layout)
-        views.head.copy_(self._words, non_blocking=True)
+        views.head.copy_(self._header, non_blocking=True)
         pack(self._edge, layout, tensors, views.parts)
 
     def _views_of(self, layout: MessageLayout) -> _Views:
         """Made anew where the last message was of another class."""
         views = self._views
         if views is None or views.layout is not layout:
-            self.buffer.keep(-views.count if views is not None else 0)
+            self.buffer.add_owner_views(-views.count if views is not None else 0)
             views = self._views = _Views.of(layout, self.buffer.memory)
-            self.buffer.keep(views.count)
+            self.buffer.add_owner_views(views.count)
         return views
 
 
@@ -251,30 +251,30 @@ class SendingEnd:
     def __init__(self, edge: Edge, framing: Framing | None = None) -> None:
         self._edge = edge
         self._framing = framing or SinglePartFraming()
-        self._layouts = LayoutCache(edge.parts, edge.meter)
-        self._berths = [SendBuffer(edge) for _ in range(edge.depth)]
+        self._layouts = LayoutCache(edge.num_slices, edge.counters)
+        self._buffers = [SendBuffer(edge) for _ in range(edge.depth)]
         ordered = edge.communicator.capabilities.stream_ordered
-        self._issues = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
+        self._issue_stream = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
         # In the host's memory what a program has copied is there when its next line runs.
         self._awaits_packing = not ordered and edge.accelerator.device.type != "cpu"
-        self._readers = ReleaseWaiter(edge)
+        self._release_waiter = ReleaseWaiter(edge)
         self._sequence = 0
         self._sending = threading.Lock()
-        self._standing = EdgeStatus(edge.name)
+        self._status = EdgeStatus(edge.name)
 
-    def room(self) -> bool:
+    def has_free_buffer(self) -> bool:
         """Whether `send` would find a free buffer without waiting."""
-        return self._next().free()
+        return self._next().is_free()
 
     def reserve(self, shape_class: MessageSchema) -> None:
         """Have memory for the largest class that is to come, so that none is made later on."""
         with self._sending:
-            nbytes = message_layout(shape_class, self._edge.parts).nbytes
-            for berth in self._berths:
-                if berth.departure is None and berth.loan is BorrowState.NONE:
-                    berth.make_room(nbytes)
+            nbytes = message_layout(shape_class, self._edge.num_slices).nbytes
+            for berth in self._buffers:
+                if berth.last_send is None and berth.borrow_state is BorrowState.NONE:
+                    berth.reserve(nbytes)
 
-    def outgoing(self, shape_class: MessageSchema) -> dict[str, Tensor]:
+    def borrow_outputs(self, shape_class: MessageSchema) -> dict[str, Tensor]:
         """The next step's tensors, where they are sent from: to be written, and given to `send`.
 
         Those that travel whole; written there they need not be packed. They are not to be written
@@ -283,10 +283,10 @@ class SendingEnd:
         Waits as `send` does, and raises what it raises of buffers.
         """
         with self._sending:
-            self._standing.refuse_closed()
-            met, berth = self._layouts.of(shape_class), self._next()
-            self._make_free(berth)
-            return berth.lend(met.layout, self._framing.frame(met).extent)
+            self._status.check_open()
+            met, berth = self._layouts.lookup(shape_class), self._next()
+            self._wait_until_free(berth)
+            return berth.lend_tensors(met.layout, self._framing.frame(met).padded_nbytes)
 
     def send(self, tensors: Tensors, shape_class: MessageSchema) -> SendHandle:
         """Hand over one step; from the host, or from a program of the edge's stream.
@@ -309,11 +309,11 @@ class SendingEnd:
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._sending:
-            self._standing.refuse_closed()
+            self._status.check_open()
             check_matches_schema(self._edge, shape_class, tensors)
-            met, berth = self._layouts.of(shape_class), self._next()
-            if berth.loan is not BorrowState.OPEN:
-                self._make_free(berth)
+            met, berth = self._layouts.lookup(shape_class), self._next()
+            if berth.borrow_state is not BorrowState.OPEN:
+                self._wait_until_free(berth)
             frame = self._prepare(berth, met, tensors)
             return self._launch(berth, met, frame, dict(tensors))
 
@@ -323,33 +323,33 @@ class SendingEnd:
         Raises what `SendHandle.wait` raises, and what has ended this end before.
         """
         with self._sending:
-            departures = [berth.departure for berth in self._berths]
+            departures = [berth.last_send for berth in self._buffers]
         for departure in departures:
             if departure is not None:
                 departure.wait()
-        failure = self._standing.failure
+        failure = self._status.failure
         if failure is not None and not isinstance(failure, ChannelClosed):
             raise failure
 
     def close(self) -> None:
         """Refuse what comes from now on; what is on its way goes on, in memory that it keeps."""
-        self._standing.close()
+        self._status.close()
 
     def _next(self) -> SendBuffer:
-        return self._berths[self._sequence % self._edge.depth]
+        return self._buffers[self._sequence % self._edge.depth]
 
-    def _make_free(self, berth: SendBuffer) -> None:
+    def _wait_until_free(self, berth: SendBuffer) -> None:
         """The next buffer, for the next message."""
-        if berth.departure is not None:
+        if berth.last_send is not None:
             began = time.monotonic_ns()
             try:
-                berth.departure.wait()
+                berth.last_send.wait()
             except EquipoiseError as failure:
-                self._standing.fail(failure)
+                self._status.fail(failure)
                 raise
-            self._edge.meter.waited(time.monotonic_ns() - began)
-        if not berth.returned():
-            self._readers.wait(berth.returned, self._holder)
+            self._edge.counters.add_message_wait(time.monotonic_ns() - began)
+        if not berth.borrow_ended():
+            self._release_waiter.wait(berth.borrow_ended, self._holder)
 
     def _holder(self) -> str:
         number = self._sequence - self._edge.depth
@@ -358,42 +358,42 @@ class SendingEnd:
     def _prepare(self, berth: SendBuffer, met: CachedLayout, tensors: Tensors) -> Frame:
         """Everything that may be refused; nothing has happened if it is."""
         frame = self._framing.frame(met)
-        if berth.loan is BorrowState.OPEN:
+        if berth.borrow_state is BorrowState.OPEN:
             check_in_place(self._edge, met.layout, tensors, berth.buffer.memory)
-        berth.make_room(frame.extent)  # other than what was lent may be larger
-        if met.first:
-            self._compare(met.layout, tensors)
+        berth.reserve(frame.padded_nbytes)  # other than what was lent may be larger
+        if met.is_new:
+            self._verify_slices(met.layout, tensors)
         return frame
 
-    def _compare(self, layout: MessageLayout, tensors: Tensors) -> None:
+    def _verify_slices(self, layout: MessageLayout, tensors: Tensors) -> None:
         """Sliced tensors of a class that is new are what the other ranks have."""
-        if layout.sliced and self._edge.slices is not None:
+        if layout.sliced_fields and self._edge.slice_group is not None:
             self._edge.stream.synchronize(self._edge.deadline)
-            check_replicated(self._edge, self._edge.slices, layout, tensors)
+            check_replicated(self._edge, self._edge.slice_group, layout, tensors)
 
     def _launch(
         self, berth: SendBuffer, met: CachedLayout, frame: Frame, tensors: Tensors
     ) -> SendHandle:
         edge = self._edge
         departure = SendHandle(self._sequence, berth.packed, berth.issued, edge.deadline)
-        digest, described = met.layout.shape_class.digest, len(frame.description)
-        header = Header(self._sequence, digest, frame.nbytes, frame.first, described)
-        leave = partial(self._leave, berth, met.layout, frame, tensors, departure)
+        digest, described = met.layout.schema.digest, len(frame.description)
+        header = Header(self._sequence, digest, frame.nbytes, frame.first_part_bytes, described)
+        leave = partial(self._pack_and_send, berth, met.layout, frame, tensors, departure)
         try:
-            self._layouts.meet(met)
-            self._framing.framed(frame)
-            berth.announce(header)
+            self._layouts.remember(met)
+            self._framing.advance(frame)
+            berth.write_header(header)
             edge.stream.launch(leave)
             edge.stream.record(berth.packed)
         except BaseException as failure:  # half of it may have happened
-            self._standing.fail(failure)
+            self._status.fail(failure)
             raise
         self._sequence += 1
-        berth.leave(departure)  # not before: who waits for it waits for what is recorded last
-        edge.meter.message(frame.extent, described=described, parts=frame.parts)
+        berth.mark_sent(departure)  # not before: who waits for it waits for what is recorded last
+        edge.counters.add_message(frame.padded_nbytes, described=described, parts=frame.num_parts)
         return departure
 
-    def _leave(
+    def _pack_and_send(
         self,
         berth: SendBuffer,
         layout: MessageLayout,
@@ -403,29 +403,29 @@ class SendingEnd:
     ) -> None:
         """A program of the stream. What fails fails the message, not the stream."""
         try:
-            berth.fill(layout, tensors)
+            berth.pack(layout, tensors)
             if frame.description:
                 described = berth.buffer.memory[layout.nbytes : frame.nbytes]
                 described.copy_(bytes_to_tensor(frame.description))
-            self._pass_on(berth, frame, departure)
+            self._issue_after_packing(berth, frame, departure)
         except Exception as failure:
-            departure.fail(failure)
+            departure.set_failure(failure)
 
-    def _pass_on(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
+    def _issue_after_packing(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
         """To the communicator, behind the packing."""
         if self._awaits_packing:
-            self._edge.stream.record(berth.filled)
-        self._issues.launch(partial(self._issue, berth, frame, departure))
-        self._issues.record(berth.issued)
+            self._edge.stream.record(berth.pack_done)
+        self._issue_stream.launch(partial(self._issue, berth, frame, departure))
+        self._issue_stream.record(berth.issued)
 
     def _issue(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
         """A program, as above."""
         edge, memory = self._edge, berth.buffer.memory
         try:
             if self._awaits_packing:
-                berth.filled.synchronize(edge.deadline)
-            departure.sent(edge.communicator.isend(memory[: frame.first], edge.peer))
-            if frame.nbytes > frame.first:
-                departure.sent(edge.second.isend(memory[frame.first : frame.nbytes], edge.peer))
+                berth.pack_done.synchronize(edge.deadline)
+            departure.add_work(edge.communicator.isend(memory[: frame.first_part_bytes], edge.peer))
+            if frame.nbytes > frame.first_part_bytes:
+                departure.add_work(edge.require_second.isend(memory[frame.first_part_bytes : frame.nbytes], edge.peer))
         except Exception as failure:
-            departure.fail(failure)
+            departure.set_failure(failure)

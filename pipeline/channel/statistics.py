@@ -45,12 +45,12 @@ class EdgeCounters:
         self._counting = threading.Lock()
         self._counts = dict.fromkeys(vars(EdgeStatistics()), 0)
 
-    def read(self) -> EdgeStatistics:
+    def snapshot(self) -> EdgeStatistics:
         """The counts by now."""
         with self._counting:
             return EdgeStatistics(**self._counts)
 
-    def message(self, nbytes: int, described: int = 0, parts: int = 1) -> None:
+    def add_message(self, nbytes: int, described: int = 0, parts: int = 1) -> None:
         """One more message, with so many bytes of description."""
         with self._counting:
             self._counts["messages"] += 1
@@ -58,25 +58,25 @@ class EdgeCounters:
             self._counts["continued"] += parts - 1
             self._counts["described"] += int(described > 0)
 
-    def buffer_made(self, nbytes: int) -> None:
+    def add_buffer(self, nbytes: int) -> None:
         """One more buffer."""
         with self._counting:
             self._counts["buffers"] += 1
             self._counts["buffer_bytes"] += nbytes
 
-    def class_met(self) -> None:
+    def add_schema(self) -> None:
         """One more shape class."""
         self._add("classes", 1)
 
-    def gather(self) -> None:
+    def add_gather(self) -> None:
         """One more gather."""
         self._add("gathered", 1)
 
-    def waited(self, nanoseconds: int) -> None:
+    def add_message_wait(self, nanoseconds: int) -> None:
         """Somebody waited for a message."""
         self._add("waited_ns", nanoseconds)
 
-    def held(self, nanoseconds: int) -> None:
+    def add_reader_wait(self, nanoseconds: int) -> None:
         """Somebody waited for a reader."""
         self._add("held_ns", nanoseconds)
 

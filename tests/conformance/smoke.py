@@ -62,7 +62,7 @@ class Device:
 
     def record(self) -> None:
         self.compute.record(self.event)
-        self.event.synchronize(self.bench.patience)
+        self.event.synchronize(self.bench.timeout)
         require(CLAUSE, self.event.query(), "an event that was waited for is not reached")
 
     def wait(self) -> None:
@@ -91,7 +91,7 @@ class Device:
         require(CLAUSE, int(out) == as_int64(checksum(self.blob)), "the checksum of slot 1")
 
     def write(self) -> None:
-        source = self.bench.filled((SLOT_BYTES,), 9)
+        source = self.bench.full((SLOT_BYTES,), 9)
         self.store.write([2], [[source]], self.copy)
         self.bench.drain()
         require_equal(CLAUSE, self.slots[2], source, "slot 2 after a write")
@@ -104,7 +104,7 @@ class Device:
         require(CLAUSE, int(self.tables.generation[0]) == 1, "no new generation after a commit")
 
     def route(self) -> None:
-        ids = self.bench.of(torch.tensor([0, 1, 1], dtype=torch.int32))
+        ids = self.bench.copy_of(torch.tensor([0, 1, 1], dtype=torch.int32))
         slots = self.bench.empty((3,), torch.int32)
         counts = self.bench.empty((2,), torch.int32)
         self.bench.accelerator.kernels.route_and_count(
@@ -117,11 +117,11 @@ class Device:
     def hand_over(self) -> None:
         if not self.bench.backend.capabilities.stream_lock:
             return
-        lock = self.bench.accelerator.stream_lock(self.bench.patience)
+        lock = self.bench.accelerator.stream_lock(self.bench.timeout)
         lock.signal(lock.epoch)
         lock.acquire(self.compute)
         lock.release(self.compute)
-        lock.wait(lock.epoch, self.bench.patience)
+        lock.wait(lock.epoch, self.bench.timeout)
 
     def lease(self) -> None:
         lease = self.store.lease([1])
@@ -131,14 +131,14 @@ class Device:
 
     def page(self) -> None:
         pool = self.bench.accelerator.host_pool(SLOT_BYTES, 2)
-        page = pool.take(self.bench.patience)
+        page = pool.take(self.bench.timeout)
         page.data.fill_(3)
         page.give_back(None)
 
 
 def device(bench: RankContext) -> Device:
     """Three slots of one segment, one staging buffer, routing tables of one layer."""
-    slots = [bench.filled((SLOT_BYTES,), number) for number in range(3)]
+    slots = [bench.full((SLOT_BYTES,), number) for number in range(3)]
     layout = SlotLayout(tuple((Segment("weight", data),) for data in slots), staging=1)
     accelerator = bench.accelerator
     return Device(
@@ -184,20 +184,20 @@ class Pair:
         return torch.arange(8, dtype=torch.int32) + 10 * rank
 
     def all_reduce(self) -> Play:
-        tensor = self.bench.of(self.data(self.group.rank))
+        tensor = self.bench.copy_of(self.data(self.group.rank))
         yield from wait_for_success(self.bench, self.group.all_reduce(tensor))
         require_equal(CLAUSE, tensor, self.data(0) + self.data(1), "the sum")
 
     def all_gather(self) -> Play:
         out = self.bench.empty((2, 8), torch.int32)
-        tensor = self.bench.of(self.data(self.group.rank))
+        tensor = self.bench.copy_of(self.data(self.group.rank))
         yield from wait_for_success(self.bench, self.group.all_gather(out, tensor))
         require_equal(CLAUSE, out, torch.stack((self.data(0), self.data(1))), "what was gathered")
 
     def send(self) -> Play:
         peer = 1 - self.group.rank
         out = self.bench.empty((8,), torch.int32)
-        mine = self.bench.of(self.data(self.group.rank))
+        mine = self.bench.copy_of(self.data(self.group.rank))
         receive = self.group.irecv(out, peer)
         send = self.group.isend(mine, peer)
         yield from wait_for_success(self.bench, receive)
@@ -207,13 +207,13 @@ class Pair:
     def exchange(self) -> Play:
         peer = 1 - self.group.rank
         out = self.bench.empty((8,))
-        mine = self.bench.filled((8,), self.group.rank)
+        mine = self.bench.full((8,), self.group.rank)
         round = Exchange((PeerBuffer(peer, mine),), (PeerBuffer(peer, out),))
         yield from wait_for_success(self.bench, self.group.exchange(round))
         require(CLAUSE, bool((out == peer).all()), "a blob did not arrive")
 
     def broadcast(self) -> Play:
-        tensor = self.bench.of(self.data(self.group.rank))
+        tensor = self.bench.copy_of(self.data(self.group.rank))
         yield from wait_for_success(self.bench, self.group.broadcast(tensor, 0))
         require_equal(CLAUSE, tensor, self.data(0), "what was broadcast")
 
@@ -273,7 +273,7 @@ GROUP_SMOKE = Property(
     claim="Two ranks reach each other.",
     programs=lambda _: st.just(TOGETHER),
     play=play_together,
-    ranks=PropertyScope.GROUP,
+    scope=PropertyScope.GROUP,
 )
 SMOKE = (DEVICE_SMOKE, GROUP_SMOKE)
 
@@ -282,4 +282,4 @@ def smoke(subject: Subject) -> None:
     """Play the twenty steps on the eager schedule. Raises `Violation`."""
     for claim in SMOKE:
         if missing_capability(claim, subject.traits) is None:
-            subject.play(claim, Case(ALONE if claim.ranks is PropertyScope.ONE else TOGETHER))
+            subject.play(claim, Case(ALONE if claim.scope is PropertyScope.DEVICE else TOGETHER))

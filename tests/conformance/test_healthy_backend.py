@@ -14,7 +14,7 @@ from equipoise.hal.conformance.search import PropertyHeld, SearchSettings, searc
 pytestmark = pytest.mark.deep
 SEEDS, CASES = range(20), 400
 SUBJECT = ControlledSubject(BACKEND)
-PLAYED = [claim for claim in suite.properties() if claim.where(SUBJECT.traits)]
+PLAYED = [claim for claim in suite.properties() if claim.applies_to(SUBJECT.traits)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -29,7 +29,7 @@ each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: muta
 def verdict_on(mutant: Mutant) -> PropertyViolated | PropertyHeld:
     effort = SearchSettings(cases=CASES, seed=SEED)
     if mutant.real:
-        effort = SearchSettings(cases=REAL_CASES, seed=SEED, shrinking=0)
+        effort = SearchSettings(cases=REAL_CASES, seed=SEED, max_shrinks=0)
     with closing(mutant.subject()) as subject:
         found = search(suite.find(mutant.property), subject, effort)
     assert isinstance(found, PropertyViolated | PropertyHeld), (

@@ -33,7 +33,7 @@ CASES = 10 if DEEP else 3
 def test_profile_keeps_declared_contract(name: str) -> None:
     backend = PROFILES[name]
     subject = ControlledSubject(backend)
-    played = [claim for claim in suite.properties() if claim.where(subject.traits)]
+    played = [claim for claim in suite.properties() if claim.applies_to(subject.traits)]
     verdicts = {claim.name: search(claim, subject, SearchSettings(cases=CASES)) for claim in played}
     assert {claim: v for claim, v in verdicts.items() if isinstance(v, PropertyViolated)} == {}
     assert sum(isinstance(v, PropertyUnsupported) for v in verdicts.values()) < len(verdicts) // 2
@@ -86,5 +86,5 @@ def test_profile_trap_violates_property_without_countermeasure(
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)
     assert isinstance(
-        search(suite.find(claim), subject, SearchSettings(cases=400, shrinking=0)), PropertyViolated
+        search(suite.find(claim), subject, SearchSettings(cases=400, max_shrinks=0)), PropertyViolated
     )

@@ -41,13 +41,13 @@ def judged(name: str, others: int = OTHERS) -> tuple[Row, list[str]]:
     mutant = mutant_of(name)
     with closing(mutant.subject()) as subject:
         found = search(suite.find(mutant.property), subject, SearchSettings(cases=CASES, seed=SEED))
-    quick = SearchSettings(cases=others, seed=SEED, shrinking=0)
+    quick = SearchSettings(cases=others, seed=SEED, max_shrinks=0)
     rejecting = [mutant.property] if isinstance(found, PropertyViolated) else []
     for claim in suite.properties():
         if mutant.real or claim.name == mutant.property:
             continue
         tried = mutant.subject()
-        if claim.where(tried.traits) and isinstance(search(claim, tried, quick), PropertyViolated):
+        if claim.applies_to(tried.traits) and isinstance(search(claim, tried, quick), PropertyViolated):
             rejecting.append(claim.name)
     row: Row = {"mutant": name, "rejected by": " ".join(rejecting)}
     if not isinstance(found, PropertyViolated):

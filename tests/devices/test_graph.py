@@ -300,7 +300,7 @@ def test_engine_capture_takes_launches_but_refuses_lock_and_commit(
         adopted.launch(partial(append, number, 1))
         with pytest.raises(Unsupported, match="not ours"):
             lock.acquire(adopted)
-        assert lock._lent == set()
+        assert lock._borrowed_flags == set()
         with pytest.raises(Unsupported, match="not ours"):
             store.commit([(0, 0)], adopted)
         runtime.end_capture(graph)

@@ -199,8 +199,8 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
             with balancer.step(step):
                 compute.launch(lambda at=step: balancer.router.route(0, at, ids))  # type: ignore[misc]
             compute.synchronize(SOON)
-        committed = [report for report in balancer.engine.reports if report.slots]
-        placement = balancer.installed.layout.placement.tolist()
+        committed = [report for report in balancer.engine.reports if report.copies]
+        placement = balancer.serving_state.layout.placement.tolist()
         balancer.close()
         held: list[float] = weights[:, 0].tolist()
         device.close()

@@ -248,8 +248,8 @@ def test_lock_memory_is_bounded_without_drain(lock: DeviceStreamLock, stream: St
     stream.synchronize(SOON)
     lock.acquire(stream)
     lock.tick(0.0)
-    assert len(lock._sections) == 1
-    assert len(lock._spare) + len(lock._lent) <= 3
+    assert len(lock._acquires) == 1
+    assert len(lock._free_flags) + len(lock._borrowed_flags) <= 3
     lock.signal(0)
 
 
@@ -271,7 +271,7 @@ def test_watchdog_failure_poisons_lock(
 
     monkeypatch.setattr(lock, "tick", fail)
     lock.acquire(stream)
-    device._watch.look()
+    device._lock_watchdog.check_all()
     with pytest.raises(LockPoisoned) as told:
         lock.check()
     assert isinstance(told.value.__cause__, ZeroDivisionError)

@@ -79,8 +79,8 @@ class OneLayer:
         """A boundary at which tables are committed; nobody waits."""
         placed = np.array([placement], dtype=np.int32)
         update = build_tables(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1))
-        with self.streams.turn():
-            self._kernels.commit_tables(update, self._tables, self.streams.home)
+        with self.streams.ordered_section():
+            self._kernels.commit_tables(update, self._tables, self.streams.compute_stream)
 
     def filled(self, count: int) -> Tensor:
         """An int32 scalar of the device."""
@@ -111,7 +111,7 @@ def within(opened: Accelerator, kind: type[DeviceEngineStreams] = DeviceEngineSt
     if not isinstance(opened, DeviceAccelerator):
         return OneLayer(opened, HostEngineStreams(opened.stream(Role.COMPUTE), SOON))
     streams = kind(opened, lambda: current_stream(opened))
-    return OneLayer(cast(Accelerator, EngineAccelerator(opened, streams.home)), streams)
+    return OneLayer(cast(Accelerator, EngineAccelerator(opened, streams.compute_stream)), streams)
 
 
 def right(slots: Tensor, rows: list[list[int]], placement: list[int], filled: int) -> None:
@@ -139,10 +139,10 @@ def captured(
     layer.kept = ids, filled = layer.ids(rows), layer.filled(len(rows))
     device.synchronize(SOON)
     with runtime.current(theirs):
-        layer.rows.map(ids, filled)
+        layer.rows.to_slots(ids, filled)
         theirs.synchronize()
         graph = runtime.begin_capture()
-        slots = layer.rows.map(ids, filled)
+        slots = layer.rows.to_slots(ids, filled)
         runtime.end_capture(graph)
     return graph, slots
 
@@ -154,11 +154,11 @@ def test_routed_rows_map_to_experts_and_padding_round_robin(
 ) -> None:
     before, asked = COUNTERS.read()["routed_batches"], layer.counters.cpu().clone()
     layer.arrange(placement)
-    slots = layer.rows.map(layer.ids(rows), layer.filled(filled))
+    slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
     assert slots.dtype == torch.int64
     right(slots, rows, placement, min(filled, len(rows)))
     assert (layer.counters.cpu() - asked)[0].tolist() == counted(rows[:filled])
-    assert layer.rows.asked
+    assert layer.rows.was_called
     assert COUNTERS.read()["routed_batches"] == before + 1
 
 
@@ -171,7 +171,7 @@ def test_batches_beyond_resident_places_are_mapped_alike(
         patch.setattr(router, "RESIDENT", 3)
         layer.rows = layer.with_indices()
         layer.arrange(placement)
-        slots = layer.rows.map(layer.ids(rows), layer.filled(filled))
+        slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
     right(slots, rows, placement, min(filled, len(rows)))
 
 
@@ -188,7 +188,7 @@ def test_routed_rows_take_few_launches_beside_the_router(
     layer = within(device)
     layer.arrange(PLAIN)
     ids, filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.filled(1)
-    layer.rows.map(ids, filled)  # what is made once
+    layer.rows.to_slots(ids, filled)  # what is made once
 
     def launches(program: Callable[[], object]) -> int:
         device.synchronize(SOON)
@@ -198,8 +198,8 @@ def test_routed_rows_take_few_launches_beside_the_router(
         return sum(operators().values()) - before
 
     routed = ids.int().contiguous()
-    alone = launches(lambda: layer.streams.forward(lambda stream: layer.route(0, routed, stream)))
-    assert launches(lambda: layer.rows.map(ids, filled)) - alone == bar
+    alone = launches(lambda: layer.streams.launch_in_forward(lambda stream: layer.route(0, routed, stream)))
+    assert launches(lambda: layer.rows.to_slots(ids, filled)) - alone == bar
 
 
 @FEW
@@ -230,7 +230,7 @@ def test_routed_rows_follow_engine_that_changes_its_stream(
         found = []
         for placement in placements:
             layer.arrange(placement)
-            found.append(layer.rows.map(ids, filled))
+            found.append(layer.rows.to_slots(ids, filled))
         for placement, slots in zip(placements, found, strict=True):
             right(slots.cpu(), rows, placement, len(rows))
         assert layer.counters.cpu()[0].tolist() == [len(placements) * n for n in counted(rows)]
@@ -244,15 +244,15 @@ def append(number: Tensor, digit: int) -> None:
 class AtHome(DeviceEngineStreams):
     """Broken: what belongs to the forward is launched on the stream of the beginning."""
 
-    def forward(self, program: Callable[[Stream], object]) -> None:
-        self.home.launch(lambda: program(self.home))
+    def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
+        self.compute_stream.launch(lambda: program(self.compute_stream))
 
 
 class Unordered(DeviceEngineStreams):
     """Broken: what is ours is launched at home, wherever the engine is."""
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def ordered_section(self) -> Iterator[None]:
         yield
 
 
@@ -277,13 +277,13 @@ def test_stream_turn_is_ordered_after_and_before_engine_work(
     with device_of(device).runtime.current(fresh_stream(device)):
         for digit in (1, 3):
             append(number, digit)
-            with streams.turn():
-                streams.home.launch(partial(append, number, digit + 1))
+            with streams.ordered_section():
+                streams.compute_stream.launch(partial(append, number, digit + 1))
         found.append(int(number))
         number.fill_(5)
-        with streams.turn():
-            streams.home.launch(partial(append, number, 0))
-            streams.home.synchronize(SOON)
+        with streams.ordered_section():
+            streams.compute_stream.launch(partial(append, number, 0))
+            streams.compute_stream.synchronize(SOON)
         found.append(int(number))
     device.synchronize(SOON)
     if kind is DeviceEngineStreams:

@@ -135,7 +135,7 @@ def test_second_accelerator_has_healthy_streams_after_failure(
     second = backend(kind).open(0)
     assert isinstance(second, DeviceAccelerator)
     fresh = second.stream(Role.COMPUTE)
-    assert fresh.wraps(stream.native)
+    assert fresh.wraps(stream.native_stream)
     fresh.launch(lambda: None)
     fresh.synchronize(SOON)
     second.close()
@@ -164,7 +164,7 @@ def test_launch_makes_its_stream_current(device: DeviceAccelerator, stream: Devi
     stream.launch(lambda: seen.append(current_stream(device)))
     with device.stream(Role.AUX).current():
         seen.append(current_stream(device))
-    assert seen == [stream.native, device.stream(Role.AUX).native]
+    assert seen == [stream.native_stream, device.stream(Role.AUX).native_stream]
     assert current_stream(device) == before
 
 
@@ -208,9 +208,9 @@ def test_device_error_fails_stream_with_its_cause(
 
     stream.synchronize(SOON)
     broken = DeviceStream(
-        Role.AUX, "broken", stream.device, stream.native, device.stream(Role.AUX).gate
+        Role.AUX, "broken", stream.device, stream.native_stream, device.stream(Role.AUX).issue_lock
     )
-    broken._native = _Half(stream.native, Broken())
+    broken._native = _Half(stream.native_stream, Broken())
     with pytest.raises(StreamFailed, match="507015"):
         broken._ask_for_errors()
     with pytest.raises(StreamFailed, match="507015"):
@@ -238,7 +238,7 @@ def test_adopt_returns_same_wrapper_for_engine_stream(device: DeviceAccelerator)
     device.stream(Role.COPY).synchronize(SOON)
     assert int(number) == 1
     ours = device.stream(Role.COMPUTE)
-    assert device.adopt(ours.native) is ours
+    assert device.adopt(ours.native_stream) is ours
     current = torch.accelerator.current_stream(device.device)  # the same stream by another class
     assert device.adopt(current) is device.adopt(current_stream(device))
 
@@ -252,7 +252,7 @@ def test_streams_do_not_alias_after_many_opens(kind: str, device: DeviceAccelera
     """The vendor's pool begins again behind its 32nd stream."""
     for _ in range(40):
         backend(kind).open(0).close()
-    streams = {handle(device.stream(role).native) for role in Role}
+    streams = {handle(device.stream(role).native_stream) for role in Role}
     assert len(streams) == len(Role)
 
 

@@ -40,24 +40,24 @@ class Bootstrap:
     ) -> None:
         self._control = control
         self._question = question
-        self._patience = patience
-        self._said: list[str] = []
+        self._deadline = patience
+        self._published: list[str] = []
         self.ranks = ranks
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds that this rank goes on listening."""
-        return self._patience.left
+        return self._deadline.remaining
 
-    def say(self, word: str, text: bytes = b"") -> None:
+    def publish(self, word: str, text: bytes = b"") -> None:
         """Say it to whoever asks for the word."""
-        self._said.append(word)
+        self._published.append(word)
         self._control.cast(f"{self._question}/{word}", text)
 
-    def hear(self, word: str, ranks: tuple[int, ...]) -> tuple[bytes, ...]:
+    def wait_for(self, word: str, ranks: tuple[int, ...]) -> tuple[bytes, ...]:
         """What these ranks say under the word. Raises `BallotIncomplete` if one is not in time."""
         while True:
-            left = self._patience.left
+            left = self._deadline.remaining
             try:
                 question = f"{self._question}/{word}"
                 return self._control.collect_retractable(question, min(POLL_SLICE, left), ranks)
@@ -65,15 +65,15 @@ class Bootstrap:
                 if left == 0.0:
                     raise
 
-    def meet(self, word: str, ranks: tuple[int, ...]) -> None:
+    def barrier(self, word: str, ranks: tuple[int, ...]) -> None:
         """Say to be there, and wait for these ranks. Raises `BallotIncomplete`."""
-        self.say(word)
-        self.hear(word, ranks)
+        self.publish(word)
+        self.wait_for(word, ranks)
 
     def withdraw(self) -> None:
         """Take back all that this rank has said: the store keeps what nobody needs any more, and
         takes no second ballot on a question. Raises `ControlError`."""
-        said, self._said = self._said, []
+        said, self._published = self._published, []
         for word in said:
             self._control.forget(f"{self._question}/{word}", (self._control.rank,))
 
@@ -105,8 +105,8 @@ class InitLock:
         self._control = control
         self._keys = tuple(f"{library}/turn/{rank}" for rank in sorted(ranks))
         self._token = f"{control.rank} {what}"
-        self._patience = patience
-        self._taken: list[str] = []
+        self._deadline = patience
+        self._held: list[str] = []
 
     def __enter__(self) -> None:
         """Wait for all of them. Raises `CommunicatorFailed` when one does not come in time."""
@@ -129,7 +129,7 @@ class InitLock:
     def _take(self, key: str) -> None:
         pause = MIN_PAUSE
         while (holder := self._try(key)) != self._token:
-            left = self._patience.left
+            left = self._deadline.remaining
             if left == 0.0:
                 rank, _, what = holder.partition(" ")
                 raise CommunicatorFailed(
@@ -137,11 +137,11 @@ class InitLock:
                 )
             time.sleep(min(pause, left))
             pause = min(2 * pause, MAX_PAUSE)
-        self._taken.append(key)
+        self._held.append(key)
 
     def _free(self) -> None:
         """All that were taken, also where the store no longer answers for one of them."""
-        taken, self._taken = self._taken, []
+        taken, self._held = self._held, []
         for key in taken:
             with suppress(ControlError):
                 self._swap(key, self._token, FREE)
@@ -156,13 +156,13 @@ class InitLock:
         return holder
 
     def _lost(self, holder: str) -> bool:
-        loss = self._control.lost(0.0)
+        loss = self._control.lost_rank(0.0)
         return loss is not None and holder.split()[0] == str(loss.rank)
 
     def _swap(self, key: str, wanted: str, replacement: str) -> str:
         """Replace what is there if it is as wanted: what is there then."""
         store = self._control.store
-        found = self._control.bounded(
+        found = self._control.call_store(
             lambda: store.compare_set(key, wanted, replacement), STORE_TIMEOUT
         )
         return found.decode() if isinstance(found, bytes) else str(found)

@@ -46,14 +46,14 @@ class CommSpec:
         name: no other of this process has it.
         ranks: members, numbers of the run.
         rank: this rank's place among them.
-        link: whether it carries messages from its first rank to its second, and nothing else.
+        is_link: whether it carries messages from its first rank to its second, and nothing else.
         deadline: seconds that an operation may take.
     """
 
     name: str
     ranks: tuple[int, ...]
     rank: int
-    link: bool
+    is_link: bool
     deadline: float
 
     def for_attempt(self, attempt: int) -> "CommSpec":
@@ -64,15 +64,15 @@ class CommSpec:
 class CclHandle(Protocol):
     """One operation that was launched. Nothing here blocks the host."""
 
-    def hold(self) -> None:
+    def block_stream(self) -> None:
         """Make the current stream wait for the end."""
         ...
 
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the device has come behind the operation. Raises RuntimeError after an error."""
         ...
 
-    def fault(self) -> str:
+    def error(self) -> str:
         """The error that the library reports of the whole group; nothing where it reports none."""
         ...
 
@@ -86,7 +86,7 @@ class CclComm(Protocol):
     """
 
     @property
-    def lane(self) -> Any:
+    def stream(self) -> Any:
         """The vendor's stream that it runs on; nobody else uses it."""
         ...
 
@@ -220,19 +220,19 @@ class Ccl(Protocol):
         """Raise `Unsupported` for tensors whose bytes are not what their shape says."""
         ...
 
-    def promise(self, index: int) -> DeferredEvent:
+    def deferred_event(self, index: int) -> DeferredEvent:
         """For a stream of that device."""
         ...
 
-    def bell(self, index: int) -> Any:
+    def release_stream(self, index: int) -> Any:
         """A stream of the vendor's on which nothing ever waits."""
         ...
 
-    def takes(self, link: bool) -> int:
+    def estimate_bytes(self, link: bool) -> int:
         """Bytes of a device that a link, or a whole group, takes with today's settings."""
         ...
 
-    def meet(
+    def init_comm(
         self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
     ) -> tuple[CclComm, WarmupOps]:
         """Make a group together with its members, all of which are about to call this.

@@ -76,13 +76,13 @@ class CommPlan:
     """What is to be made.
 
     Attributes:
-        membership: of the group.
-        greet: its first operations.
+        spec: of the group.
+        warmup: its first operations.
         device: where it runs.
     """
 
-    membership: CommSpec
-    greet: Warmup
+    spec: CommSpec
+    warmup: Warmup
     device: Device
 
 
@@ -145,7 +145,7 @@ class CommBuilder:
         self._attempts: dict[str, int] = {}
         """By name of what could not be made yet: the last attempt that this rank took part in."""
 
-    def patience(self, expiry: float) -> Deadline:
+    def deadline(self, expiry: float) -> Deadline:
         """Until that moment, or until the fabric closes."""
         return Deadline(expiry, self._given_up)
 
@@ -160,13 +160,13 @@ class CommBuilder:
         After a failure all of them may call it again. Raises `CommunicatorFailed` when a member
         does not come in time; names it. Also when a channel that was given up is still being made.
         """
-        UNRELEASED_COMMS.sweep()
-        name = plan.membership.name
+        UNRELEASED_COMMS.release_idle()
+        name = plan.spec.name
         talk = Bootstrap(
-            self._control, f"{self._library.name}/{name}", plan.membership.ranks, patience
+            self._control, f"{self._library.name}/{name}", plan.spec.ranks, patience
         )
         try:
-            channel = self._meet(plan, talk, patience)
+            channel = self._agree_on_attempt(plan, talk, patience)
         except BallotIncomplete as error:
             raise CommunicatorFailed(
                 f"{name}: the ranks did not all meet in time: no word from rank(s) {error.missing}"
@@ -180,21 +180,21 @@ class CommBuilder:
         self._attempts.pop(name, None)
         return channel
 
-    def _meet(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
+    def _agree_on_attempt(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
         """Agree on the attempt, and that all members are about to make it."""
-        membership = plan.membership
-        talk.meet("here", membership.ranks)
+        membership = plan.spec
+        talk.barrier("here", membership.ranks)
         if membership.rank > 0:
-            number = self._hear_attempt(membership, talk, patience)
+            number = self._receive_attempt(membership, talk, patience)
             self._await_earlier(membership.name, patience)
             return self._try(plan, number, patience)
-        with self._turn(membership, patience):
+        with self._init_lock(membership, patience):
             self._await_earlier(membership.name, patience)
             number = self._attempts.get(membership.name, -1) + 1
-            talk.say("turn", b"%d" % number)
+            talk.publish("turn", b"%d" % number)
             return self._try(plan, number, patience)
 
-    def _turn(self, membership: CommSpec, patience: Deadline) -> AbstractContextManager[None]:
+    def _init_lock(self, membership: CommSpec, patience: Deadline) -> AbstractContextManager[None]:
         """Of all members, where the library can make only one at a time on a rank."""
         if not self._library.one_at_a_time:
             return nullcontext()
@@ -202,14 +202,14 @@ class CommBuilder:
             self._control, self._library.name, membership.name, membership.ranks, patience
         )
 
-    def _hear_attempt(self, membership: CommSpec, talk: Bootstrap, patience: Deadline) -> int:
+    def _receive_attempt(self, membership: CommSpec, talk: Bootstrap, patience: Deadline) -> int:
         """The number of the first member's attempt, a new one."""
         (first, *_), name = membership.ranks, membership.name
         while True:
-            (said,) = talk.hear("turn", (first,))
+            (said,) = talk.wait_for("turn", (first,))
             if int(said) > self._attempts.get(name, -1):
                 return int(said)
-            if patience.left == 0.0:
+            if patience.remaining == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: rank {first} is still in attempt {int(said)}, which failed here"
                 )
@@ -218,16 +218,16 @@ class CommBuilder:
     def _try(self, plan: CommPlan, number: int, patience: Deadline) -> CommStream:
         """One attempt. The members are asked whether they are ready before the library is: what it
         opens for a meeting that does not take place it never closes."""
-        membership = plan.membership
+        membership = plan.spec
         self._attempts[membership.name] = number
         if number:
-            plan = replace(plan, membership=membership.for_attempt(number))
+            plan = replace(plan, spec=membership.for_attempt(number))
         question = f"{self._library.name}/{membership.name}/{number}"
         talk = Bootstrap(self._control, question, membership.ranks, patience)
         if membership.rank > 0:
-            talk.say("ready")
+            talk.publish("ready")
         else:
-            talk.meet("ready", membership.ranks)
+            talk.barrier("ready", membership.ranks)
         channel = self._make(plan, talk, patience)
         # Not after a failure: whoever comes later goes on to the library, and hears its reason.
         with suppress(ControlError):
@@ -238,7 +238,7 @@ class CommBuilder:
         """Wait until nothing is being made here that was given up, where the library needs that."""
         while self._library.one_at_a_time and (earlier := PENDING_COMMS.names()):
             self._drop_lost()
-            if patience.left == 0.0:
+            if patience.remaining == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: {self._library.title} is still making {earlier[0]}, "
                     "which was begun before and cannot be stopped"
@@ -246,36 +246,36 @@ class CommBuilder:
             time.sleep(EARLIER_POLL_INTERVAL)
 
     def _drop_lost(self) -> None:
-        if PENDING_COMMS.names() and (loss := self._control.lost(0.0)) is not None:
+        if PENDING_COMMS.names() and (loss := self._control.lost_rank(0.0)) is not None:
             PENDING_COMMS.forget_lost(self, loss.rank)
 
     def _make(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
-        name, title = plan.membership.name, self._library.title
+        name, title = plan.spec.name, self._library.title
         made: Future[CommStream] = Future()
-        PENDING_COMMS.add(made, self, plan.membership)
-        self._elsewhere(lambda: self._greeted(plan, talk), made, name)
+        PENDING_COMMS.add(made, self, plan.spec)
+        self._run_on_thread(lambda: self._init_and_warm_up(plan, talk), made, name)
         try:
-            channel = made.result(patience.left)
+            channel = made.result(patience.remaining)
         except TimeoutError as error:
             made.add_done_callback(_keep_late_comm)
             raise CommunicatorFailed(f"{name}: {title} did not make it in time") from error
         except RuntimeError as error:
             why = " ".join(str(error).split())
             raise CommunicatorFailed(f"{name}: {title} did not make it: {why}") from error
-        while (fate := channel.greeting.look()) is OpStatus.UNDER_WAY and patience.left:
+        while (fate := channel.warmup.poll()) is OpStatus.IN_FLIGHT and patience.remaining:
             time.sleep(POLL_INTERVAL)
-        if fate is OpStatus.LANDED:
+        if fate is OpStatus.DONE:
             return channel
         UNRELEASED_COMMS.keep(channel)
-        raise CommunicatorFailed(f"{name}: the greeting did not end: {channel.greeting.error}")
+        raise CommunicatorFailed(f"{name}: the greeting did not end: {channel.warmup.error}")
 
-    def _greeted(self, plan: CommPlan, talk: Bootstrap) -> CommStream:
+    def _init_and_warm_up(self, plan: CommPlan, talk: Bootstrap) -> CommStream:
         """Its first operations may block until every member has called them."""
-        plan.device.settle()
-        group, greeting = self._library.meet(plan.membership, plan.device, talk, plan.greet)
-        return CommStream(plan.membership, self._library, group, plan.device, greeting)
+        plan.device.set_current()
+        group, greeting = self._library.init_comm(plan.spec, plan.device, talk, plan.warmup)
+        return CommStream(plan.spec, self._library, group, plan.device, greeting)
 
-    def _elsewhere(
+    def _run_on_thread(
         self, call: Callable[[], CommStream], answer: Future[CommStream], name: str
     ) -> None:
         """On a thread of its own, for nobody can end the call."""

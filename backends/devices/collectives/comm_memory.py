@@ -28,24 +28,24 @@ class CommMemoryLedger:
         self._lock = threading.Lock()
         self._held: dict[str, CommMemory] = {}
 
-    def enter(self, name: str, nbytes: int) -> None:
+    def add(self, name: str, nbytes: int) -> None:
         """A communicator that takes so much was made."""
         with self._lock:
             self._held[name] = CommMemory(name, nbytes)
 
-    def strike(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """It has given its memory back."""
         with self._lock:
             self._held.pop(name, None)
 
-    def held(self) -> tuple[CommMemory, ...]:
+    def entries(self) -> tuple[CommMemory, ...]:
         """Everything, in the order in which it was made."""
         with self._lock:
             return tuple(self._held.values())
 
     def total(self) -> int:
         """Bytes of all of it."""
-        return sum(holding.nbytes for holding in self.held())
+        return sum(holding.nbytes for holding in self.entries())
 
 
 COMM_MEMORY = CommMemoryLedger()

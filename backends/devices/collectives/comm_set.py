@@ -30,21 +30,21 @@ class CommContext:
         purpose: what it is for, for errors.
         rank: this rank's number in the run.
         deadline: seconds that an operation may take.
-        library: whose channels.
+        ccl: whose channels.
         device: where.
         builder: makes channels.
         watchdog: ends operations at their deadline.
-        partings: give channels back.
+        teardowns: give channels back.
     """
 
     purpose: str
     rank: int
     deadline: float
-    library: Ccl
+    ccl: Ccl
     device: Device
     builder: CommBuilder
     watchdog: Watchdog
-    partings: TeardownQueue
+    teardowns: TeardownQueue
 
 
 class CommSet:
@@ -67,28 +67,28 @@ class CommSet:
     ) -> None:
         self.ranks = tuple(ranks)
         self.failure: CommunicatorFailed | None = None
-        self._setting = setting
+        self._context = setting
         self._name = name
         self._links: dict[tuple[int, int], P2PLink] = {}
         self._works: list[DeviceWork] = []
         self._retired = False
         members = self._membership(name, self.ranks, link=False)
-        self._channel = self._made(members, warm_up_group, setting.builder.patience(expiry))
-        library, index = setting.library, setting.device.index
-        self._bell = StreamReleaser(
-            setting.device, library.bell(index), lambda: library.promise(index)
+        self._comm_stream = self._build_comm(members, warm_up_group, setting.builder.deadline(expiry))
+        library, index = setting.ccl, setting.device.index
+        self._releaser = StreamReleaser(
+            setting.device, library.release_stream(index), lambda: library.deferred_event(index)
         )
 
     @property
     def rank(self) -> int:
         """This rank's place among the members."""
-        return self.ranks.index(self._setting.rank)
+        return self.ranks.index(self._context.rank)
 
-    def whole(self, what: str, launch: Launch, buffers: Sequence[Tensor]) -> DeviceWork:
+    def collective(self, what: str, launch: Launch, buffers: Sequence[Tensor]) -> DeviceWork:
         """An operation of the whole group. Raises `CommunicatorFailed`."""
         work = self._work(what)
         try:
-            flight = self._channel.fly(launch, buffers)
+            flight = self._comm_stream.launch(launch, buffers)
         except RuntimeError as error:
             work.fail(f"was not launched: {error}")
             work.result(0.0)  # raises that
@@ -96,14 +96,14 @@ class CommSet:
             work.fail(f"was interrupted by {error!r}")
             raise
         else:
-            work.launched(flight, self._channel.lane)
-            self._setting.watchdog.watch(work)
+            work.set_inflight(flight, self._comm_stream.stream)
+            self._context.watchdog.watch(work)
         return work
 
-    def nothing(self, what: str) -> DeviceWork:
+    def completed_work(self, what: str) -> DeviceWork:
         """An operation that has nothing to do."""
         work = self._work(what)
-        work.land()
+        work.complete()
         return work
 
     def message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
@@ -114,13 +114,13 @@ class CommSet:
         except BaseException as error:  # by a signal's handler, in the middle of it
             work.fail(f"was interrupted by {error!r}")
             raise
-        self._setting.watchdog.watch(work)
+        self._context.watchdog.watch(work)
         return work
 
-    def warm(self, pair: tuple[int, int], expiry: float) -> None:
+    def connect(self, pair: tuple[int, int], expiry: float) -> None:
         """Make a link now, if this rank is an end of it."""
         if self.rank in pair and pair[0] != pair[1]:
-            self._link(pair).warm(expiry)
+            self._link(pair).connect(expiry)
 
     def abort(self) -> None:
         """End everything in flight with an error, and give every channel back."""
@@ -134,39 +134,39 @@ class CommSet:
         if self._retired:
             return
         self._retired = True
-        self._part(self._channel)
+        self._tear_down(self._comm_stream)
         for link in self._links.values():
-            link.retire(self._part)
-        self._setting.watchdog.part()
+            link.retire(self._tear_down)
+        self._context.watchdog.start_teardown()
 
     def barrier(self) -> Launch:
         """A sum of nothing; torch's own barriers make the host wait for the device."""
-        scratch = self._channel.scratch
+        scratch = self._comm_stream.scratch
         return lambda group: group.all_reduce(scratch)
 
     @property
     def scratch(self) -> Tensor:
         """int8 [1], whose contents nobody wants."""
-        return self._channel.scratch
+        return self._comm_stream.scratch
 
     def _work(self, what: str) -> DeviceWork:
-        self._channel.reap()
+        self._comm_stream.collect_completed()
         for link in self._links.values():
-            link.reap()
-        label = f"{what} of {self._setting.purpose!r}"
-        work = DeviceWork(label, self._setting.deadline, self._fail, self._bell)
-        self._works = [kept for kept in self._works if not kept.over]
+            link.collect_completed()
+        label = f"{what} of {self._context.purpose!r}"
+        work = DeviceWork(label, self._context.deadline, self._fail, self._releaser)
+        self._works = [kept for kept in self._works if not kept.has_ended]
         self._works.append(work)
         return work
 
     def _fail(self, failure: CommunicatorFailed) -> None:
         self.failure = self.failure or failure
 
-    def _part(self, channel: CommStream) -> None:
+    def _tear_down(self, channel: CommStream) -> None:
         """What hangs in a communicator that has failed would hang until the others come."""
-        if self.failure is not None and not channel.reap():
+        if self.failure is not None and not channel.collect_completed():
             channel.abort(self.failure)
-        self._setting.partings.add(channel)
+        self._context.teardowns.add(channel)
 
     def _link(self, pair: tuple[int, int]) -> P2PLink:
         if pair not in self._links:
@@ -178,14 +178,14 @@ class CommSet:
         ends = tuple(self.ranks[place] for place in pair)
         members = self._membership(name, ends, link=True)
         word = "isend" if pair[0] == self.rank else "irecv"
-        make: Callable[[Deadline], CommStream] = lambda p: self._made(members, warm_up_link, p)  # noqa: E731
-        way = LinkSpec(self._setting.library.name, name, word, self._setting.device)
-        return P2PLink(way, make, self._setting.builder.patience)
+        make: Callable[[Deadline], CommStream] = lambda p: self._build_comm(members, warm_up_link, p)  # noqa: E731
+        way = LinkSpec(self._context.ccl.name, name, word, self._context.device)
+        return P2PLink(way, make, self._context.builder.deadline)
 
     def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
-        rank = ranks.index(self._setting.rank)
-        return CommSpec(name, ranks, rank, link, self._setting.deadline)
+        rank = ranks.index(self._context.rank)
+        return CommSpec(name, ranks, rank, link, self._context.deadline)
 
-    def _made(self, members: CommSpec, greet: Warmup, patience: Deadline) -> CommStream:
-        plan = CommPlan(members, greet, self._setting.device)
-        return self._setting.builder.build(plan, patience)
+    def _build_comm(self, members: CommSpec, greet: Warmup, patience: Deadline) -> CommStream:
+        plan = CommPlan(members, greet, self._context.device)
+        return self._context.builder.build(plan, patience)

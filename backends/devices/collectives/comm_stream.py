@@ -27,11 +27,11 @@ class CommStream:
     several threads: whoever issues holds a lock.
 
     Args:
-        membership: what the group is made of.
+        spec: what the group is made of.
         library: whose.
         group: the group.
         device: where it runs.
-        greeting: its first operations, which are under way.
+        warmup: its first operations, which are under way.
     """
 
     def __init__(
@@ -42,67 +42,67 @@ class CommStream:
         device: Device,
         greeting: WarmupOps,
     ) -> None:
-        self.membership = membership
+        self.spec = membership
         self.scratch = greeting.scratch
-        self.lane = group.lane
+        self.stream = group.stream
         self.aborted = False
-        self.aborts = library.capabilities.abort
+        self.can_abort = library.capabilities.abort
         self._group = group
         self._device = device
-        self._ending = False
-        self._broken = False
-        self.greeting = InflightOp(greeting.last, greeting.buffers, device)
-        self._flights = [self.greeting]
-        COMM_MEMORY.enter(membership.name, library.takes(membership.link))
+        self._closing = False
+        self._launch_failed = False
+        self.warmup = InflightOp(greeting.last, greeting.buffers, device)
+        self._inflight = [self.warmup]
+        COMM_MEMORY.add(membership.name, library.estimate_bytes(membership.is_link))
 
-    def fly(self, launch: Launch, buffers: Sequence[Tensor]) -> InflightOp:
+    def launch(self, launch: Launch, buffers: Sequence[Tensor]) -> InflightOp:
         """Launch an operation behind the current stream. Raises RuntimeError as the vendor does.
 
         What raised may have been launched in part, or may be yet: then the channel is never idle
         until it is aborted, where the library can.
         """
-        self.reap()
-        assert not self._ending, "a closed channel is used by nobody"
+        self.collect_completed()
+        assert not self._closing, "a closed channel is used by nobody"
         try:
             handle = launch(self._group)
         except BaseException:
-            self._broken = self.aborts
+            self._launch_failed = self.can_abort
             raise
         flight = InflightOp(handle, buffers, self._device)
-        self._flights.append(flight)
+        self._inflight.append(flight)
         return flight
 
-    def reap(self) -> bool:
+    def collect_completed(self) -> bool:
         """Give back what the device has let go of; whether nothing is left."""
         if self.aborted:
-            self._flights = [flight for flight in self._flights if not flight.past()]
+            self._inflight = [flight for flight in self._inflight if not flight.is_drained()]
         else:
-            self._flights = [f for f in self._flights if f.look() is not OpStatus.LANDED]
-            if self._broken:
+            self._inflight = [f for f in self._inflight if f.poll() is not OpStatus.DONE]
+            if self._launch_failed:
                 return False
-        return not self._flights
+        return not self._inflight
 
     def abort(self, failure: CommunicatorFailed) -> None:
         """End what is under way, where the library can: streams that wait for it fail first.
 
         Nothing is launched any more. The other members are not asked.
         """
-        if self._ending or not self.aborts:
+        if self._closing or not self.can_abort:
             return
-        self._ending = self.aborted = True
-        for flight in self._flights:
+        self._closing = self.aborted = True
+        for flight in self._inflight:
             flight.fail(failure)
         self._group.abort()
 
     def close(self) -> None:
         """Give the group back. Nothing may be under way on any member."""
-        if not self._ending:
-            self._ending = True
+        if not self._closing:
+            self._closing = True
             self._group.close()
 
-    def gone(self) -> bool:
+    def is_released(self) -> bool:
         """Whether everything was given back, in the end."""
-        if not (self._ending and self.reap() and self._group.closed):
+        if not (self._closing and self.collect_completed() and self._group.closed):
             return False
-        COMM_MEMORY.strike(self.membership.name)
+        COMM_MEMORY.remove(self.spec.name)
         return True

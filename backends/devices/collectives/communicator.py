@@ -39,25 +39,25 @@ class P2PRound:
     is only for the eye. Empty blobs do not travel.
 
     Attributes:
-        ways: isend or irecv, for each.
+        operations: isend or irecv, for each.
         blobs: int8 [bytes].
         peers: whom it goes to or comes from.
     """
 
-    ways: tuple[str, ...]
+    operations: tuple[str, ...]
     blobs: tuple[Tensor, ...]
     peers: tuple[int, ...]
 
     def launch(self, group: CclComm) -> CclHandle:
         """One call, whatever the number of messages; it returns one handle for all of them."""
-        return group.batch(self.ways, self.blobs, self.peers)
+        return group.batch(self.operations, self.blobs, self.peers)
 
 
 def plan_round(plan: Exchange) -> P2PRound:
     """Receives before sends, by peer."""
     arriving, leaving = _sorted(plan.receives), _sorted(plan.sends)
     return P2PRound(
-        ways=("irecv",) * len(arriving) + ("isend",) * len(leaving),
+        operations=("irecv",) * len(arriving) + ("isend",) * len(leaving),
         blobs=tuple(parcel.blob.view(torch.int8) for parcel in (*arriving, *leaving)),
         peers=tuple(parcel.peer for parcel in (*arriving, *leaving)),
     )
@@ -83,26 +83,26 @@ class DeviceCommunicator:
     """
 
     def __init__(self, setting: CommContext, ranks: Sequence[int]) -> None:
-        self._setting = setting
+        self._context = setting
         self._rebuilds = 0
         self._closed = False
         self._issuing = threading.RLock()
-        self._now = self._incarnation(ranks)
+        self._comms = self._new_comm_set(ranks)
 
     @property
     def purpose(self) -> str:
         """What the communicator is for."""
-        return self._setting.purpose
+        return self._context.purpose
 
     @property
     def rank(self) -> int:
         """This rank's number within the communicator."""
-        return self._now.rank
+        return self._comms.rank
 
     @property
     def size(self) -> int:
         """How many ranks."""
-        return len(self._now.ranks)
+        return len(self._comms.ranks)
 
     @property
     def closed(self) -> bool:
@@ -112,13 +112,13 @@ class DeviceCommunicator:
     @property
     def capabilities(self) -> CommunicatorCapabilities:
         """What it can do."""
-        return self._setting.library.capabilities
+        return self._context.ccl.capabilities
 
     def all_reduce(self, tensor: Tensor) -> DeviceWork:
         """Sum over ranks, in place."""
         self._check_sum(tensor)
         flat = tensor.detach().view(-1)
-        return self._whole("all_reduce", lambda g: g.all_reduce(flat), tensor)
+        return self._collective("all_reduce", lambda g: g.all_reduce(flat), tensor)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """Every rank's tensor, stacked."""
@@ -130,7 +130,7 @@ class DeviceCommunicator:
         wide, narrow = as_bytes(out), as_bytes(tensor)
         # Not every library says that it may read from what it writes to.
         given = narrow.clone() if own else narrow
-        return self._whole("all_gather", lambda g: g.all_gather(wide, given), out, tensor, given)
+        return self._collective("all_gather", lambda g: g.all_gather(wide, given), out, tensor, given)
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """This rank's part of the sum."""
@@ -139,14 +139,14 @@ class DeviceCommunicator:
         check_apart("reduce_scatter", out, tensor)
         part, whole = out.detach().view(-1), tensor.detach().view(-1)
         launch: Launch = lambda g: g.reduce_scatter(part, whole)  # noqa: E731
-        return self._whole("reduce_scatter", launch, out, tensor)
+        return self._collective("reduce_scatter", launch, out, tensor)
 
     def broadcast(self, tensor: Tensor, source: int) -> DeviceWork:
         """Everybody receives rank `source`'s tensor."""
         self._check_move(tensor)
         check_rank("broadcast", source, range(self.size))
         view = as_bytes(tensor)
-        return self._whole("broadcast", lambda g: g.broadcast(view, source), tensor)
+        return self._collective("broadcast", lambda g: g.broadcast(view, source), tensor)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """Even blocks."""
@@ -156,7 +156,7 @@ class DeviceCommunicator:
         check_apart("all_to_all", out, tensor)
         into, source = as_bytes(out), as_bytes(tensor)
         launch: Launch = lambda g: g.all_to_all(into, source, (), ())  # noqa: E731
-        return self._whole("all_to_all", launch, out, tensor)
+        return self._collective("all_to_all", launch, out, tensor)
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
@@ -177,7 +177,7 @@ class DeviceCommunicator:
     def barrier(self) -> DeviceWork:
         """Ends after every rank has issued it."""
         with self._issuing:
-            return self._issue("barrier", self._now.barrier())
+            return self._issue("barrier", self._comms.barrier())
 
     def isend(self, tensor: Tensor, destination: int) -> DeviceWork:
         """Send to one rank."""
@@ -200,8 +200,8 @@ class DeviceCommunicator:
         planned = plan_round(round)
         if not planned.blobs:
             with self._issuing:
-                self._refuse("exchange")
-                return self._now.nothing("exchange")
+                self._check_usable("exchange")
+                return self._comms.completed_work("exchange")
         return self._issue("exchange", planned.launch, *planned.blobs)
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
@@ -211,24 +211,24 @@ class DeviceCommunicator:
         """
         check_links(links, self.size)
         with self._issuing:
-            self._refuse("warm")
+            self._check_usable("warm")
             for first, second in links:
                 for pair in ((first, second), (second, first)):
-                    self._now.warm(pair, time.monotonic() + self._setting.deadline)
+                    self._comms.connect(pair, time.monotonic() + self._context.deadline)
 
     def abort(self) -> None:
         """End what is in flight with an error, here and not on the others, where the library can.
 
         From any thread: a call that is being issued is waited for up to the deadline.
         """
-        library = self._setting.library
+        library = self._context.ccl
         if not library.capabilities.abort:
             raise Unsupported(
                 f"{library.title} cannot end an operation in flight; wait for its deadline"
             )
-        held = self._issuing.acquire(timeout=self._setting.deadline)
+        held = self._issuing.acquire(timeout=self._context.deadline)
         try:
-            self._now.abort()
+            self._comms.abort()
         finally:
             if held:
                 self._issuing.release()
@@ -238,68 +238,68 @@ class DeviceCommunicator:
 
         What is under way on the old ones stays there, and keeps its stream as long as it hangs.
         """
-        if self._setting.rank not in ranks:
-            raise Unsupported(f"rank {self._setting.rank} is not among the ranks {tuple(ranks)}")
+        if self._context.rank not in ranks:
+            raise Unsupported(f"rank {self._context.rank} is not among the ranks {tuple(ranks)}")
         with self._issuing:
             self._rebuilds += 1
-            self._now.retire()
-            self._now = self._incarnation(ranks)
+            self._comms.retire()
+            self._comms = self._new_comm_set(ranks)
 
     def close(self) -> None:
         """Take no more operations; does not wait for those in flight."""
         with self._issuing:
             if not self._closed:
                 self._closed = True
-                self._now.retire()
+                self._comms.retire()
 
     def _peers(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    def _incarnation(self, ranks: Sequence[int]) -> CommSet:
+    def _new_comm_set(self, ranks: Sequence[int]) -> CommSet:
         members = "-".join(str(rank) for rank in ranks)
         name = f"{self.purpose}/{self._rebuilds}/{members}"
-        expiry = time.monotonic() + self._setting.deadline
-        return CommSet(self._setting, ranks, name, expiry)
+        expiry = time.monotonic() + self._context.deadline
+        return CommSet(self._context, ranks, name, expiry)
 
     def _check_move(self, *tensors: Tensor) -> None:
-        check_transferable(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
+        check_transferable(self.capabilities, *tensors, device=self._context.ccl.runtime.device_type)
         self._check_known(tensors)
 
     def _check_sum(self, *tensors: Tensor) -> None:
-        check_reducible(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
+        check_reducible(self.capabilities, *tensors, device=self._context.ccl.runtime.device_type)
         self._check_known(tensors)
 
     def _check_known(self, tensors: Sequence[Tensor]) -> None:
-        check_device(self._setting.device, tensors)
-        self._setting.library.check(tensors)
+        check_device(self._context.device, tensors)
+        self._context.ccl.check(tensors)
 
-    def _whole(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
+    def _collective(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
         """An operation of all ranks on equally large tensors. Libraries end empty ones at once,
         whoever comes: a barrier stands in for them."""
         with self._issuing:
             moves = any(buffer.numel() for buffer in buffers)
-            return self._issue(what, launch if moves else self._now.barrier(), *buffers)
+            return self._issue(what, launch if moves else self._comms.barrier(), *buffers)
 
     def _issue(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
         with self._issuing:
-            self._ready(what)
-            return self._now.whole(what, launch, buffers)
+            self._check_ready(what)
+            return self._comms.collective(what, launch, buffers)
 
     def _message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
         with self._issuing:
-            self._ready(what)
-            return self._now.message(what, pair, as_bytes(tensor))
+            self._check_ready(what)
+            return self._comms.message(what, pair, as_bytes(tensor))
 
-    def _ready(self, what: str) -> None:
+    def _check_ready(self, what: str) -> None:
         """Before anything is launched. Raises `CommunicatorFailed`, and `Unsupported` in a graph:
         nobody could ask a captured operation whether it has ended."""
-        self._refuse(what)
-        self._setting.device.settle()
-        if self._setting.library.capturing():
+        self._check_usable(what)
+        self._context.device.set_current()
+        if self._context.ccl.capturing():
             raise Unsupported(f"{what} of {self.purpose!r}: it cannot be captured into a graph")
 
-    def _refuse(self, what: str) -> None:
+    def _check_usable(self, what: str) -> None:
         """Raise `CommunicatorFailed` after a failure, and after closing (clause E2)."""
-        failure = "it was closed" if self._closed else self._now.failure
+        failure = "it was closed" if self._closed else self._comms.failure
         if failure is not None:
             raise CommunicatorFailed(f"{what} of {self.purpose!r}: {failure}")

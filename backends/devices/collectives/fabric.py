@@ -30,8 +30,8 @@ class DeviceFabric:
         self._where = rendezvous
         self._control = StoreControlPlane(rendezvous)
         self._builder = CommBuilder(library, self._control)
-        self._partings = TeardownQueue(library.name, self._control)
-        self._watchdog = Watchdog(library.name, self._partings.tick)
+        self._teardowns = TeardownQueue(library.name, self._control)
+        self._watchdog = Watchdog(library.name, self._teardowns.tick)
         self._open: list[DeviceCommunicator] = []
         self._purposes: set[str] = set()
         self._closed = False
@@ -51,17 +51,17 @@ class DeviceFabric:
         check_members(f"communicator {purpose!r}", where, members)
         if purpose in self._purposes:
             raise Unsupported(f"communicator {purpose!r} was opened before")
-        self._partings.tick()
+        self._teardowns.tick()
         self._open = [communicator for communicator in self._open if not communicator.closed]
         setting = CommContext(
             purpose=purpose,
             rank=where.rank,
             deadline=where.deadline,
-            library=self._library,
+            ccl=self._library,
             device=Device(self._library.runtime, self._library.device(where.rank)),
             builder=self._builder,
             watchdog=self._watchdog,
-            partings=self._partings,
+            teardowns=self._teardowns,
         )
         try:
             made = DeviceCommunicator(setting, members)
@@ -80,11 +80,11 @@ class DeviceFabric:
             communicator.close()
         self._builder.give_up()
         self._watchdog.stop(self._where.deadline)
-        self._partings.finish(self._farewell)
+        self._teardowns.finish(self._close_timeout)
         self._control.close()
 
-    def _farewell(self) -> float:
-        lost = self._control.lost(0.0) is not None
+    def _close_timeout(self) -> float:
+        lost = self._control.lost_rank(0.0) is not None
         return CLOSE_TIMEOUT_AFTER_LOSS if lost else min(CLOSE_TIMEOUT, self._where.deadline)
 
 
@@ -110,10 +110,10 @@ class DeviceCommunicatorBackend:
 
     def device_bytes(self, communicators: int, links: int) -> int:
         """With today's settings; no library says it before it has made one."""
-        takes = self._library.takes
+        takes = self._library.estimate_bytes
         return communicators * takes(link=False) + links * takes(link=True)
 
-    def joined(self) -> Rendezvous | None:
+    def launcher_rendezvous(self) -> Rendezvous | None:
         """The library brings no launcher."""
         return None
 

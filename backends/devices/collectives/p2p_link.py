@@ -37,19 +37,19 @@ class LinkSpec:
     Attributes:
         library: by its name.
         name: of the link, for errors and threads.
-        word: isend or irecv.
+        operation: isend or irecv.
         device: the device.
     """
 
     library: str
     name: str
-    word: str
+    operation: str
     device: Device
 
     @property
     def peer(self) -> int:
         """The other end's place in the link's group."""
-        return 1 if self.word == "isend" else 0
+        return 1 if self.operation == "isend" else 0
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,21 @@ class Unconnected:
 class Connecting:
     """A thread is making it; what was issued meanwhile, in order."""
 
-    issued: deque[DeferredMessage] = field(default_factory=deque)
+    deferred_messages: deque[DeferredMessage] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
 class Connected:
     """It can be used."""
 
-    channel: CommStream
+    comm_stream: CommStream
 
 
 @dataclass(frozen=True)
 class ConnectFailed:
     """It could not be made."""
 
-    why: str
+    reason: str
 
 
 LinkState: TypeAlias = Unconnected | Connecting | Connected | ConnectFailed
@@ -106,54 +106,54 @@ class P2PLink:
     """
 
     def __init__(self, way: LinkSpec, make: Make, patience: Callable[[float], Deadline]) -> None:
-        self._way = way
+        self._spec = way
         self._make = make
-        self._patience = patience
+        self._deadline = patience
         self._state: LinkState = Unconnected()
         self._lock = threading.Lock()
         self._settled = threading.Event()
-        self._part: Callable[[CommStream], None] | None = None
+        self._teardown: Callable[[CommStream], None] | None = None
 
     def issue(self, work: DeviceWork, tensor: Tensor) -> None:
         """Send or receive, behind the current stream; never waits for the other end."""
         with self._lock:
-            why = self._take(work, tensor)
+            why = self._launch_or_defer(work, tensor)
         if why:
             work.fail(why)
 
-    def warm(self, expiry: float) -> None:
+    def connect(self, expiry: float) -> None:
         """Make it now; the host waits for the other end. Raises `CommunicatorFailed`."""
         with self._lock:
             absent = isinstance(self._state, Unconnected)
             if absent:
                 self._state = Connecting()
         if absent:
-            self._come(expiry)
-        self._settled.wait(self._patience(expiry).left)
+            self._connect(expiry)
+        self._settled.wait(self._deadline(expiry).remaining)
         with self._lock:
             if not isinstance(self._state, Connected):
                 why = (
-                    self._state.why
+                    self._state.reason
                     if isinstance(self._state, ConnectFailed)
                     else "did not come in time"
                 )
-                raise CommunicatorFailed(f"{self._way.name} {why}")
+                raise CommunicatorFailed(f"{self._spec.name} {why}")
 
     def retire(self, part: Callable[[CommStream], None]) -> None:
         """Nothing is issued any more: hand over its channel, if one is there or still comes."""
         with self._lock:
-            self._part = part
-            channel = self._state.channel if isinstance(self._state, Connected) else None
+            self._teardown = part
+            channel = self._state.comm_stream if isinstance(self._state, Connected) else None
         if channel is not None:
             part(channel)
 
-    def reap(self) -> None:
+    def collect_completed(self) -> None:
         """Give back what the device has let go of."""
         with self._lock:
             if isinstance(self._state, Connected):
-                self._state.channel.reap()
+                self._state.comm_stream.collect_completed()
 
-    def _take(self, work: DeviceWork, tensor: Tensor) -> str:
+    def _launch_or_defer(self, work: DeviceWork, tensor: Tensor) -> str:
         """Launch it, or keep it for later; why neither was possible."""
         match self._state:
             case Connected(channel):
@@ -164,63 +164,63 @@ class P2PLink:
                 issued.append(self._deferred(work, tensor))
             case Unconnected():
                 self._state = Connecting(deque([self._deferred(work, tensor)]))
-                self._begin(work.expiry)
+                self._start_connecting(work.expiry)
         return ""
 
-    def _begin(self, expiry: float) -> None:
-        name = f"equipoise.{self._way.library}.{self._way.name}"
-        come = NATIVE_CALL_GUARD(self._come)
+    def _start_connecting(self, expiry: float) -> None:
+        name = f"equipoise.{self._spec.library}.{self._spec.name}"
+        come = NATIVE_CALL_GUARD(self._connect)
         threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
 
-    def _come(self, expiry: float) -> None:
+    def _connect(self, expiry: float) -> None:
         """Make the channel, then launch what waits for it; a failure is told to whoever waits."""
         failed: list[tuple[DeviceWork, str]] = []
         try:
-            channel = self._make(self._patience(expiry))
-            self._way.device.settle()
+            channel = self._make(self._deadline(expiry))
+            self._spec.device.set_current()
         except Exception as error:  # unheard, it would leave works that only their deadline ends
-            failed = self._lose(f"found no link: {error}")
+            failed = self._on_failed(f"found no link: {error}")
         else:
-            failed = self._arrive(channel)
+            failed = self._on_connected(channel)
         finally:
             self._settled.set()
         for work, why in failed:
             work.fail(why)
 
-    def _arrive(self, channel: CommStream) -> list[tuple[DeviceWork, str]]:
+    def _on_connected(self, channel: CommStream) -> list[tuple[DeviceWork, str]]:
         """What was issued meanwhile goes first; what could not be launched, and why."""
         failed = []
         with self._lock:
-            waiting = self._state.issued if isinstance(self._state, Connecting) else deque()
+            waiting = self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             self._state = Connected(channel)
             for deferred in waiting:
                 if why := self._launch_late(channel, deferred):
                     failed.append((deferred.work, why))
-            part = self._part
+            part = self._teardown
         if part is not None:
             part(channel)
         return failed
 
-    def _lose(self, why: str) -> list[tuple[DeviceWork, str]]:
+    def _on_failed(self, why: str) -> list[tuple[DeviceWork, str]]:
         with self._lock:
-            waiting = self._state.issued if isinstance(self._state, Connecting) else deque()
+            waiting = self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             self._state = ConnectFailed(why)
         return [(deferred.work, why) for deferred in waiting]
 
     def _launch(self, channel: CommStream, work: DeviceWork, tensor: Tensor) -> str:
         """Why it could not be."""
         try:
-            flight = channel.fly(self._call(channel, tensor), (tensor,))
+            flight = channel.launch(self._call(channel, tensor), (tensor,))
         except RuntimeError as error:
             return f"was not launched: {error}"
-        work.launched(flight, channel.lane)
+        work.set_inflight(flight, channel.stream)
         return ""
 
     def _launch_late(self, channel: CommStream, deferred: DeferredMessage) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
-        with self._way.device.runtime.current(channel.lane):
+        with self._spec.device.runtime.current(channel.stream):
             try:
-                deferred.ready.wait(channel.lane)
+                deferred.ready.wait(channel.stream)
             except RuntimeError as error:
                 return f"was not launched: {error}"
             return self._launch(channel, deferred.work, deferred.tensor)
@@ -229,10 +229,10 @@ class P2PLink:
         """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
         whether its other end comes or not."""
         moved = tensor if tensor.numel() else channel.scratch
-        return lambda group: group.message(self._way.word, moved, self._way.peer)
+        return lambda group: group.message(self._spec.operation, moved, self._spec.peer)
 
     def _deferred(self, work: DeviceWork, tensor: Tensor) -> DeferredMessage:
-        device = self._way.device
+        device = self._spec.device
         ready = device.runtime.event()
         ready.record(device.runtime.current_stream(device.index))
         return DeferredMessage(work, tensor, ready)

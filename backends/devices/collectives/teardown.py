@@ -39,14 +39,14 @@ class UnreleasedComms:
 
     def keep(self, channel: CommStream) -> None:
         """Nobody but this list uses it from now on."""
-        channel.abort(CommunicatorFailed(f"{channel.membership.name} was given up"))
+        channel.abort(CommunicatorFailed(f"{channel.spec.name} was given up"))
         with self._lock:
             self._kept.append(channel)
             if not self._guarded:
                 self._guarded = True
                 atexit.register(self._guard)
 
-    def sweep(self) -> None:
+    def release_idle(self) -> None:
         """Give back what has become idle by now."""
         with self._lock:
             self._kept = [channel for channel in self._kept if not _over(channel)]
@@ -54,20 +54,20 @@ class UnreleasedComms:
     def names(self) -> tuple[str, ...]:
         """What is kept."""
         with self._lock:
-            return tuple(channel.membership.name for channel in self._kept)
+            return tuple(channel.spec.name for channel in self._kept)
 
     def _guard(self) -> None:
         """Vendors wait for the whole device when the interpreter ends; that may be for ever."""
-        self.sweep()
+        self.release_idle()
         if self.names():
             faulthandler.dump_traceback_later(EXIT_TIMEOUT, exit=True)
 
 
 def _over(channel: CommStream) -> bool:
     """Whether it was idle, and was given back."""
-    if channel.reap():
+    if channel.collect_completed():
         channel.close()
-    return channel.gone()
+    return channel.is_released()
 
 
 UNRELEASED_COMMS = UnreleasedComms()
@@ -87,14 +87,14 @@ class Teardown:
     """A channel that nobody here issues on any more.
 
     Attributes:
-        channel: the channel.
-        told: whether the other members know.
-        read: whether this member needs the farewells of the others no more.
+        comm_stream: the channel.
+        is_announced: whether the other members know.
+        farewells_read: whether this member needs the farewells of the others no more.
     """
 
-    channel: CommStream
-    told: bool = False
-    read: bool = False
+    comm_stream: CommStream
+    is_announced: bool = False
+    farewells_read: bool = False
 
 
 class TeardownQueue:
@@ -119,7 +119,7 @@ class TeardownQueue:
     def tick(self) -> bool:
         """Go as far as possible without waiting; whether something is left."""
         with self._lock:
-            self._open = [parting for parting in self._open if not self._part(parting)]
+            self._open = [parting for parting in self._open if not self._advance(parting)]
             return bool(self._open)
 
     def finish(self, timeout: Callable[[], float]) -> None:
@@ -130,7 +130,7 @@ class TeardownQueue:
         with self._lock:
             left, self._open = self._open, []
         for parting in left:
-            UNRELEASED_COMMS.keep(parting.channel)
+            UNRELEASED_COMMS.keep(parting.comm_stream)
 
     def _go_on(self, timeout: Callable[[], float]) -> None:
         start = time.monotonic()
@@ -140,45 +140,45 @@ class TeardownQueue:
     def _abort(self) -> bool:
         """Whether something could be."""
         with self._lock:
-            channels = [parting.channel for parting in self._open]
+            channels = [parting.comm_stream for parting in self._open]
         for channel in channels:
-            channel.abort(CommunicatorFailed(f"{channel.membership.name}: its fabric was closed"))
+            channel.abort(CommunicatorFailed(f"{channel.spec.name}: its fabric was closed"))
         return any(channel.aborted for channel in channels)
 
-    def _part(self, parting: Teardown) -> bool:
+    def _advance(self, parting: Teardown) -> bool:
         """Whether it is over and done with."""
-        channel = parting.channel
-        idle = channel.reap()
+        channel = parting.comm_stream
+        idle = channel.collect_completed()
         if not idle and not channel.aborted:
             return False
         try:
             self._farewell(parting)
         except BallotIncomplete:
-            if channel.aborts and self._bereft(channel):
-                channel.abort(CommunicatorFailed(f"{channel.membership.name}: a member was lost"))
-            return channel.gone()
+            if channel.can_abort and self._member_lost(channel):
+                channel.abort(CommunicatorFailed(f"{channel.spec.name}: a member was lost"))
+            return channel.is_released()
         except ControlError:
             UNRELEASED_COMMS.keep(channel)
             return True
-        return channel.gone()
+        return channel.is_released()
 
     def _farewell(self, parting: Teardown) -> None:
         """Begin its end, if that can be now. Raises `BallotIncomplete` and `ControlError`."""
-        channel, membership = parting.channel, parting.channel.membership
+        channel, membership = parting.comm_stream, parting.comm_stream.spec
         question = f"{self._library}/{membership.name}/farewell"
-        if not parting.told:
+        if not parting.is_announced:
             self._control.cast(question, ABORTED if channel.aborted else b"")
-            parting.told = True
-        if parting.read:
+            parting.is_announced = True
+        if parting.farewells_read:
             return  # the last member may be deleting the farewells
         if not channel.aborted:
             if ABORTED in self._control.collect(question, 0.0, membership.ranks):
                 channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
             channel.close()
-        parting.read = True
+        parting.farewells_read = True
         self._control.forget_together(question, membership.ranks)
 
-    def _bereft(self, channel: CommStream) -> bool:
+    def _member_lost(self, channel: CommStream) -> bool:
         """Whether a member was lost, and will never say farewell."""
-        loss = self._control.lost(0.0)
-        return loss is not None and loss.rank in channel.membership.ranks
+        loss = self._control.lost_rank(0.0)
+        return loss is not None and loss.rank in channel.spec.ranks

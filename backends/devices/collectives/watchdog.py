@@ -29,7 +29,7 @@ class Watchdog:
         self._changed = threading.Condition()
         self._works: list[DeviceWork] = []
         self._next = float("inf")
-        self._parting = False
+        self._tearing_down = False
         self._closed = ""
         name = f"equipoise.{library}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -39,17 +39,17 @@ class Watchdog:
         """Fail it at its deadline, or at once when the thread has ended."""
         with self._changed:
             closed = self._closed
-            self._works = [kept for kept in self._works if not kept.over]
+            self._works = [kept for kept in self._works if not kept.has_ended]
             self._works.append(work)
             if work.expiry < self._next:
                 self._changed.notify()
         if closed:
             work.fail(closed)
 
-    def part(self) -> None:
+    def start_teardown(self) -> None:
         """Channels are to part."""
         with self._changed:
-            self._parting = True
+            self._tearing_down = True
             self._changed.notify()
 
     def stop(self, timeout: float) -> None:
@@ -69,10 +69,10 @@ class Watchdog:
     def _await(self) -> bool:
         """Sleep until there may be something to do; false when there never will be."""
         with self._changed:
-            self._works = [work for work in self._works if not work.over]
+            self._works = [work for work in self._works if not work.has_ended]
             self._next = min((work.expiry for work in self._works), default=float("inf"))
             pause = self._next - time.monotonic()
-            if self._parting:
+            if self._tearing_down:
                 pause = min(pause, TEARDOWN_INTERVAL)
             if not self._closed and pause > 0.0:
                 self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
@@ -82,12 +82,12 @@ class Watchdog:
         now = time.monotonic()
         with self._changed:
             late = [work for work in self._works if work.expiry <= now]
-            parting, self._parting = self._parting, False
+            parting, self._tearing_down = self._tearing_down, False
         for work in late:
             work.done()
         if parting and self._tick():
             with self._changed:
-                self._parting = True
+                self._tearing_down = True
 
     def _shut(self, why: str) -> None:
         with self._changed:

@@ -23,10 +23,10 @@ from equipoise.hal.stream import Stream
 class OpStatus(Enum):
     """What became of an operation on the device."""
 
-    UNDER_WAY = auto()
-    LANDED = auto()
+    IN_FLIGHT = auto()
+    DONE = auto()
     """The device has let go of the buffers."""
-    BROKEN = auto()
+    FAILED = auto()
     """An error of the device or of the library: whether the buffers are in use nobody knows."""
 
 
@@ -43,61 +43,61 @@ class InflightOp:
         self._handle: CclHandle | None = handle
         self._buffers = tuple(buffers)
         self._device = device
-        self._held: list[Stream] = []
+        self._waiting_streams: list[Stream] = []
         self.error = ""
 
-    def look(self) -> OpStatus:
+    def poll(self) -> OpStatus:
         """Ask the device; never blocks."""
         handle = self._handle
         if handle is None:
-            return OpStatus.LANDED
+            return OpStatus.DONE
         if self.error:
-            return OpStatus.BROKEN
-        self._device.settle()
+            return OpStatus.FAILED
+        self._device.set_current()
         try:
-            if not handle.ended():
-                return OpStatus.UNDER_WAY
-            self.error = handle.fault()
+            if not handle.is_complete():
+                return OpStatus.IN_FLIGHT
+            self.error = handle.error()
         except RuntimeError as error:
             self.error = first_line(error)
         if self.error:
-            return OpStatus.BROKEN
-        self._land()
-        return OpStatus.LANDED
+            return OpStatus.FAILED
+        self._release_buffers()
+        return OpStatus.DONE
 
-    def hold(self, stream: Stream) -> None:
+    def block_stream(self, stream: Stream) -> None:
         """Make `stream` wait for the end, without the host."""
         handle = self._handle
         if handle is not None:
-            self.held_by(stream)
-            stream.launch(handle.hold)
+            self.add_waiting_stream(stream)
+            stream.launch(handle.block_stream)
 
-    def held_by(self, stream: Stream) -> None:
+    def add_waiting_stream(self, stream: Stream) -> None:
         """That stream waits for the end, in whatever way."""
-        self._held.append(stream)
+        self._waiting_streams.append(stream)
 
     def fail(self, failure: CommunicatorFailed) -> None:
         """It has failed, or its group is about to be aborted: fail the streams that wait, for what
         they wait for will not be there (clauses E7, E10)."""
-        held, self._held = self._held, []
+        held, self._waiting_streams = self._waiting_streams, []
         for stream in held:
             own_stream(stream).fail(failure)  # no launch: one that stands in the driver may be why
 
-    def past(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether the device has come behind an operation whose group was aborted."""
         handle = self._handle
         if handle is not None:
-            self._device.settle()
+            self._device.set_current()
             try:
-                if not handle.ended():
+                if not handle.is_complete():
                     return False
             except RuntimeError:  # an error of the device: it will say nothing else any more
                 return False
-            self._land()
+            self._release_buffers()
         return True
 
-    def _land(self) -> None:
-        self._handle, self._buffers, self._held = None, (), []
+    def _release_buffers(self) -> None:
+        self._handle, self._buffers, self._waiting_streams = None, (), []
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,16 @@ class StreamReleaser:
     Attributes:
         device: the device.
         stream: of the vendor's, on which nothing ever waits.
-        promise: makes what a stream can wait for before it is recorded.
+        deferred_event: makes what a stream can wait for before it is recorded.
     """
 
     device: Device
     stream: Any
-    promise: Callable[[], DeferredEvent]
+    deferred_event: Callable[[], DeferredEvent]
 
-    def ring(self, promise: DeferredEvent) -> None:
+    def release(self, promise: DeferredEvent) -> None:
         """Let the one stream go on that waits for this; from any thread."""
-        self.device.settle()
+        self.device.set_current()
         promise.record(self.stream)
 
 
@@ -125,19 +125,19 @@ class WaitingStream:
     """A stream that waits for an operation which the device does not know yet.
 
     Attributes:
-        promise: what it waits for.
+        deferred_event: what it waits for.
         stream: who waits.
     """
 
-    promise: DeferredEvent
+    deferred_event: DeferredEvent
     stream: Stream
 
-    def give_up(self, bell: StreamReleaser, failure: CommunicatorFailed | None) -> None:
+    def release(self, bell: StreamReleaser, failure: CommunicatorFailed | None) -> None:
         """Let the stream go; first fail it, for what it waits for is not there (clause E10): who
         synchronises it must not find it drained and well."""
         if failure is not None:
             own_stream(self.stream).fail(failure)  # no launch: another may stand in the driver
-        bell.ring(self.promise)
+        bell.release(self.deferred_event)
 
 
 class DeviceWork:
@@ -159,32 +159,32 @@ class DeviceWork:
     ) -> None:
         self.what = what
         self.expiry = time.monotonic() + deadline
-        self._tell_failed = failed
-        self._bell = bell
-        self._flight: InflightOp | None = None
+        self._on_failed = failed
+        self._releaser = bell
+        self._inflight: InflightOp | None = None
         self._failure: CommunicatorFailed | None = None
-        self._waiters: list[WaitingStream] = []
+        self._waiting_streams: list[WaitingStream] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its end is known; asks nobody."""
         return self._ended.is_set()
 
-    def launched(self, flight: InflightOp, lane: Any) -> None:
+    def set_inflight(self, flight: InflightOp, lane: Any) -> None:
         """The device knows it now; `lane` is the vendor's stream that it runs on."""
         with self._lock:
-            self._flight = None if self._ended.is_set() else flight
-            waiters, self._waiters = self._waiters, []
+            self._inflight = None if self._ended.is_set() else flight
+            waiters, self._waiting_streams = self._waiting_streams, []
         for waiter in waiters:
-            flight.held_by(waiter.stream)
-            waiter.promise.record(lane)
+            flight.add_waiting_stream(waiter.stream)
+            waiter.deferred_event.record(lane)
 
     def done(self) -> bool:
         """Whether the operation ended, well or not; asks the device, never blocks."""
         if not self._ended.is_set():
-            self._look()
+            self._poll()
         return self._ended.is_set()
 
     def wait(self, stream: Stream) -> None:
@@ -192,14 +192,14 @@ class DeviceWork:
         failed already."""
         waiter: WaitingStream | None = None
         with self._lock:
-            flight = self._flight
+            flight = self._inflight
             if flight is None and not self._ended.is_set():
-                waiter = WaitingStream(self._bell.promise(), stream)
-                self._waiters.append(waiter)
+                waiter = WaitingStream(self._releaser.deferred_event(), stream)
+                self._waiting_streams.append(waiter)
         if waiter is not None:
-            stream.launch(waiter.promise.wait)
+            stream.launch(waiter.deferred_event.wait)
         elif flight is not None:
-            flight.hold(stream)
+            flight.block_stream(stream)
         else:
             self._raise_failure()
 
@@ -215,10 +215,10 @@ class DeviceWork:
         Fails the communicator even after the end: whether that came first is a matter of luck.
         """
         failure = CommunicatorFailed(f"{self.what} was cancelled")
-        self._tell_failed(failure)
+        self._on_failed(failure)
         self._end(failure)
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """End it well, unless it has ended."""
         self._end(None)
 
@@ -226,12 +226,12 @@ class DeviceWork:
         """End it with `CommunicatorFailed`, unless it has ended."""
         self._end(CommunicatorFailed(f"{self.what} {why}"))
 
-    def _look(self) -> None:
-        flight = self._flight
-        fate = OpStatus.UNDER_WAY if flight is None else flight.look()
-        if fate is OpStatus.LANDED:
+    def _poll(self) -> None:
+        flight = self._inflight
+        fate = OpStatus.IN_FLIGHT if flight is None else flight.poll()
+        if fate is OpStatus.DONE:
             self._end(None)
-        elif fate is OpStatus.BROKEN and flight is not None:
+        elif fate is OpStatus.FAILED and flight is not None:
             self.fail(f"failed on the device: {flight.error}")
         elif time.monotonic() >= self.expiry:
             self._end(OperationTimeout(f"{self.what} passed its deadline"))
@@ -240,15 +240,15 @@ class DeviceWork:
         with self._lock:
             if self._ended.is_set():
                 return
-            self._failure, flight, self._flight = failure, self._flight, None
-            waiters, self._waiters = self._waiters, []
+            self._failure, flight, self._inflight = failure, self._inflight, None
+            waiters, self._waiting_streams = self._waiting_streams, []
             if failure is not None:
-                self._tell_failed(failure)
+                self._on_failed(failure)
             self._ended.set()
         if failure is not None and flight is not None:
             flight.fail(failure)  # whether or not anybody can end it on the device
         for waiter in waiters:
-            waiter.give_up(self._bell, failure)
+            waiter.release(self._releaser, failure)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -30,12 +30,12 @@ class StoredKey:
     """A question of an epoch.
 
     Attributes:
-        epoch: in which it was asked.
+        rebalance: in which it was asked.
         name: of the question.
         ranks: whose ballots there may be on it; empty where it was only decided.
     """
 
-    epoch: int
+    rebalance: int
     name: str
     ranks: tuple[int, ...] = ()
 
@@ -79,7 +79,7 @@ class KeyCollector:
         """What is not forgotten yet, for who comes after; asked when the worker is closed."""
         self._take()
         kept = (*self._free, *self._kept.values())
-        return tuple(replace(filed, epoch=BEFORE_FIRST_REBALANCE) for filed in kept)
+        return tuple(replace(filed, rebalance=BEFORE_FIRST_REBALANCE) for filed in kept)
 
     def _tidying(self, epoch: int, ballots: str) -> Job[None]:
         yield from ()
@@ -95,7 +95,7 @@ class KeyCollector:
     def _release(self, epoch: int, ballots: str) -> None:
         """What earlier epochs asked may go if every member is in this one."""
         self._take()
-        old = [filed for filed in self._kept.values() if filed.epoch < epoch]
+        old = [filed for filed in self._kept.values() if filed.rebalance < epoch]
         if old and self._all_in(ballots):
             self._free.extend(old)
             for filed in old:

@@ -91,14 +91,14 @@ class EngineContext:
     Attributes:
         control: ballots and decisions.
         members: the ranks.
-        first: the step of the first boundary.
-        archive: forgets what they ask each other; None where another member does.
+        first_step: the step of the first boundary.
+        key_collector: forgets what they ask each other; None where another member does.
     """
 
     control: ControlPlane
     members: EPGroup
-    first: int
-    archive: KeyCollector | None
+    first_step: int
+    key_collector: KeyCollector | None
 
 
 class UpdatePath(Protocol):
@@ -147,22 +147,22 @@ class RebalanceEngine:
         staff: Workers,
         recorder: EventRecorder,
     ) -> None:
-        self._installed = installed
+        self._serving_state = installed
         self._load = load
         self._path = path
-        self._renewal = renewal
+        self._share_refresh = renewal
         self._control = group.control
         self._members = group.members
-        self._archive = group.archive
+        self._key_collector = group.key_collector
         self._config = config
-        self._staff = staff
+        self._workers = staff
         self._recorder = recorder
         self._state: State = Idle()
         self._vote: JobHandle[Verdict] | None = None
-        self._next = group.first
-        self._behind: int | None = None
+        self._next_step = group.first_step
+        self._step_to_prepare: int | None = None
         self._closed = False
-        self._warned = False
+        self._warned_of_staging = False
         self.reports: deque[RebalanceReport] = deque(maxlen=MAX_REPORTS)
         self.aborts: Counter[str] = Counter()
 
@@ -179,13 +179,13 @@ class RebalanceEngine:
         """
         if not isinstance(self._state, Updating):
             return ()
-        begun = self._state.proposal.changes[: len(self._state.writing)]
+        begun = self._state.proposal.layer_updates[: len(self._state.writes)]
         return tuple(layer for change in begun for layer in change.layers)
 
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:
         """What was asked and is not forgotten, for who comes after; once the engine is closed."""
-        return () if self._archive is None else self._archive.uncollected
+        return () if self._key_collector is None else self._key_collector.uncollected
 
     def before_step(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, and act on it.
@@ -197,13 +197,13 @@ class RebalanceEngine:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
             EngineError: a boundary was left out, or the engine was closed.
         """
-        if step < self._next:
+        if step < self._next_step:
             return
         if self._closed:
             raise EngineError(f"boundary {step} of an engine that was closed")
         self.after_launch()
-        if step >= self._next:
-            run_blocking(self.passage(step), self._config.timeout)
+        if step >= self._next_step:
+            run_blocking(self.run_boundary(step), self._config.timeout)
 
     def after_launch(self) -> None:
         """The forward behind the last boundary is on its way: prepare the next boundary.
@@ -211,35 +211,35 @@ class RebalanceEngine:
         An epoch is opened, if one is due; this rank looks how far its own work has come, and votes;
         what works beside begins. Does nothing where the boundary had nothing to do.
         """
-        if self._behind is None:
+        if self._step_to_prepare is None:
             return
-        step, self._behind = self._behind, None
-        if self._due(step):
-            self._state = self._open(self._state, step)
+        step, self._step_to_prepare = self._step_to_prepare, None
+        if self._rebalance_due(step):
+            self._state = self._open_rebalance(self._state, step)
         if isinstance(self._state, Voting):
             self._state = self._progress(self._state)
-            self._cast(self._state, step + 1)
-        self._next = self._when(step)
-        self._recorder.prepared(self._state, self._installed.layout)
-        self._staff.release()
+            self._start_vote(self._state, step + 1)
+        self._next_step = self._next_due_step(step)
+        self._recorder.after_launch(self._state, self._serving_state.layout)
+        self._workers.release()
 
-    def passage(self, step: int) -> Job[None]:
+    def run_boundary(self, step: int) -> Job[None]:
         """The boundary as a job, after `after_launch`, for a caller that does the waiting."""
-        if step > self._next:
-            raise EngineError(f"boundary {self._next} was left out: now comes {step}")
-        self._recorder.begin(step)
+        if step > self._next_step:
+            raise EngineError(f"boundary {self._next_step} was left out: now comes {step}")
+        self._recorder.begin_boundary(step)
         summed = yield from self._load.advance(step)
         if summed:
-            self._recorder.summed(step - 1, self._load.latest, self._installed.layout)
-        yield from self._renewal.before_step(summed)
+            self._recorder.load_reduced(step - 1, self._load.latest, self._serving_state.layout)
+        yield from self._share_refresh.before_step(summed)
         if isinstance(self._state, Updating):
-            self._state = self._landing(self._state.path.advance(self._state, step), step)
+            self._state = self._report_if_finished(self._state.path.advance(self._state, step), step)
         elif isinstance(self._state, Voting):
-            self._state = yield from self._settle(self._state, step)
+            self._state = yield from self._settle_vote(self._state, step)
         if isinstance(self._state, Draining) and self._state.done:
             self._state = Idle()
-        self._behind, self._next = step, step + 1
-        self._recorder.end(self._state, self._installed.layout)
+        self._step_to_prepare, self._next_step = step, step + 1
+        self._recorder.end_boundary(self._state, self._serving_state.layout)
 
     def close(self) -> None:
         """End what works beside; each wait under way lasts as long as its own deadline.
@@ -248,45 +248,45 @@ class RebalanceEngine:
         """
         if self._closed:
             return
-        self._closed, self._behind, self._next = True, None, BEFORE_ANY_STEP
-        self._staff.load.release()
+        self._closed, self._step_to_prepare, self._next_step = True, None, BEFORE_ANY_STEP
+        self._workers.load.release()
         try:
             run_blocking(self._load.drain(), self._config.timeout)
         finally:
-            self._staff.close()
+            self._workers.close()
             self._recorder.close()
 
-    def _when(self, step: int) -> int:
+    def _next_due_step(self, step: int) -> int:
         """The next boundary at which there is something to do."""
-        if isinstance(self._state, Idle) and not self._renewal.pending:
-            return self._load.due(step)
+        if isinstance(self._state, Idle) and not self._share_refresh.pending:
+            return self._load.next_due_step(step)
         return step + 1
 
-    def _due(self, step: int) -> bool:
+    def _rebalance_due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
         if self._path is None:
             return False
         behind = (step - 1) % self._config.step_interval
         return step > 1 and behind == self._config.step_offset and self._load.full
 
-    def _open(self, state: State, step: int) -> State:
+    def _open_rebalance(self, state: State, step: int) -> State:
         epoch = RebalanceId(step // self._config.step_interval, step)
         match state:
             case Draining():
                 return Failed(epoch, "a rank still drains an aborted epoch", state)
             case Idle():
-                return self._plan(epoch)
+                return self._start_planning(epoch)
         # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
         # Under locks each leaves alone, when its own streams have read what was written.
-        self._recorder.skipped(step)
-        self._decline(epoch, step + 1, "a rank is still in the epoch before")
+        self._recorder.rebalance_skipped(step)
+        self._cast_failed(epoch, step + 1, "a rank is still in the epoch before")
         return state
 
-    def _plan(self, epoch: RebalanceId) -> Planning:
+    def _start_planning(self, epoch: RebalanceId) -> Planning:
         assert self._path is not None, "nothing is due without a path"
-        path, windows, layout = self._path, self._load.windows, self._installed.layout
+        path, windows, layout = self._path, self._load.windows, self._serving_state.layout
         plan = immediate(lambda: path.propose(windows, layout))
-        return Planning(epoch, self._staff.planner.start(plan, "plan", epoch=epoch.number))
+        return Planning(epoch, self._workers.planner.start(plan, "plan", epoch=epoch.number))
 
     def _progress(self, state: Voting) -> Voting:
         """What this rank's own work has become since the last boundary."""
@@ -304,62 +304,62 @@ class RebalanceEngine:
 
     def _warn_of_staging(self, epoch: RebalanceId, proposal: Proposal) -> None:
         """Say once, on one rank, that staging is what bounds the plans."""
-        short = proposal.draft.short_of_staging
-        if not short or self._warned or self._members.rank_in_group:
+        short = proposal.plan.short_of_staging
+        if not short or self._warned_of_staging or self._members.rank_in_group:
             return
-        self._warned = True
+        self._warned_of_staging = True
         LOG.warning(
             "epoch %d: each rank has %d staging buffers; with more, layers %s would come lower at "
             "once, and what is left waits for later epochs. A staging budget of a layer's slots "
             "moves all in one. Said once; the metric layers_short_of_staging keeps count",
             epoch.number,
-            self._installed.store.layout.staging,
+            self._serving_state.store.layout.staging,
             format_ranges(list(short)),
         )
 
-    def _cast(self, state: Voting, due: int) -> None:
+    def _start_vote(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
         question = VoteSpec(
-            ballots=self._question(state.epoch, due),
-            outcome=self._question(state.epoch, outcome_of(state)),
-            final_attempt=due - last_progress_step(state) > self._patience(state),
+            ballots=self._vote_key(state.rebalance, due),
+            outcome=self._vote_key(state.rebalance, outcome_of(state)),
+            final_attempt=due - last_progress_step(state) > self._max_stalled_steps(state),
             ranks=self._members.ranks,
         )
-        self._file(state.epoch, due, outcome_of(state))
+        self._collect_later(state.rebalance, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
-        self._vote = self._staff.vote.start(job, "vote", epoch=state.epoch.number, step=due)
-        if self._archive is not None:
-            self._archive.collect(state.epoch.number, question.ballots)
+        self._vote = self._workers.vote.start(job, "vote", epoch=state.rebalance.number, step=due)
+        if self._key_collector is not None:
+            self._key_collector.collect(state.rebalance.number, question.ballots)
 
-    def _patience(self, state: Voting) -> int:
+    def _max_stalled_steps(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
         planned = transfer_of(state) is not None
         return self._config.max_stalled_steps * (1 if planned else PLANNING_STALL_FACTOR)
 
-    def _settle(self, state: Voting, step: int) -> Job[State]:
+    def _settle_vote(self, state: Voting, step: int) -> Job[State]:
         """Act on the vote that is due at this boundary."""
         assert self._vote is not None
         try:
             verdict = yield JobDone(self._vote)
         except TimeoutError as error:
-            raise VoteOutcomeUnknown(f"epoch {state.epoch.number}: no verdict in time") from error
+            raise VoteOutcomeUnknown(f"epoch {state.rebalance.number}: no verdict in time") from error
         match verdict, state:
             case Pending(), _:
                 return state
             case StartTransfer(), Proposed(epoch, proposal) if self._path is not None:
-                self._renewal.planned(proposal.layout)
-                return self._landing(self._path.start(epoch, proposal, step), step)
+                self._share_refresh.apply_plan_shares(proposal.layout)
+                return self._report_if_finished(self._path.start(epoch, proposal, step), step)
             case Commit(lots), Staged():
-                return self._landing(state.voyage.path.commit(state, lots, step), step)
+                return self._report_if_finished(state.progress.path.commit(state, lots, step), step)
             case Abort(reason), _:
                 return self._abort(state, step, reason)
         raise VoteOutcomeUnknown(f"told to {verdict} in {type(state).__name__}")
 
-    def _landing(self, state: Transferring | Updating | Finished, step: int) -> State:
+    def _report_if_finished(self, state: Transferring | Updating | Finished, step: int) -> State:
         """End the epoch where everything is installed."""
         match state:
             case Finished(epoch, layers, copies):
-                self._report(epoch, step, COMMITTED if layers else UNCHANGED, copies)
+                self._add_report(epoch, step, COMMITTED if layers else UNCHANGED, copies)
                 return Idle()
         return state
 
@@ -368,32 +368,32 @@ class RebalanceEngine:
         self.aborts[
             reason if reason in self.aborts or len(self.aborts) < MAX_ABORT_REASONS else OTHERS
         ] += 1
-        self._report(state.epoch, step, reason, copies_of(state))
+        self._add_report(state.rebalance, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
-        self._decline(state.epoch, step + 1, reason)
+        self._cast_failed(state.rebalance, step + 1, reason)
         repairs = () if self._path is None else self._path.repair(reason)
         return Draining((*running_work(state), *repairs))
 
-    def _decline(self, epoch: RebalanceId, due: int, reason: str) -> None:
+    def _cast_failed(self, epoch: RebalanceId, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""
-        self._file(epoch, due, START_TRANSFER)
+        self._collect_later(epoch, due, START_TRANSFER)
         ballot = Ballot(RankStatus.FAILED, reason=reason)
-        job = vote_failed(self._control, self._question(epoch, due), ballot)
-        self._staff.vote.start(job, "vote_failed", epoch=epoch.number, step=due)
+        job = vote_failed(self._control, self._vote_key(epoch, due), ballot)
+        self._workers.vote.start(job, "vote_failed", epoch=epoch.number, step=due)
 
-    def _file(self, epoch: RebalanceId, due: int, outcome: str) -> None:
+    def _collect_later(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
-        if self._archive is None:
+        if self._key_collector is None:
             return
-        votes = [self._question(epoch, due), self._question(epoch, due + 1)]
-        self._archive.add(epoch.number, votes, self._question(epoch, outcome))
+        votes = [self._vote_key(epoch, due), self._vote_key(epoch, due + 1)]
+        self._key_collector.add(epoch.number, votes, self._vote_key(epoch, outcome))
 
-    def _question(self, epoch: RebalanceId, what: int | str) -> str:
+    def _vote_key(self, epoch: RebalanceId, what: int | str) -> str:
         """The vote that is due at a boundary, or what votes may settle."""
         return f"{self._members.scoped_name(self._config.name)}/{epoch.number}/{what}"
 
-    def _report(self, epoch: RebalanceId, step: int, outcome: str, copies: int) -> None:
-        size = copies * self._installed.store.layout.slot_bytes
-        report = RebalanceReport(epoch.number, epoch.opened, step, outcome, copies, size)
+    def _add_report(self, epoch: RebalanceId, step: int, outcome: str, copies: int) -> None:
+        size = copies * self._serving_state.store.layout.slot_bytes
+        report = RebalanceReport(epoch.number, epoch.opened_at, step, outcome, copies, size)
         self.reports.append(report)
-        self._recorder.ended(self._state, report)
+        self._recorder.rebalance_ended(self._state, report)

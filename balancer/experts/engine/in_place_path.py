@@ -55,14 +55,14 @@ class InPlacePath:
         config: BalancerConfig,
     ) -> None:
         self._accelerator = accelerator
-        self._installed = installed
-        self._gates = gates
-        self._supply = supply
+        self._serving_state = installed
+        self._layer_locks = gates
+        self._host_weights = supply
         self._worker = worker
-        self._mine = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
+        self._own_slots = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
         self._shape = shape
         self._config = config
-        self._before = installed.layout.placement
+        self._previous_placement = installed.layout.placement
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
@@ -74,11 +74,11 @@ class InPlacePath:
         """Every rank has the same proposal, at the boundary before `step`: hand over group 0."""
         first = {
             layer: step + group
-            for group, change in enumerate(proposal.changes)
+            for group, change in enumerate(proposal.layer_updates)
             for layer in change.layers
         }
-        self._gates.schedule(first)
-        self._before = self._installed.layout.placement
+        self._layer_locks.schedule(first)
+        self._previous_placement = self._serving_state.layout.placement
         return self.advance(Updating(self, epoch, proposal, step, ()), step)
 
     def advance(self, state: Updating, step: int) -> Updating | Finished:
@@ -89,15 +89,15 @@ class InPlacePath:
                 this rank stops.
         """
         self._check(state)
-        group, changes = step - state.start, state.proposal.changes
+        group, changes = step - state.first_step, state.proposal.layer_updates
         if 0 < group <= len(changes):
-            self._installed.commit(changes[group - 1], ())
+            self._serving_state.commit(changes[group - 1], ())
         if group < len(changes):
             return self._hand_over(state, changes[group])
-        if group > len(changes) and self._drained(state):
-            self._gates.schedule({})
+        if group > len(changes) and self._locks_drained(state):
+            self._layer_locks.schedule({})
             proposal = state.proposal
-            return Finished(state.epoch, len(proposal.draft.order), self._copies(proposal))
+            return Finished(state.rebalance, len(proposal.plan.changed_layers), self._remote_copies(proposal))
         return state
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
@@ -106,15 +106,15 @@ class InPlacePath:
 
     def _check(self, state: Updating) -> None:
         """Raise for what has gone wrong behind the decision."""
-        for task in state.writing:
+        for task in state.writes:
             if task.done() and (error := task.exception()) is not None:
                 raise VoteOutcomeUnknown(
-                    f"epoch {state.epoch.number}: write failed: {error}"
+                    f"epoch {state.rebalance.number}: write failed: {error}"
                 ) from error
         try:
-            self._gates.check()
+            self._layer_locks.check()
         except LockPoisoned as error:
-            raise VoteOutcomeUnknown(f"epoch {state.epoch.number}: {error}") from error
+            raise VoteOutcomeUnknown(f"epoch {state.rebalance.number}: {error}") from error
 
     def _hand_over(self, state: Updating, change: LayerUpdate) -> Updating:
         """Let the step that begins read these layers once more; they are written behind it.
@@ -122,40 +122,40 @@ class InPlacePath:
         The first signals are given here and not by the worker, which may still wait for a layer
         that this very step reads later.
         """
-        epochs = {layer: self._gates.locks[layer].epoch for layer in change.layers}
+        epochs = {layer: self._layer_locks.locks[layer].epoch for layer in change.layers}
         for layer, epoch in epochs.items():
-            self._gates.locks[layer].signal(epoch)
+            self._layer_locks.locks[layer].signal(epoch)
         job = self._rewrite(change, epochs, state.proposal.layout)
         layers = list(change.layers)
-        task = self._worker.start(job, "move", epoch=state.epoch.number, layers=layers)
-        return replace(state, writing=(*state.writing, task))
+        task = self._worker.start(job, "move", epoch=state.rebalance.number, layers=layers)
+        return replace(state, writes=(*state.writes, task))
 
-    def _drained(self, state: Updating) -> bool:
+    def _locks_drained(self, state: Updating) -> bool:
         """Whether all that was written has been read once, so that the locks are as at first."""
-        if not all(task.done() for task in state.writing):
+        if not all(task.done() for task in state.writes):
             return False
-        layers = [layer for change in state.proposal.changes for layer in change.layers]
-        return all(self._gates.drained(layer) for layer in layers)
+        layers = [layer for change in state.proposal.layer_updates for layer in change.layers]
+        return all(self._layer_locks.is_drained(layer) for layer in layers)
 
     def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         """Write each layer of a group once its step has read it, and let the next step read it."""
         try:
             for layer in change.layers:
-                yield LockReleased(self._gates.locks[layer])
-                yield from self._fill(layer, layout.placement)
-                self._gates.locks[layer].signal(epochs[layer])
+                yield LockReleased(self._layer_locks.locks[layer])
+                yield from self._write_slots(layer, layout.placement)
+                self._layer_locks.locks[layer].signal(epochs[layer])
         except BaseException:
-            self._gates.poison(change.layers)
+            self._layer_locks.poison(change.layers)
             raise
 
-    def _fill(self, layer: int, placement: Placement) -> Job[None]:
+    def _write_slots(self, layer: int, placement: Placement) -> Job[None]:
         """Write what changes of this rank's slots of a layer."""
-        mine = placement[layer, self._mine]
-        places = np.flatnonzero(mine != self._before[layer, self._mine])
+        mine = placement[layer, self._own_slots]
+        places = np.flatnonzero(mine != self._previous_placement[layer, self._own_slots])
         slots = (layer * self._shape.slots_per_rank + places).tolist()
-        store, experts = self._installed.store, mine[places].tolist()
-        return write_and_verify(self._accelerator, store, self._supply, layer, slots, experts)
+        store, experts = self._serving_state.store, mine[places].tolist()
+        return write_and_verify(self._accelerator, store, self._host_weights, layer, slots, experts)
 
-    def _copies(self, proposal: Proposal) -> int:
+    def _remote_copies(self, proposal: Proposal) -> int:
         """Copies that a rank did not hold, over all ranks."""
-        return _native.count_moves(self._before, proposal.layout.placement, self._shape.ranks)
+        return _native.count_moves(self._previous_placement, proposal.layout.placement, self._shape.ranks)

@@ -47,8 +47,8 @@ class _OpenRebalance:
     """The epoch that is open: since when, over what, and its seconds by phase."""
 
     number: int
-    since: float
-    held: Placement
+    opened_at: float
+    placement: Placement
     seconds: dict[str, float]
 
 
@@ -83,50 +83,50 @@ class EventRecorder:
         self._sub_window = sub_window
         self._shares = shares
         self._step = 0
-        self._began = now()
+        self._boundary_began = now()
         self._state: State = Idle()
-        self._since = self._began
+        self._since = self._boundary_began
         self._open: _OpenRebalance | None = None
         self._end: tuple[State, RebalanceReport] | None = None
 
-    def begin(self, step: int) -> None:
+    def begin_boundary(self, step: int) -> None:
         """The boundary before `step` begins."""
-        self._step, self._began = step, now()
+        self._step, self._boundary_began = step, now()
 
-    def summed(self, closed: int, load: Load, layout: Layout) -> None:
+    def load_reduced(self, closed: int, load: Load, layout: Layout) -> None:
         """The sum of the sub-window that ended at boundary `closed` was taken."""
         self._sink.emit(
             LoadReduced(closed, self._sub_window, load, layout, self._shape, self._shares)
         )
 
-    def ended(self, state: State, report: RebalanceReport) -> None:
+    def rebalance_ended(self, state: State, report: RebalanceReport) -> None:
         """An epoch ends at this boundary, out of `state`."""
         self._end = state, report
 
-    def skipped(self, step: int) -> None:
+    def rebalance_skipped(self, step: int) -> None:
         """An epoch was due behind the boundary before `step`, and another was still open here."""
         self._sink.emit(RebalanceSkipped(step))
 
-    def end(self, state: State, layout: Layout) -> None:
+    def end_boundary(self, state: State, layout: Layout) -> None:
         """The boundary is over, and leaves the engine in `state` with `layout` installed."""
         at = now()
-        self._sink.emit(BoundaryDone(self._step, self._began, at))
-        self._turn(state, layout, at)
+        self._sink.emit(BoundaryDone(self._step, self._boundary_began, at))
+        self._update_state(state, layout, at)
 
-    def prepared(self, state: State, layout: Layout) -> None:
+    def after_launch(self, state: State, layout: Layout) -> None:
         """What could wait for the forward's launch is done, and leaves the engine in `state`."""
-        self._turn(state, layout, now())
+        self._update_state(state, layout, now())
 
     def close(self) -> None:
         """The engine is closed."""
         self._sink.emit(EngineClosed())
 
-    def _turn(self, state: State, layout: Layout, at: float) -> None:
+    def _update_state(self, state: State, layout: Layout, at: float) -> None:
         if state_name(state) != state_name(self._state) or self._end is not None:
-            self._leave(at)
-            self._enter(state, layout, at)
+            self._leave_state(at)
+            self._enter_state(state, layout, at)
 
-    def _leave(self, at: float) -> None:
+    def _leave_state(self, at: float) -> None:
         """Close the state that was left; inside an epoch it is a phase."""
         name, number = state_name(self._state), rebalance_number(self._state)
         details = {} if number is None else {"epoch": number}
@@ -136,9 +136,9 @@ class EventRecorder:
             phases = self._open.seconds
             phases[name] = phases.get(name, 0.0) + at - self._since
 
-    def _enter(self, state: State, layout: Layout, at: float) -> None:
+    def _enter_state(self, state: State, layout: Layout, at: float) -> None:
         if self._end is not None and self._open is not None:
-            self._tell_end(*self._end, self._open, layout.placement, at)
+            self._emit_ended(*self._end, self._open, layout.placement, at)
         self._end = None
         number = rebalance_number(state)
         if number is not None and self._open is None:
@@ -146,7 +146,7 @@ class EventRecorder:
         self._state, self._since = state, at
         self._sink.emit(StateChanged(self._step, at, state_name(state), number))
 
-    def _tell_end(
+    def _emit_ended(
         self,
         state: State,
         report: RebalanceReport,
@@ -157,9 +157,9 @@ class EventRecorder:
         self._open = None
         record = _rebalance_record(state, report, opened.seconds)
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
-        self._sink.emit(TraceSpan(_span_name(record), Track.REBALANCE, opened.since, at, details))
-        placements, whose = (opened.held, held), (self._place, self._shape, self._slot_bytes)
-        self._sink.emit(RebalanceEnded(record, opened.since, at, placements, *whose))
+        self._sink.emit(TraceSpan(_span_name(record), Track.REBALANCE, opened.opened_at, at, details))
+        placements, whose = (opened.placement, held), (self._place, self._shape, self._slot_bytes)
+        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, *whose))
 
 
 def state_name(state: State) -> str:
@@ -169,7 +169,7 @@ def state_name(state: State) -> str:
 
 def rebalance_number(state: State) -> int | None:
     """Number of the epoch that the state is in; none where none is open."""
-    return None if isinstance(state, Idle | Draining) else state.epoch.number
+    return None if isinstance(state, Idle | Draining) else state.rebalance.number
 
 
 def proposal_of(state: State) -> Proposal | None:
@@ -187,21 +187,21 @@ def _rebalance_record(
     state: State, report: RebalanceReport, seconds: dict[str, float]
 ) -> RebalanceRecord:
     proposal = proposal_of(state)
-    drafted = None if proposal is None else proposal.draft
+    drafted = None if proposal is None else proposal.plan
     return RebalanceRecord(
         number=report.number,
-        opened=report.opened,
-        ended=report.step,
+        opened_at=report.opened_at,
+        ended_at=report.step,
         outcome=report.outcome,
-        layers=len(drafted.order) if drafted else 0,
+        layers=len(drafted.changed_layers) if drafted else 0,
         short_of_staging=len(drafted.short_of_staging) if drafted else 0,
-        lots=len(proposal.changes) if proposal else 0,
-        copies=report.slots,
+        chunks=len(proposal.layer_updates) if proposal else 0,
+        copies=report.copies,
         bytes=report.bytes,
-        here=0,
-        seconds=seconds,
-        before=float(drafted.before.mean()) / SHARE_ONE if drafted else None,
-        predicted=float(drafted.predicted.mean()) / SHARE_ONE if drafted else None,
+        bytes_received=0,
+        phase_seconds=seconds,
+        imbalance_before=float(drafted.imbalance_before.mean()) / SHARE_ONE if drafted else None,
+        imbalance_predicted=float(drafted.imbalance_predicted.mean()) / SHARE_ONE if drafted else None,
     )
 
 

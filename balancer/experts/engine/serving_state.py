@@ -35,7 +35,7 @@ class ServingState:
         check_placement(layout.placement, shape)
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
-        self._settled = accelerator.event()
+        self._last_change = accelerator.event()
         self._changing = threading.Lock()
         self.readers = ReaderRegistry(accelerator.event)
         self._layout = layout
@@ -54,7 +54,7 @@ class ServingState:
     @property
     def last_change(self) -> Event:
         """Recorded on the compute stream behind the last change of slots or tables."""
-        return self._settled
+        return self._last_change
 
     def attach(self, stream: Stream) -> Reader:
         """A further stream that reads slots or tables: a micro-batch, a draft model, a graph.
@@ -66,7 +66,7 @@ class ServingState:
         # for the event that it records not any more.
         with self._changing:
             reader = self.readers.attach(stream)
-            stream.wait(self._settled)
+            stream.wait(self._last_change)
         return reader
 
     def generation(self, layer: int) -> int:
@@ -80,10 +80,10 @@ class ServingState:
         the first copy until behind the last generation word.
         """
         with self._changing:
-            held = self.readers.hold(self._compute)
+            held = self.readers.wait_for_readers(self._compute)
             if copies:
                 self.store.commit(copies, self._compute)
-            self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
-            self._compute.record(self._settled)
-            self.readers.follow(held, self._settled)
+            self._accelerator.kernels.commit_tables(change.tables, self.tables, self._compute)
+            self._compute.record(self._last_change)
+            self.readers.resume_readers(held, self._last_change)
             self._layout = change.applied_to(self._layout)

@@ -27,7 +27,7 @@ class ShareRefresh(Protocol):
         """`summed`: a new sub-window's load has just been taken."""
         ...
 
-    def planned(self, layout: Layout) -> None:
+    def apply_plan_shares(self, layout: Layout) -> None:
         """An epoch was agreed on that has shares for layers whose placement stays, too."""
         ...
 
@@ -43,18 +43,18 @@ class StaticShares:
     pending = False
 
     def __init__(self, installed: ServingState, shape: ExpertShape) -> None:
-        self._installed = installed
+        self._serving_state = installed
         self._shape = shape
 
     def before_step(self, summed: bool) -> Job[None]:
         """Nothing to do."""
         yield from ()
 
-    def planned(self, layout: Layout) -> None:
+    def apply_plan_shares(self, layout: Layout) -> None:
         """Layers that keep their placement get the plan's shares, which cost no weight."""
-        change = share_update(self._installed.layout, layout, self._shape)
+        change = share_update(self._serving_state.layout, layout, self._shape)
         if change is not None:
-            self._installed.commit(change, ())
+            self._serving_state.commit(change, ())
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class LaggedShares:
         hysteresis: int,
         worker: Worker,
     ) -> None:
-        self._installed = installed
+        self._serving_state = installed
         self._load = load
         self._shape = shape
-        self._follower = DriftDetector(shape, hysteresis, planned=load.sums.maxlen or 1)
+        self._drift_detector = DriftDetector(shape, hysteresis, planned=load.sums.maxlen or 1)
         self._state: NotSolving | Solving = NotSolving()
         self._worker = worker
 
@@ -109,22 +109,22 @@ class LaggedShares:
 
         Raises `VoteOutcomeUnknown` where the solution does not come.
         """
-        yield from self._take()
+        yield from self._install_solution()
         if summed:
-            load, layout = self._load.latest, self._installed.layout
+            load, layout = self._load.latest, self._serving_state.layout
             solve = immediate(lambda: self._solve(load, layout))
             self._state = Solving(self._worker.start(solve, "shares"))
 
-    def planned(self, layout: Layout) -> None:
+    def apply_plan_shares(self, layout: Layout) -> None:
         """Shares of layers that keep their placement are fresher than the plan's."""
 
     def _solve(self, load: Load, layout: Layout) -> LayerUpdate | None:
-        shares = self._follower.new_shares(load, layout)
+        shares = self._drift_detector.new_shares(load, layout)
         if shares is None:
             return None
         return share_update(layout, replace(layout, shares=shares), self._shape)
 
-    def _take(self) -> Job[None]:
+    def _install_solution(self) -> Job[None]:
         if not isinstance(self._state, Solving):
             return
         try:
@@ -134,9 +134,9 @@ class LaggedShares:
             why = "not in time" if isinstance(error, TimeoutError) else str(error)
             raise VoteOutcomeUnknown(f"shares were not solved on this rank: {why}") from error
         self._state = NotSolving()
-        fitting = None if change is None else change.restricted_to(self._installed.layout)
+        fitting = None if change is None else change.restricted_to(self._serving_state.layout)
         if fitting is not None:
-            self._installed.commit(fitting, ())
+            self._serving_state.commit(fitting, ())
 
 
 def share_update(installed: Layout, wanted: Layout, shape: ExpertShape) -> LayerUpdate | None:

@@ -56,8 +56,8 @@ class StagedPath:
         shape: ExpertShape,
         config: BalancerConfig,
     ) -> None:
-        self._installed = installed
-        self._mover = mover
+        self._serving_state = installed
+        self._transfer = mover
         self._worker = worker
         self._rank = rank
         self._shape = shape
@@ -65,7 +65,7 @@ class StagedPath:
 
     def propose(self, windows: Load, layout: Layout) -> StagedProposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        staging = self._installed.store.layout.staging
+        staging = self._serving_state.store.layout.staging
         limits = limits_of(self._config, staging)
         freight = TransferLimits(
             self._config.slots_per_message, self._config.nodes, staging, self._rank
@@ -77,7 +77,7 @@ class StagedPath:
     def start(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Transferring | Finished:
         """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
         assert isinstance(proposal, StagedProposal)
-        return self._go_on(TransferProgress(self, epoch, proposal, 0, step, ()))
+        return self._start_chunks(TransferProgress(self, epoch, proposal, 0, step, ()))
 
     def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         """Which lots are staged by now; they are staged in the order in which they were let go."""
@@ -86,8 +86,8 @@ class StagedPath:
             if not task.done():
                 break
             if (error := task.exception()) is not None:
-                LOG.warning("epoch %d: move failed: %s", voyage.epoch.number, error)
-                return Failed(voyage.epoch, TRANSFER_FAILED, voyage)
+                LOG.warning("epoch %d: move failed: %s", voyage.rebalance.number, error)
+                return Failed(voyage.rebalance, TRANSFER_FAILED, voyage)
             staged.append(task.result())
         return Staged(voyage, tuple(staged)) if staged else Transferring(voyage)
 
@@ -97,13 +97,13 @@ class StagedPath:
         Raises:
             AgreementLost: they are not staged here, so ranks disagree about history.
         """
-        if len(state.staged) < lots:
-            raise VoteOutcomeUnknown(f"told to commit {lots} lots with {len(state.staged)} staged")
-        for lot in state.staged[:lots]:
-            self._installed.commit(lot.change, lot.staged.copies)
-        voyage = state.voyage
-        done, rest = voyage.committed + lots, voyage.in_flight[lots:]
-        return self._go_on(replace(voyage, committed=done, since=step, in_flight=rest))
+        if len(state.ready_chunks) < lots:
+            raise VoteOutcomeUnknown(f"told to commit {lots} lots with {len(state.ready_chunks)} staged")
+        for lot in state.ready_chunks[:lots]:
+            self._serving_state.commit(lot.layer_update, lot.staged.copies)
+        voyage = state.progress
+        done, rest = voyage.chunks_committed + lots, voyage.in_flight[lots:]
+        return self._start_chunks(replace(voyage, chunks_committed=done, last_progress_step=step, in_flight=rest))
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Behind a failed move on any rank all build the mover's communicator again.
@@ -112,40 +112,40 @@ class StagedPath:
         still fly; until it is through, the epoch drains. Who comes too late finds it failed still:
         the next epoch's move fails, and all try once more.
         """
-        if reason != TRANSFER_FAILED or not self._mover.can_rebuild:
+        if reason != TRANSFER_FAILED or not self._transfer.can_rebuild:
             return ()
-        return (self._worker.start(self._mover.rebuild_communicator(), "mend"),)
+        return (self._worker.start(self._transfer.rebuild_communicator(), "mend"),)
 
-    def _go_on(self, voyage: TransferProgress) -> Transferring | Finished:
+    def _start_chunks(self, voyage: TransferProgress) -> Transferring | Finished:
         """Let go as many lots as there is staging for; or land, if all are committed."""
-        if voyage.committed == voyage.proposal.migration.chunks:
+        if voyage.chunks_committed == voyage.proposal.migration.chunks:
             proposal = voyage.proposal
             return Finished(
-                voyage.epoch, len(proposal.draft.order), proposal.migration.remote_copies
+                voyage.rebalance, len(proposal.plan.changed_layers), proposal.migration.remote_copies
             )
-        while self._may_fly(voyage):
-            lot = voyage.committed + len(voyage.in_flight)
-            job = self._let_go(voyage.proposal, lot)
-            task = self._worker.start(job, "move", epoch=voyage.epoch.number, lot=lot)
+        while self._can_start_chunk(voyage):
+            lot = voyage.chunks_committed + len(voyage.in_flight)
+            job = self._stage_job(voyage.proposal, lot)
+            task = self._worker.start(job, "move", epoch=voyage.rebalance.number, lot=lot)
             flying = (*voyage.in_flight, task)
             voyage = replace(voyage, in_flight=flying)
         return Transferring(voyage)
 
     @staticmethod
-    def _may_fly(voyage: TransferProgress) -> bool:
+    def _can_start_chunk(voyage: TransferProgress) -> bool:
         """Whether the next lot has staging beside those that fly; alike on every rank."""
-        lot, shipment = voyage.committed + len(voyage.in_flight), voyage.proposal.migration
+        lot, shipment = voyage.chunks_committed + len(voyage.in_flight), voyage.proposal.migration
         if lot == shipment.chunks or len(voyage.in_flight) == CHUNKS_IN_FLIGHT:
             return False
         return not voyage.in_flight or shipment.fits_with(lot - 1, lot)
 
-    def _let_go(self, proposal: StagedProposal, lot: int) -> Job[ReadyChunk]:
+    def _stage_job(self, proposal: StagedProposal, lot: int) -> Job[ReadyChunk]:
         """Begin here, end in a job; what fails here fails the epoch as it would there."""
         try:
-            staging = self._mover.stage(proposal.transfers[lot], self._installed.last_change)
+            staging = self._transfer.stage(proposal.transfers[lot], self._serving_state.last_change)
         except Exception as error:
             return _failed_job(error)
-        return stage_chunk(staging, proposal.changes[lot])
+        return stage_chunk(staging, proposal.layer_updates[lot])
 
 
 def _failed_job(error: Exception) -> Job[ReadyChunk]:

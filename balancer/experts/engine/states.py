@@ -29,22 +29,22 @@ class RebalanceId:
     """Number of an epoch, and the boundary at which it was opened."""
 
     number: int
-    opened: int
+    opened_at: int
 
 
 @dataclass(frozen=True)
 class Planning:
     """The planner runs beside the forward."""
 
-    epoch: RebalanceId
-    plan: JobHandle[Proposal]
+    rebalance: RebalanceId
+    job: JobHandle[Proposal]
 
 
 @dataclass(frozen=True)
 class Proposed:
     """This rank has its proposal, and waits for everybody's."""
 
-    epoch: RebalanceId
+    rebalance: RebalanceId
     proposal: Proposal
 
 
@@ -66,18 +66,18 @@ class TransferProgress:
 
     Attributes:
         path: on which they travel.
-        epoch: whose they are.
+        rebalance: whose they are.
         proposal: what is being installed.
-        committed: lots that are installed.
-        since: the boundary of the last commit, or of the agreement.
+        chunks_committed: lots that are installed.
+        last_progress_step: the boundary of the last commit, or of the agreement.
         in_flight: those behind them that were let go, in order: on the way, or staged.
     """
 
     path: TransferPath
-    epoch: RebalanceId
+    rebalance: RebalanceId
     proposal: StagedProposal
-    committed: int
-    since: int
+    chunks_committed: int
+    last_progress_step: int
     in_flight: tuple[JobHandle[ReadyChunk], ...]
 
 
@@ -85,25 +85,25 @@ class TransferProgress:
 class Transferring:
     """Weights travel to staging beside the forward; all that is staged here is committed."""
 
-    voyage: TransferProgress
+    progress: TransferProgress
 
     @property
-    def epoch(self) -> RebalanceId:
+    def rebalance(self) -> RebalanceId:
         """Whose weights travel."""
-        return self.voyage.epoch
+        return self.progress.rebalance
 
 
 @dataclass(frozen=True)
 class Staged:
     """The first lots are staged on this rank, which waits for everybody's."""
 
-    voyage: TransferProgress
-    staged: tuple[ReadyChunk, ...]
+    progress: TransferProgress
+    ready_chunks: tuple[ReadyChunk, ...]
 
     @property
-    def epoch(self) -> RebalanceId:
+    def rebalance(self) -> RebalanceId:
         """Whose weights are staged."""
-        return self.voyage.epoch
+        return self.progress.rebalance
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,17 @@ class Updating:
 
     Attributes:
         path: that rewrites them.
-        epoch: whose weights are written.
+        rebalance: whose weights are written.
         proposal: what is being installed.
-        start: the boundary at which the first group was handed over.
-        writing: the groups that were handed over, in order.
+        first_step: the boundary at which the first group was handed over.
+        writes: the groups that were handed over, in order.
     """
 
     path: InPlaceUpdate
-    epoch: RebalanceId
+    rebalance: RebalanceId
     proposal: Proposal
-    start: int
-    writing: tuple[JobHandle[None], ...]
+    first_step: int
+    writes: tuple[JobHandle[None], ...]
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ class Finished:
     """Everything is installed; ends the epoch at the boundary at which it is reached.
 
     Attributes:
-        epoch: which ends.
+        rebalance: which ends.
         layers: whose placement it changed; none where the plan left everything in its place.
         copies: that a rank did not hold, over all ranks.
     """
 
-    epoch: RebalanceId
+    rebalance: RebalanceId
     layers: int
     copies: int
 
@@ -166,19 +166,19 @@ class RebalanceReport:
 
     Attributes:
         number: of the epoch.
-        opened: the boundary at which its load window was closed.
+        opened_at: the boundary at which its load window was closed.
         step: the boundary at which it ended.
         outcome: `committed`, `unchanged` where the plan left every slot as it was, or the reason
             of the abort.
-        slots: copies that the receiving ranks did not hold, over all ranks, that were committed.
+        copies: copies that the receiving ranks did not hold, over all ranks, that were committed.
         bytes: their size.
     """
 
     number: int
-    opened: int
+    opened_at: int
     step: int
     outcome: str
-    slots: int
+    copies: int
     bytes: int
 
 
@@ -187,12 +187,12 @@ class Failed:
     """This rank cannot go on with the epoch, and says so on its next ballot.
 
     Attributes:
-        epoch: that it is barred from.
+        rebalance: that it is barred from.
         reason: what it says.
         within: what it was about: a plan, a voyage, or work of an epoch before.
     """
 
-    epoch: RebalanceId
+    rebalance: RebalanceId
     reason: str
     within: Planning | TransferProgress | Draining
 
@@ -218,7 +218,7 @@ def ballot_of(state: Voting) -> Ballot:
             return Ballot(RankStatus.TRANSFERRING, voyage.proposal.digest)
         case Staged(voyage, staged):
             return Ballot(
-                RankStatus.TRANSFERRING, voyage.proposal.digest, tuple(lot.mark for lot in staged)
+                RankStatus.TRANSFERRING, voyage.proposal.digest, tuple(lot.checksum for lot in staged)
             )
         case Failed(_, reason, _):
             return Ballot(RankStatus.FAILED, reason=reason)
@@ -241,13 +241,13 @@ def outcome_of(state: Voting) -> str:
     unmatched, which fails their communicator.
     """
     voyage = transfer_of(state)
-    return START_TRANSFER if voyage is None else f"commit/{voyage.committed}"
+    return START_TRANSFER if voyage is None else f"commit/{voyage.chunks_committed}"
 
 
 def last_progress_step(state: Voting) -> int:
     """The last boundary at which the ranks came on together."""
     voyage = transfer_of(state)
-    return state.epoch.opened if voyage is None else voyage.since
+    return state.rebalance.opened_at if voyage is None else voyage.last_progress_step
 
 
 def running_work(state: Voting) -> tuple[JobHandle[Any], ...]:
@@ -264,4 +264,4 @@ def running_work(state: Voting) -> tuple[JobHandle[Any], ...]:
 def copies_of(state: Voting) -> int:
     """Copies between ranks, over all of them, that are committed when the epoch is left."""
     voyage = transfer_of(state)
-    return 0 if voyage is None else voyage.proposal.migration.remote_copies_in(voyage.committed)
+    return 0 if voyage is None else voyage.proposal.migration.remote_copies_in(voyage.chunks_committed)

@@ -73,21 +73,21 @@ class PoolLayout:
         return max(mmap.PAGESIZE, round_up(self.expert_bytes, mmap.PAGESIZE))
 
     @property
-    def sums(self) -> int:
+    def checksums_offset(self) -> int:
         """Where the table of checksums begins, int64 [layers, experts]."""
         return mmap.PAGESIZE
 
     @cached_property
-    def first(self) -> int:
+    def experts_offset(self) -> int:
         """Where the first expert begins: behind all that is about the pool itself."""
-        return self.sums + round_up(self.layers * self.experts * CHECKSUM_BYTES, mmap.PAGESIZE)
+        return self.checksums_offset + round_up(self.layers * self.experts * CHECKSUM_BYTES, mmap.PAGESIZE)
 
     @property
-    def total(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of the whole pool."""
-        return self.first + self.layers * self.experts * self.stride
+        return self.experts_offset + self.layers * self.experts * self.stride
 
-    def number(self, layer: int, expert: int) -> int:
+    def expert_index(self, layer: int, expert: int) -> int:
         """Which of all experts it is. Raises `ExpertPoolError`."""
         if not (0 <= layer < self.layers and 0 <= expert < self.experts):
             raise ExpertPoolError(
@@ -96,9 +96,9 @@ class PoolLayout:
             )
         return layer * self.experts + expert
 
-    def at(self, layer: int, expert: int) -> int:
+    def expert_offset(self, layer: int, expert: int) -> int:
         """Where an expert begins. Raises `ExpertPoolError`."""
-        return self.first + self.number(layer, expert) * self.stride
+        return self.experts_offset + self.expert_index(layer, expert) * self.stride
 
     def values(self) -> dict[str, str]:
         """What has to be the same on all ranks that share the memory."""
@@ -123,13 +123,13 @@ class PoolContents:
         self._layout = layout
         self._data: Tensor | None = data
         count = layout.layers * layout.experts
-        self._sums: Tensor | None = data[layout.sums : layout.sums + count * CHECKSUM_BYTES].view(
+        self._checksums: Tensor | None = data[layout.checksums_offset : layout.checksums_offset + count * CHECKSUM_BYTES].view(
             torch.int64
         )
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """An expert's segments, in place. Raises `ExpertPoolError`."""
-        at, data, found = self._layout.at(layer, expert), self._data, []
+        at, data, found = self._layout.expert_offset(layer, expert), self._data, []
         if data is None:
             raise ExpertPoolError("the pool's memory was let go")
         for segment, offset in zip(self._layout.descriptor, self._layout.offsets, strict=True):
@@ -143,17 +143,17 @@ class PoolContents:
         Raises:
             ExpertPoolError: before any effect, if they are not what the layout says.
         """
-        places, sums = self.view(layer, expert), self._noted()
+        places, sums = self.view(layer, expert), self._mapped_checksums()
         self.check(tensors)
         sources = [tensor.detach().cpu().contiguous() for tensor in tensors]
         for place, source in zip(places, sources, strict=True):
             place.copy_(source)
-        number = self._layout.number(layer, expert)
+        number = self._layout.expert_index(layer, expert)
         sums[number] = as_int64(checksum_of(sources))
 
     def checksum(self, layer: int, expert: int) -> int:
         """The checksum of what was written."""
-        return int(self._noted()[self._layout.number(layer, expert)]) & MASK64
+        return int(self._mapped_checksums()[self._layout.expert_index(layer, expert)]) & MASK64
 
     def verify(self, layer: int, expert: int) -> bool:
         """Whether an expert's bytes still have the checksum that was noted."""
@@ -161,7 +161,7 @@ class PoolContents:
 
     def release(self) -> None:
         """Hold the memory no longer; whoever writes by then writes on, to what nobody reads."""
-        self._data = self._sums = None
+        self._data = self._checksums = None
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise `ExpertPoolError` unless they are what the layout says."""
@@ -170,10 +170,10 @@ class PoolContents:
         if found != wanted:
             raise ExpertPoolError(f"tensors are {found}, the descriptor says {wanted}")
 
-    def _noted(self) -> Tensor:
-        if self._sums is None:
+    def _mapped_checksums(self) -> Tensor:
+        if self._checksums is None:
             raise ExpertPoolError("the pool's memory was let go")
-        return self._sums
+        return self._checksums
 
 
 def checksum_of(tensors: Sequence[Tensor]) -> int:

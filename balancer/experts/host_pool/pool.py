@@ -35,33 +35,33 @@ class Filling:
     """Mapped to be written; each rank fills its part.
 
     Attributes:
-        council: where the ranks of the node meet.
+        coordinator: where the ranks of the node meet.
         descriptor: of the memory, this rank's own.
         mapping: of the whole pool.
         contents: over the mapping.
         writers: threads that are writing.
-        filled: numbers of the experts that this rank has begun to fill; guarded by `lock`.
+        claimed_experts: numbers of the experts that this rank has begun to fill; guarded by `lock`.
     """
 
-    council: NodeCoordinator
+    coordinator: NodeCoordinator
     descriptor: int
     mapping: SharedMapping
     contents: PoolContents
     writers: "Writers" = field(default_factory=lambda: Writers())
-    filled: set[int] = field(default_factory=set)
+    claimed_experts: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self, number: int, name: str) -> None:
         """Fill `number`, once. Raises `ExpertPoolError`."""
         with self.lock:
-            if number in self.filled:
+            if number in self.claimed_experts:
                 raise ExpertPoolError(f"{name} was filled before")
-            self.filled.add(number)
+            self.claimed_experts.add(number)
 
     def release(self) -> None:
         """Let go of the memory, which ends with the last that holds it."""
         self.contents.release()
-        self.mapping.abandon()
+        self.mapping.close_with_last_tensor()
         os.close(self.descriptor)
 
 
@@ -75,7 +75,7 @@ class Sealed:
     def release(self) -> None:
         """Let go of the memory, which ends with the last that holds it."""
         self.contents.release()
-        self.mapping.abandon()
+        self.mapping.close_with_last_tensor()
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def map_and_reserve(
 
 def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor) -> Filling:
     try:
-        mapping = SharedMapping.to_write(gathered.descriptor, layout.total)
+        mapping = SharedMapping.for_writing(gathered.descriptor, layout.nbytes)
     except ExpertPoolError as error:
         council.raise_if_any("reserved", str(error), gathered.ranks, PoolIncomplete)
         raise
@@ -153,7 +153,7 @@ def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescr
             council, gathered.descriptor, mapping, PoolContents(layout, mapping.tensor())
         )
     except BaseException:
-        mapping.abandon()
+        mapping.close_with_last_tensor()
         raise
 
 
@@ -163,9 +163,9 @@ def _reserve_pages(
     """Take this rank's pages, expert by expert; what went wrong, or ""."""
     place, parts = gathered.ranks.index(council.rank), len(gathered.ranks)
     for layer, expert in owned_experts(layout, place, parts):
-        if council.left() <= 0.0:
+        if council.time_left() <= 0.0:
             return f"had no time to reserve expert {expert} of layer {layer} and later ones"
-        at = layout.at(layer, expert)
+        at = layout.expert_offset(layer, expert)
         if mapping.huge_pages is HugePages.ADVISED:
             mapping.populate(at, layout.stride)
         try:
@@ -180,8 +180,8 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
 
     Raises as `HostExpertPool.seal`; the memory is released then.
     """
-    council = state.council
-    council.renew(timeout)
+    council = state.coordinator
+    council.renew_deadline(timeout)
     try:
         _finish_filling(state, layout, ranks)
         _seal_memory(state, ranks)
@@ -197,16 +197,16 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
         )
     except BaseException:
         contents.release()
-        mapping.abandon()
+        mapping.close_with_last_tensor()
         raise
     return Sealed(mapping, contents)
 
 
 def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     """Everything is written, and mapped to be written by nobody."""
-    council = state.council
+    council = state.coordinator
     mine = owned_experts(layout, ranks.index(council.rank), len(ranks))
-    missing = [which for which in mine if layout.number(*which) not in state.filled]
+    missing = [which for which in mine if layout.expert_index(*which) not in state.claimed_experts]
     complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
         state.writers.close()
@@ -219,7 +219,7 @@ def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
 
 def _seal_memory(state: Filling, ranks: Ranks) -> None:
     """The first rank seals; the kernel does it only if no process could still write."""
-    council, complaint = state.council, ""
+    council, complaint = state.coordinator, ""
     if council.rank == ranks[0]:
         try:
             shared_memory.seal(state.descriptor)
@@ -236,9 +236,9 @@ def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMa
     try:
         if not shared_memory.seals(state.descriptor) & shared_memory.WRITE_SEAL:
             raise ExpertPoolError("the pool is not sealed though its first rank said so")
-        return SharedMapping.to_read(state.descriptor, layout.total)
+        return SharedMapping.for_reading(state.descriptor, layout.nbytes)
     except ExpertPoolError as error:
-        state.council.raise_if_any("verified", str(error), ranks, PoolCorrupted)
+        state.coordinator.raise_if_any("verified", str(error), ranks, PoolCorrupted)
         raise
 
 
@@ -248,7 +248,7 @@ def _verify_owned(
     """Read this rank's part back, now that it cannot change; what is wrong with it, or ""."""
     wrong = []
     for layer, expert in owned_experts(layout, ranks.index(council.rank), len(ranks)):
-        if council.left() <= 0.0:
+        if council.time_left() <= 0.0:
             return f"had no time to verify expert {expert} of layer {layer} and later ones"
         if not contents.verify(layer, expert):
             wrong.append((layer, expert))
@@ -267,7 +267,7 @@ class HostExpertPool:
     def __init__(self, layout: PoolLayout, ranks: tuple[int, ...], state: Filling) -> None:
         self._layout = layout
         self._ranks = ranks
-        self._place = ranks.index(state.council.rank)
+        self._index = ranks.index(state.coordinator.rank)
         self._huge_pages = state.mapping.huge_pages
         self._state: Filling | Sealed | PoolClosed = state
 
@@ -321,9 +321,9 @@ class HostExpertPool:
         """Whether the system was willing to use them."""
         return self._huge_pages
 
-    def owned(self) -> Iterator[tuple[int, int]]:
+    def owned_experts(self) -> Iterator[tuple[int, int]]:
         """Each (layer, expert) that this rank has to fill."""
-        return owned_experts(self._layout, self._place, len(self._ranks))
+        return owned_experts(self._layout, self._index, len(self._ranks))
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
         """Store an expert of this rank's part: a tensor per segment, of any device and stride.
@@ -335,8 +335,8 @@ class HostExpertPool:
         state = self._state
         if not isinstance(state, Filling):
             raise ExpertPoolError("the pool is not being filled")
-        number, name = self._layout.number(layer, expert), f"expert {expert} of layer {layer}"
-        if expert % len(self._ranks) != self._place:
+        number, name = self._layout.expert_index(layer, expert), f"expert {expert} of layer {layer}"
+        if expert % len(self._ranks) != self._index:
             owner = self._ranks[expert % len(self._ranks)]
             raise ExpertPoolError(f"{name} is to be filled by rank {owner}")
         state.contents.check(tensors)

@@ -58,28 +58,28 @@ class NodeCoordinator:
         """This rank."""
         return self._control.rank
 
-    def left(self) -> float:
+    def time_left(self) -> float:
         """Seconds until the deadline, not below 0."""
         return max(0.0, self._expiry - time.monotonic())
 
-    def renew(self, timeout: float) -> None:
+    def renew_deadline(self, timeout: float) -> None:
         """Another stage begins, with a deadline of its own."""
         self._expiry = time.monotonic() + timeout
 
     def check_same(self, mine: Values) -> None:
         """See that all have the same of the pool. Raises `VoteOutcomeUnknown`."""
-        subject, question = f"pool {self._name!r}", self._question("same")
-        check_same_on_all_ranks(self._control, question, self.left(), {subject: mine}, self.ranks)
+        subject, question = f"pool {self._name!r}", self._key("same")
+        check_same_on_all_ranks(self._control, question, self.time_left(), {subject: mine}, self.ranks)
 
     def publish(self, question: str, answer: Any) -> None:
         """This rank's answer, in JSON; once per question."""
-        self._control.cast(self._question(question), json.dumps(answer).encode())
+        self._control.cast(self._key(question), json.dumps(answer).encode())
 
     def collect(self, question: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The answers of `ranks`. Raises as `ControlPlane.collect` does."""
         if not ranks:
             return {}
-        ballots = self._control.collect(self._question(question), self.left(), ranks)
+        ballots = self._control.collect(self._key(question), self.time_left(), ranks)
         return {rank: json.loads(b) for rank, b in zip(ranks, ballots, strict=True)}
 
     def raise_if_any(
@@ -95,7 +95,7 @@ class NodeCoordinator:
         if told:
             raise error("; ".join(told))
 
-    def _question(self, question: str) -> str:
+    def _key(self, question: str) -> str:
         return f"pool/{self._name}/{question}"
 
 
@@ -161,9 +161,9 @@ class MemoryHandle:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             raise PoolMismatch(f"cannot open it: {error}") from error
-        return self.checked(descriptor, layout)
+        return self.verify(descriptor, layout)
 
-    def checked(self, descriptor: int, layout: PoolLayout) -> int:
+    def verify(self, descriptor: int, layout: PoolLayout) -> int:
         """`descriptor`, if it is the memory that was offered; otherwise it is closed.
 
         Raises `PoolMismatch`.
@@ -278,7 +278,7 @@ def receive_fd(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
         raise PoolMismatch(f"no way to its door: {error}") from error
     if not extra:
         raise PoolMismatch("its door was shut")
-    return offer.checked(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
+    return offer.verify(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
 
 
 def same_user(peer: socket.socket) -> bool:
@@ -350,18 +350,18 @@ def _create_memory(council: NodeCoordinator, layout: PoolLayout, number: int) ->
     token = secrets.token_bytes(TOKEN_BYTES)
     try:
         found = available_memory()
-        if layout.total > found.free:
-            raise HostMemoryExhausted(layout.total, found.free, found.whose)
-        descriptor = shared_memory.create(layout.total)
+        if layout.nbytes > found.free:
+            raise HostMemoryExhausted(layout.nbytes, found.free, found.set_by)
+        descriptor = shared_memory.create(layout.nbytes)
         try:
-            shared_memory.reserve(descriptor, 0, layout.first)
+            shared_memory.reserve(descriptor, 0, layout.experts_offset)
             PoolHeader.of(layout, token).write(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
     except HostMemoryExhausted as error:
         council.publish(
-            f"offer{number}", {"available_memory": [error.wanted, error.free, error.whose]}
+            f"offer{number}", {"available_memory": [error.required, error.free, error.limit]}
         )
         raise
     except (ExpertPoolError, OSError, ValueError) as error:

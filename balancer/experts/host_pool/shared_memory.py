@@ -110,17 +110,17 @@ class SharedMapping:
             self._map = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, prot=protection)
         except (OSError, ValueError) as error:
             raise ExpertPoolError(f"cannot map {nbytes} bytes: {error}") from error
-        self.huge_pages = self._wish(HUGE_PAGES_SETTING)
+        self.huge_pages = self._advise_huge_pages(HUGE_PAGES_SETTING)
 
     @classmethod
-    def to_write(cls, descriptor: int, nbytes: int) -> Self:
+    def for_writing(cls, descriptor: int, nbytes: int) -> Self:
         """For those who fill it. No child inherits it: the kernel would refuse to seal."""
         mapping = cls(descriptor, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
         mapping._map.madvise(mmap.MADV_DONTFORK)
         return mapping
 
     @classmethod
-    def to_read(cls, descriptor: int, nbytes: int) -> Self:
+    def for_reading(cls, descriptor: int, nbytes: int) -> Self:
         """For everybody, later.
 
         From a descriptor that can only read: before Linux 6.7 one that can write maps nothing that
@@ -150,7 +150,7 @@ class SharedMapping:
         array.owner = view  # type: ignore[attr-defined]
         return torch.frombuffer(array, dtype=torch.uint8)
 
-    def _wish(self, setting: Path) -> HugePages:
+    def _advise_huge_pages(self, setting: Path) -> HugePages:
         try:
             self._map.madvise(mmap.MADV_HUGEPAGE)
             allowed = setting.read_text(encoding="ascii")
@@ -176,7 +176,7 @@ class SharedMapping:
         except BufferError as error:
             raise PoolLeased("a view of the pool's memory is still in use") from error
 
-    def abandon(self) -> None:
+    def close_with_last_tensor(self) -> None:
         """Unmap with the last tensor."""
         with suppress(BufferError):
             self._map.close()
@@ -199,7 +199,7 @@ class PoolHeader:
     @classmethod
     def of(cls, layout: PoolLayout, token: bytes) -> Self:
         """What a pool of that layout and instance begins with."""
-        return cls(token, layout.digest, layout.total)
+        return cls(token, layout.digest, layout.nbytes)
 
     def write(self, descriptor: int) -> None:
         """To the start of the memory."""
@@ -234,7 +234,7 @@ class MemoryLimit:
     """Bytes that can be had, and whose limit that is, for an error."""
 
     free: int
-    whose: str
+    set_by: str
 
 
 def available_memory(proc: Path = PROC, groups: Path = CGROUP_ROOT) -> MemoryLimit:

@@ -103,7 +103,7 @@ class _ReplicaChoice:
         several = [expert for expert, slots in enumerate(self.slots) if len(slots) > 1]
         for _ in range(MAX_SWEEPS):
             # A list, not a generator: every expert is asked, also after the first change.
-            if not any([self._settle(expert) for expert in several]):
+            if not any([self._choose_replica(expert) for expert in several]):
                 return
 
     def shares(self) -> Shares:
@@ -117,19 +117,19 @@ class _ReplicaChoice:
         level = int(self.active.sum()) * SHARE_ONE / float((SHARE_ONE / self.weight).sum())
         return int(self.height.max(axis=1).sum()) / level - 1.0 if level else 0.0
 
-    def _settle(self, expert: int) -> bool:
+    def _choose_replica(self, expert: int) -> bool:
         """Take the best copy of an expert, the one that it has on a tie; returns what changed."""
         before = self.chosen[expert]
-        best, price = before, self._price()
+        best, price = before, self._cost()
         for slot in self.slots[expert]:
             self._move(expert, slot)
-            found = self._price()
+            found = self._cost()
             if found < price:
                 best, price = slot, found
         self._move(expert, best)
         return best != before
 
-    def _price(self) -> tuple[int, int]:
+    def _cost(self) -> tuple[int, int]:
         """What batches wait for; then, on a tie, how uneven the sums over batches are."""
         sums = self.height.sum(axis=0) // len(self.height)
         return int(self.height.max(axis=1).sum()), int((sums * sums).sum())

@@ -109,19 +109,19 @@ class MigrationPlan:
         shape: how many of everything.
         staging: buffers of a rank.
         moves: all copies.
-        order: int32 [layers that may change], by lot.
-        needs: int32 [lots, ranks], buffers that a lot fills.
+        layer_order: int32 [layers that may change], by lot.
+        staging_needed: int32 [lots, ranks], buffers that a lot fills.
     """
 
     shape: ExpertShape
     staging: int
     moves: SlotMoves
-    order: Ids
-    needs: Ids
+    layer_order: Ids
+    staging_needed: Ids
     _arrivals: Ids
     _departures: Ids
     _leaving: Ids
-    _lots: Ids
+    _chunk_starts: Ids
     _rounds: Ids
 
     @property
@@ -130,7 +130,7 @@ class MigrationPlan:
         return len(self._rounds)
 
     @property
-    def total(self) -> int:
+    def total_copies(self) -> int:
         """Copies, those within a rank included."""
         return len(self.moves.slot)
 
@@ -146,13 +146,13 @@ class MigrationPlan:
 
     def layers(self, lot: int) -> tuple[int, ...]:
         """The layers of a lot, in the order that was given."""
-        lot = self._lot(lot)
-        first, last = self._lots[lot : lot + 2].tolist()
-        return tuple(self.order[first:last].tolist())
+        lot = self._check_chunk(lot)
+        first, last = self._chunk_starts[lot : lot + 2].tolist()
+        return tuple(self.layer_order[first:last].tolist())
 
     def rounds(self, lot: int) -> int:
         """Rounds of a lot: the most blobs that one rank sends or receives in it."""
-        return int(self._rounds[self._lot(lot)])
+        return int(self._rounds[self._check_chunk(lot)])
 
     def fits_with(self, lot: int, other: int) -> bool:
         """Whether two lots may be in flight together.
@@ -160,31 +160,31 @@ class MigrationPlan:
         Only neighbours ever can be, as lots are launched and committed in order; they may exactly
         if no rank needs more buffers for both than it has.
         """
-        both = self.needs[self._lot(lot)] + self.needs[self._lot(other)]
+        both = self.staging_needed[self._check_chunk(lot)] + self.staging_needed[self._check_chunk(other)]
         return abs(lot - other) == 1 and bool((both <= self.staging).all())
 
     def for_rank(self, rank: int, lot: int) -> RankTransfers:
         """What `rank` does for `lot`; reads nothing of other ranks."""
-        place = self._place(rank, lot)
+        place = self._index(rank, lot)
         first, last = self._arrivals[place : place + 2].tolist()
         here = first + int(np.searchsorted(self.moves.round[first:last], 0))
         sends, receives = self._sends(place), self._receives(here, last)
         rounds = range(self.rounds(lot))
-        slots = self._fills(first, last)
+        slots = self._slots_to_fill(first, last)
         return RankTransfers(
             rounds=tuple(RoundTransfers(sends.get(r), receives.get(r)) for r in rounds),
             local=LocalCopies(
-                sources=self._reads(np.arange(first, here)),
+                sources=self._slots_read(np.arange(first, here)),
                 staging=tuple(self.moves.staging[first:here].tolist()),
                 slots=slots[: here - first],
             ),
             copies=tuple(zip(self.moves.staging[first:last].tolist(), slots, strict=True)),
         )
 
-    def _place(self, rank: int, lot: int) -> int:
-        return self._lot(lot) * self.shape.ranks + _check_range("rank", rank, self.shape.ranks)
+    def _index(self, rank: int, lot: int) -> int:
+        return self._check_chunk(lot) * self.shape.ranks + _check_range("rank", rank, self.shape.ranks)
 
-    def _lot(self, lot: int) -> int:
+    def _check_chunk(self, lot: int) -> int:
         return _check_range("lot", lot, self.chunks)
 
     def _sends(self, place: int) -> dict[int, Send]:
@@ -192,24 +192,24 @@ class MigrationPlan:
         first, last = self._leaving[place : place + 2].tolist()
         mine = self._departures[first:last]
         rounds, peers = self.moves.round[mine], self.moves.slot[mine] // self.shape.slots_per_rank
-        slots = self._reads(mine)
+        slots = self._slots_read(mine)
         return {int(rounds[a]): Send(int(peers[a]), slots[a:b]) for a, b in _runs(rounds)}
 
     def _receives(self, first: int, last: int) -> dict[int, Recv]:
         """By round."""
         rounds = self.moves.round[first:last]
         peers = self.moves.source[first:last] // self.shape.slots_per_rank
-        staging, slots = self.moves.staging[first:last].tolist(), self._fills(first, last)
+        staging, slots = self.moves.staging[first:last].tolist(), self._slots_to_fill(first, last)
         return {
             int(rounds[a]): Recv(int(peers[a]), tuple(staging[a:b]), slots[a:b])
             for a, b in _runs(rounds)
         }
 
-    def _reads(self, moves: npt.NDArray[np.integer]) -> tuple[int, ...]:
+    def _slots_read(self, moves: npt.NDArray[np.integer]) -> tuple[int, ...]:
         """Local slots, on the senders, that `moves` read."""
         return self._local(self.moves.layer[moves], self.moves.source[moves])
 
-    def _fills(self, first: int, last: int) -> tuple[int, ...]:
+    def _slots_to_fill(self, first: int, last: int) -> tuple[int, ...]:
         """Local slots that these moves fill."""
         return self._local(self.moves.layer[first:last], self.moves.slot[first:last])
 

@@ -101,41 +101,41 @@ class Plan:
 class _PlanCall:
     """What the native core is told, but for the number of copies."""
 
-    demand: PlannerInput
-    group: RankTopology
+    inputs: PlannerInput
+    topology: RankTopology
     installed: Placement | None
     policy: PlanningPolicy
-    aims: npt.NDArray[np.int32]
-    per_rank: int
+    native_options: npt.NDArray[np.int32]
+    max_copies_per_rank: int
     threads: int
 
     def run(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> Plan:
         """One call; `allowance` (layers,) is how many copies a layer may move."""
-        placement, shares, moves, uneven = self._call(policy, allowance)
-        self.group.check_survival(placement)
+        placement, shares, moves, uneven = self._call_native(policy, allowance)
+        self.topology.check_survival(placement)
         return Plan(
             placement=placement,
             shares=shares,
             moves=int(moves.sum()),
-            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.group.shape.layers,
+            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.topology.shape.layers,
             layer_moves=moves,
             layer_imbalance=uneven / SHARE_ONE,
         )
 
-    def _call(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+    def _call_native(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> tuple[Any, ...]:
         """Raises `PlacementError` where `installed` has no slot for an expert."""
         arguments = (
-            self.demand.load,
-            self.demand.windows,
-            self.group.shape.slots,
-            self.group.capacity,
-            self.group.nodes,
-            self.group.survive,
+            self.inputs.load,
+            self.inputs.windows,
+            self.topology.shape.slots,
+            self.topology.capacity,
+            self.topology.nodes,
+            self.topology.survive,
             self.installed,
             tuple(PlanningPolicy).index(policy),
-            self.aims,
+            self.native_options,
             allowance,
-            self.per_rank,
+            self.max_copies_per_rank,
             self.threads,
         )
         try:
@@ -143,12 +143,12 @@ class _PlanCall:
         except ValueError as error:
             # The native core checks what is installed, faster; what is wrong is said in our words.
             if self.installed is not None:
-                check_placement(self.installed, self.group.shape)
+                check_placement(self.installed, self.topology.shape)
             raise PlacementError(str(error)) from error
 
-    def within(self, budget: int | None) -> Plan:
+    def within_budget(self, budget: int | None) -> Plan:
         """The plan that moves at most so many copies."""
-        most = np.full(self.group.shape.layers, UNBOUNDED, dtype=np.int64)
+        most = np.full(self.topology.shape.layers, UNBOUNDED, dtype=np.int64)
         if self.installed is None:
             return self.run(self.policy, most)
         none = np.zeros_like(most)
@@ -162,13 +162,13 @@ class _PlanCall:
         if self.policy is PlanningPolicy.INCREMENTAL:
             allowance = allocate_budget(wanted.layer_moves, uneven, budget)
             return self.run(self.policy, allowance)
-        return self._mixed(kept, wanted, select_layers(wanted.layer_moves, uneven, budget))
+        return self._mix_layers(kept, wanted, select_layers(wanted.layer_moves, uneven, budget))
 
-    def settled(self, found: Plan) -> Plan:
+    def with_single_replicas(self, found: Plan) -> Plan:
         """The same with whole shares, and what they promise, where active experts are planned."""
-        if self.demand.active is None:
+        if self.inputs.active is None:
             return found
-        whole = assign_single_replica(self.demand.active, found.placement, self.group.capacity)
+        whole = assign_single_replica(self.inputs.active, found.placement, self.topology.capacity)
         return replace(
             found,
             shares=whole.shares,
@@ -176,7 +176,7 @@ class _PlanCall:
             layer_imbalance=whole.imbalance,
         )
 
-    def _mixed(self, kept: Plan, wanted: Plan, taken: npt.NDArray[np.bool_]) -> Plan:
+    def _mix_layers(self, kept: Plan, wanted: Plan, taken: npt.NDArray[np.bool_]) -> Plan:
         rows = taken[:, None]
         placement = np.where(rows, wanted.placement, kept.placement)
         shares = np.where(rows, wanted.shares, kept.shares)
@@ -238,7 +238,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MAX_THREADS),
     )
-    return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
+    return task.with_single_replicas(task.within_budget(_budget(max_copies, byte_budget, expert_bytes)))
 
 
 def allocate_budget(

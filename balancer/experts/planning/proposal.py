@@ -19,26 +19,26 @@ class Proposal:
     """The outcome of planning an epoch.
 
     Attributes:
-        draft: what it promises.
-        changes: what is installed together, in order; each with its tables.
+        plan: what it promises.
+        layer_updates: what is installed together, in order; each with its tables.
         digest: equal on two ranks exactly when layout, order and tables are.
     """
 
-    draft: RebalancePlan
-    changes: tuple[LayerUpdate, ...]
+    plan: RebalancePlan
+    layer_updates: tuple[LayerUpdate, ...]
     digest: str
 
     @property
     def layout(self) -> Layout:
         """What shall be installed."""
-        return self.draft.layout
+        return self.plan.layout
 
     def trace_fields(self) -> dict[str, object]:
         """What it changes, and the mean imbalance over layers before and after."""
         before, after = (
-            float(layers.mean()) / SHARE_ONE for layers in (self.draft.before, self.draft.predicted)
+            float(layers.mean()) / SHARE_ONE for layers in (self.plan.imbalance_before, self.plan.imbalance_predicted)
         )
-        numbers: dict[str, object] = {"layers": len(self.draft.order), "lots": len(self.changes)}
+        numbers: dict[str, object] = {"layers": len(self.plan.changed_layers), "lots": len(self.layer_updates)}
         return {**numbers, "before": round(before, 4), "predicted": round(after, 4)}
 
 
@@ -79,7 +79,7 @@ def staged_proposal(
     shipment = plan_migration(
         installed.placement,
         drafted.layout.placement,
-        drafted.order,
+        drafted.changed_layers,
         shape,
         nodes=freight.nodes,
         staging=max(freight.staging, 1),  # where there is none, nothing moves
@@ -93,7 +93,7 @@ def staged_proposal(
 
 def in_place_proposal(drafted: RebalancePlan, shape: ExpertShape, size: int) -> Proposal:
     """The proposal whose weights are at hand: `size` layers are installed at a time."""
-    order = drafted.order
+    order = drafted.changed_layers
     groups = [order[first : first + size] for first in range(0, len(order), size)]
     changes = _layer_updates(drafted, groups, shape)
     return Proposal(drafted, changes, proposal_digest(drafted, changes))

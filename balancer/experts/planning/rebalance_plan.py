@@ -39,18 +39,18 @@ class RebalancePlan:
 
     Attributes:
         layout: what shall be installed.
-        order: layers whose slots change, best gain first.
-        before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
+        changed_layers: layers whose slots change, best gain first.
+        imbalance_before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
             shares for the load planned on.
-        predicted: the same of `layout`.
+        imbalance_predicted: the same of `layout`.
         short_of_staging: layers that more staging buffers would bring lower in this epoch,
             ascending.
     """
 
     layout: Layout
-    order: tuple[int, ...]
-    before: npt.NDArray[np.int64]
-    predicted: npt.NDArray[np.int64]
+    changed_layers: tuple[int, ...]
+    imbalance_before: npt.NDArray[np.int64]
+    imbalance_predicted: npt.NDArray[np.int64]
     short_of_staging: tuple[int, ...] = ()
 
 

@@ -31,7 +31,7 @@ class RankTopology:
     survive: int
 
     @property
-    def _home(self) -> int:
+    def _slots_lost_together(self) -> int:
         """Slots that are lost at once."""
         return self.shape.slots // (self.nodes if self.survive == 2 else self.shape.ranks)
 
@@ -40,7 +40,7 @@ class RankTopology:
         if not self.survive:
             return np.zeros((0, 2), dtype=np.int64)
         shape = self.shape
-        homes = np.broadcast_to(np.arange(shape.slots) // self._home, placement.shape)
+        homes = np.broadcast_to(np.arange(shape.slots) // self._slots_lost_together, placement.shape)
         at = np.arange(shape.layers)[:, None], placement
         first = np.full((shape.layers, shape.experts), shape.ranks)
         last = np.full_like(first, -1)

@@ -44,11 +44,11 @@ class DriftDetector:
     def __init__(self, shape: ExpertShape, hysteresis: int, planned: int) -> None:
         self._shape = shape
         self._threshold = hysteresis * shape.layers
-        self._before: Load | None = None
-        self._usual: deque[int] = deque(maxlen=REMEMBERED_SUB_WINDOWS)
-        self._since: Load = np.zeros((shape.layers, shape.experts), dtype=np.int64)
-        self._count = 0
-        self._rests_on = planned
+        self._previous_load: Load | None = None
+        self._fresh_share_errors: deque[int] = deque(maxlen=REMEMBERED_SUB_WINDOWS)
+        self._summed_load: Load = np.zeros((shape.layers, shape.experts), dtype=np.int64)
+        self._sub_windows_summed = 0
+        self._sub_windows_solved = planned
 
     def new_shares(self, load: Load, layout: Layout) -> Shares | None:
         """Shares to install in place of those of `layout`, or None; called once a sub-window.
@@ -58,34 +58,34 @@ class DriftDetector:
             layout: what is installed.
         """
         fresh = solve_shares(load, layout.placement, self._shape)
-        best = self._missed(load, layout, fresh)
-        expected = max(best, self._expected(load, layout))
-        if self._missed(load, layout, layout.shares) - expected > self._threshold:
-            self._since, self._count, self._rests_on = load.copy(), 1, 1
+        best = self._share_error(load, layout, fresh)
+        expected = max(best, self._error_by_chance(load, layout))
+        if self._share_error(load, layout, layout.shares) - expected > self._threshold:
+            self._summed_load, self._sub_windows_summed, self._sub_windows_solved = load.copy(), 1, 1
             return fresh
-        self._since = self._since + load
-        while self._since.sum(axis=1).max() >= MOST_ROWS:
-            self._since //= 2
-        self._count += 1
-        if self._count < 2 * self._rests_on:
+        self._summed_load = self._summed_load + load
+        while self._summed_load.sum(axis=1).max() >= MOST_ROWS:
+            self._summed_load //= 2
+        self._sub_windows_summed += 1
+        if self._sub_windows_summed < 2 * self._sub_windows_solved:
             return None
-        self._rests_on = self._count
-        return solve_shares(self._since, layout.placement, self._shape)
+        self._sub_windows_solved = self._sub_windows_summed
+        return solve_shares(self._summed_load, layout.placement, self._shape)
 
-    def _expected(self, load: Load, layout: Layout) -> int:
+    def _error_by_chance(self, load: Load, layout: Layout) -> int:
         """The most that chance explains: what fresh shares miss on a sub-window unseen; learns.
 
         From below the median, because what a switch spoils lies above it.
         """
-        lessons = sorted(self._usual) or [0]
+        lessons = sorted(self._fresh_share_errors) or [0]
         usual = lessons[len(lessons) // 2]
         usual += DEVIATIONS * (usual - lessons[0])
-        if self._before is not None:
-            shares = solve_shares(self._before, layout.placement, self._shape)
-            self._usual.append(self._missed(load, layout, shares))
-        self._before = load
+        if self._previous_load is not None:
+            shares = solve_shares(self._previous_load, layout.placement, self._shape)
+            self._fresh_share_errors.append(self._share_error(load, layout, shares))
+        self._previous_load = load
         return usual
 
-    def _missed(self, load: Load, layout: Layout, shares: Shares) -> int:
+    def _share_error(self, load: Load, layout: Layout, shares: Shares) -> int:
         """Sum over layers of the imbalance with these shares, in parts per 65536."""
         return int(imbalance(load, replace(layout, shares=shares), self._shape).sum())

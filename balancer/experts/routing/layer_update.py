@@ -58,22 +58,22 @@ class LayerUpdate:
     Attributes:
         placement: int32 (len(layers), slots).
         shares: int32 (len(layers), slots).
-        update: their tables, on the host; says which layers.
+        tables: their tables, on the host; says which layers.
     """
 
     placement: Placement
     shares: Shares
-    update: TableUpdate
+    tables: TableUpdate
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Which layers change."""
-        return self.update.layers
+        return self.tables.layers
 
     @property
     def digest(self) -> str:
         """Equal on two ranks exactly when the tables are."""
-        words = np.array([*self.layers, *table_digests(self.update)], dtype="<u8")
+        words = np.array([*self.layers, *table_digests(self.tables)], dtype="<u8")
         return blake2b(words.tobytes(), digest_size=16).hexdigest()
 
     def trace_fields(self) -> dict[str, object]:
@@ -96,7 +96,7 @@ class LayerUpdate:
         kept = np.flatnonzero(fits)
         if not kept.size:
             return None
-        rows, old = torch.from_numpy(kept), self.update
+        rows, old = torch.from_numpy(kept), self.tables
         update = TableUpdate(
             layers=tuple(old.layers[row] for row in kept.tolist()),
             start=old.start[rows],

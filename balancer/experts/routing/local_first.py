@@ -32,16 +32,16 @@ class ReplicaRuns:
     """A layer's slots by expert, and which of them lie on one rank.
 
     Attributes:
-        owner: int64 [slots], the expert of each entry.
-        home: int64 [slots], the rank of each entry's slot.
-        first: bool [slots], whether an entry is the first of its expert.
-        nearest: bool [slots], whether it is the first of its expert on its rank.
+        expert: int64 [slots], the expert of each entry.
+        rank: int64 [slots], the rank of each entry's slot.
+        first_of_expert: bool [slots], whether an entry is the first of its expert.
+        first_on_rank: bool [slots], whether it is the first of its expert on its rank.
     """
 
-    owner: Tensor
-    home: Tensor
-    first: Tensor
-    nearest: Tensor
+    expert: Tensor
+    rank: Tensor
+    first_of_expert: Tensor
+    first_on_rank: Tensor
 
     @staticmethod
     def of(start: Tensor, replicas: Tensor, ranks: int) -> "ReplicaRuns":
@@ -57,13 +57,13 @@ class ReplicaRuns:
 
     def ends(self, amounts: Tensor) -> Tensor:
         """Inclusive sums of int64 [slots] within each expert."""
-        return self._since(amounts, self.first)
+        return self._sums_since(amounts, self.first_of_expert)
 
-    def before_at_home(self, amounts: Tensor) -> Tensor:
+    def before_on_rank(self, amounts: Tensor) -> Tensor:
         """Sums of what earlier entries of the same expert on the same rank have."""
-        return self._since(amounts, self.nearest) - amounts
+        return self._sums_since(amounts, self.first_on_rank) - amounts
 
-    def _since(self, amounts: Tensor, marks: Tensor) -> Tensor:
+    def _sums_since(self, amounts: Tensor, marks: Tensor) -> Tensor:
         sums = amounts.cumsum(0)
         before = torch.where(marks, sums - amounts, 0).cummax(0).values
         return sums - before
@@ -88,7 +88,7 @@ def local_first_shares(
     quotas = _quotas(counts.sum(0), runs, cumulative, salt.layer)
     taken = _rows_kept(counts, runs, quotas)
     mine = _rows_of_others(counts, runs, quotas, taken, salt.rank)
-    mine = mine + torch.where(runs.home == salt.rank, taken, 0)
+    mine = mine + torch.where(runs.rank == salt.rank, taken, 0)
     return _as_shares(runs.ends(mine), counts[salt.rank], runs, cumulative, salt)
 
 
@@ -96,15 +96,15 @@ def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) ->
     """Rows that each replica takes of all ranks': as `route_apportioned` would of one batch."""
     # The same on all ranks, and another one a layer: so that roundings do not add up.
     dither = _dither(total, MASK32, layer)
-    ends = (cumulative.long() * total[runs.owner] + dither[runs.owner]) >> SHARE_BITS
+    ends = (cumulative.long() * total[runs.expert] + dither[runs.expert]) >> SHARE_BITS
     before = torch.zeros_like(ends)
     before[1:] = ends[:-1]
-    return ends - torch.where(runs.first, 0, before)
+    return ends - torch.where(runs.first_of_expert, 0, before)
 
 
 def _rows_kept(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
     """Rows that each replica takes of its own rank's."""
-    there = counts[runs.home, runs.owner] - runs.before_at_home(quotas)
+    there = counts[runs.rank, runs.expert] - runs.before_on_rank(quotas)
     return torch.minimum(there.clamp(min=0), quotas)
 
 
@@ -113,10 +113,10 @@ def _rows_of_others(
 ) -> Tensor:
     """Rows that each replica takes of what one rank cannot keep."""
     kept = torch.zeros_like(counts).view(-1)
-    kept.index_add_(0, runs.home * counts.shape[1] + runs.owner, taken)
+    kept.index_add_(0, runs.rank * counts.shape[1] + runs.expert, taken)
     left = counts - kept.view_as(counts)
-    begins = left[:rank].sum(0)[runs.owner]
-    ends = begins + left[rank][runs.owner]
+    begins = left[:rank].sum(0)[runs.expert]
+    ends = begins + left[rank][runs.expert]
     rest = quotas - taken
     filled = runs.ends(rest)
     return (torch.minimum(ends, filled) - torch.maximum(begins, filled - rest)).clamp(min=0)
@@ -130,8 +130,8 @@ def _as_shares(
     It ends a replica's part at floor((share * n + dither) / 65536), so the least share that ends it
     at `end` is ceil((end * 65536 - dither) / n).
     """
-    rows = own[runs.owner]
-    dither = _dither(own, salt.rank, salt.layer)[runs.owner]
+    rows = own[runs.expert]
+    dither = _dither(own, salt.rank, salt.layer)[runs.expert]
     some = rows.clamp(min=1)
     least = torch.div(ends * SHARE_ONE - dither + some - 1, some, rounding_mode="floor")
     shares = torch.where(ends == rows, SHARE_ONE, least.clamp(0, SHARE_ONE))
@@ -168,7 +168,7 @@ class LocalFirstRouter:
         device, experts = counters.device, tables.experts
         # On the host first: no stream can come before that.
         self._counts = torch.zeros(experts, dtype=torch.int32).to(device)
-        self._every = torch.zeros(tables.ranks, experts, dtype=torch.int32).to(device)
+        self._counts_by_rank = torch.zeros(tables.ranks, experts, dtype=torch.int32).to(device)
         self._total = torch.zeros(experts, dtype=torch.int64).to(device)
         self._cumulative = torch.zeros(tables.slots, dtype=torch.int32).to(device)
 
@@ -178,10 +178,10 @@ class LocalFirstRouter:
         flat, slots = ids.view(-1), torch.empty_like(ids)
         salt = Salt(self._communicator.rank, layer, step)
         self._kernels.count(flat, self._counts, stream)
-        self._communicator.all_gather(self._every, self._counts).wait(stream)
+        self._communicator.all_gather(self._counts_by_rank, self._counts).wait(stream)
         stream.launch(self._sum)
         self._kernels.solve_shares(self._total, self._tables, layer, self._cumulative, stream)
-        stream.launch(lambda: self._keep_at_home(salt))
+        stream.launch(lambda: self._prefer_local(salt))
         self._kernels.route_apportioned(
             flat,
             self._tables,
@@ -199,12 +199,12 @@ class LocalFirstRouter:
         return solve_shares(load, layout.placement, shape)
 
     def _sum(self) -> None:
-        torch.sum(self._every, 0, dtype=torch.int64, out=self._total)
+        torch.sum(self._counts_by_rank, 0, dtype=torch.int64, out=self._total)
 
-    def _keep_at_home(self, salt: Salt) -> None:
+    def _prefer_local(self, salt: Salt) -> None:
         tables, layer = self._tables, salt.layer
         live = (tables.generation[layer] & 1).view(1)
         start = tables.start[:, layer].index_select(0, live)[0]
         replicas = tables.replicas[:, layer].index_select(0, live)[0]
-        counts = self._every.long()
+        counts = self._counts_by_rank.long()
         self._cumulative.copy_(local_first_shares(counts, start, replicas, self._cumulative, salt))

@@ -156,13 +156,13 @@ class RowHashRouter:
     """
 
     def __init__(self, accelerator: Accelerator, tables: Tables, counters: Tensor) -> None:
-        self._passes = _RuleRouter(accelerator, tables, counters)
+        self._rule_router = _RuleRouter(accelerator, tables, counters)
         # Made on the host: no stream can come before it.
         self.rows = torch.full((1,), ALL_ROWS, dtype=torch.int32).to(counters.device)
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Slot ids, int32 [n, top_k]: the experts of a row take the same turn."""
-        return self._passes.run(RowHash(ids.shape[-1], self.rows), layer, ids, on)
+        return self._rule_router.run(RowHash(ids.shape[-1], self.rows), layer, ids, on)
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Even ones."""
@@ -182,12 +182,12 @@ class BlockRoundRobinRouter:
     def __init__(
         self, accelerator: Accelerator, tables: Tables, offset: int, counters: Tensor
     ) -> None:
-        self._passes = _RuleRouter(accelerator, tables, counters)
+        self._rule_router = _RuleRouter(accelerator, tables, counters)
         self._rule = BlockTurns(offset)
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Slot ids, int32 [n, top_k]."""
-        return self._passes.run(self._rule, layer, ids, on)
+        return self._rule_router.run(self._rule, layer, ids, on)
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Even ones."""

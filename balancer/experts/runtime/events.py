@@ -81,13 +81,13 @@ class StateChanged:
 
     Attributes:
         state: its name in lower case.
-        epoch: number of the epoch that the state is of; None outside.
+        rebalance: number of the epoch that the state is of; None outside.
     """
 
     step: int
     at: float
     state: str
-    epoch: int | None
+    rebalance: int | None
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LoadReduced:
     """The load of a sub-window, over all ranks, is known.
 
     Attributes:
-        closed: the boundary at which the sub-window ended.
+        step: the boundary at which the sub-window ended.
         steps: in it.
         load: (layers, experts) rows.
         layout: installed when the sum was taken.
@@ -110,7 +110,7 @@ class LoadReduced:
         shares: those that the router applied, for a load and a layout.
     """
 
-    closed: int
+    step: int
     steps: int
     load: Load
     layout: Layout
@@ -124,40 +124,40 @@ class RebalanceRecord:
 
     Attributes:
         number: of the epoch.
-        opened: the boundary at which its load window was closed.
-        ended: the boundary at which it was committed whole, or left.
+        opened_at: the boundary at which its load window was closed.
+        ended_at: the boundary at which it was committed whole, or left.
         outcome: `committed`, `unchanged`, or the reason of the abort.
         layers: whose placement the plan changes.
         short_of_staging: layers that more staging buffers would bring lower in this epoch.
-        lots: parts in which the plan is installed.
+        chunks: parts in which the plan is installed.
         copies: that receiving ranks did not hold, over all ranks, of what was committed.
         bytes: their size.
-        here: bytes of those that came to this rank.
-        seconds: by phase; a phase is a state of the engine.
-        before: imbalance (max/mean - 1, mean over layers) of the placement that was installed, for
+        bytes_received: bytes of those that came to this rank.
+        phase_seconds: by phase; a phase is a state of the engine.
+        imbalance_before: imbalance (max/mean - 1, mean over layers) of the placement that was installed, for
             the load planned on and with its best shares; None where no plan was made.
-        predicted: the same of the plan.
-        actual: imbalance in the first whole sub-window behind the epoch, with the shares applied;
+        imbalance_predicted: the same of the plan.
+        imbalance_actual: imbalance in the first whole sub-window behind the epoch, with the shares applied;
             None until it is known, and where it never was.
-        stall: seconds by which its steps were longer than those outside epochs; None where no
+        stall_seconds: seconds by which its steps were longer than those outside epochs; None where no
             step was told.
     """
 
     number: int
-    opened: int
-    ended: int
+    opened_at: int
+    ended_at: int
     outcome: str
     layers: int
     short_of_staging: int
-    lots: int
+    chunks: int
     copies: int
     bytes: int
-    here: int
-    seconds: Mapping[str, float]
-    before: float | None
-    predicted: float | None
-    actual: float | None = None
-    stall: float | None = None
+    bytes_received: int
+    phase_seconds: Mapping[str, float]
+    imbalance_before: float | None
+    imbalance_predicted: float | None
+    imbalance_actual: float | None = None
+    stall_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class RebalanceEnded:
         begin: when it was opened.
         end: when it ended.
         placements: what slots held when it was opened, and when it ended; -1 is nothing.
-        place: of this rank among those that the slots are divided among.
+        rank_in_group: of this rank among those that the slots are divided among.
         shape: how many of everything.
         slot_bytes: of one slot.
     """
@@ -178,7 +178,7 @@ class RebalanceEnded:
     begin: float
     end: float
     placements: tuple[Placement, Placement]
-    place: int
+    rank_in_group: int
     shape: ExpertShape
     slot_bytes: int
 
@@ -204,16 +204,16 @@ class BalanceMeasured:
         at: when it was worked out.
         imbalance: max/mean - 1 over ranks, mean over layers.
         balancedness: mean/max over ranks, both summed over layers first.
-        average: rows of a rank, summed over layers, a step.
-        largest: rows of the fullest rank of each layer, summed over layers, a step.
+        mean_rows: rows of a rank, summed over layers, a step.
+        max_rows: rows of the fullest rank of each layer, summed over layers, a step.
     """
 
     step: int
     at: float
     imbalance: float
     balancedness: float
-    average: float
-    largest: float
+    mean_rows: float
+    max_rows: float
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class StepStalled:
 class EventsDropped:
     """So many entries were dropped, because journals did not keep up."""
 
-    entries: int
+    count: int
 
 
 EngineEvent = (

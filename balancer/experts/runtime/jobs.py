@@ -27,7 +27,7 @@ class WaitFor(Protocol[T_co]):
         """Whether it has come, or has failed; never blocks."""
         ...
 
-    def take(self, timeout: float) -> T_co:
+    def wait(self, timeout: float) -> T_co:
         """Block until it has come, at most `timeout` seconds; raises what it failed with."""
         ...
 
@@ -42,7 +42,7 @@ class WorkDone:
         """Whether it has."""
         return self.work.done()
 
-    def take(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Raises as `Work.result` does."""
         self.work.result(timeout)
 
@@ -57,7 +57,7 @@ class EventDone:
         """Whether it has."""
         return self.event.query()
 
-    def take(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Raises as `Event.synchronize` does."""
         self.event.synchronize(timeout)
 
@@ -87,7 +87,7 @@ class BallotsReady:
             return True
         return True
 
-    def take(self, timeout: float) -> tuple[bytes, ...]:
+    def wait(self, timeout: float) -> tuple[bytes, ...]:
         """The ballots, in the order of the ranks. Raises as `ControlPlane.collect` does."""
         return self.control.collect(self.question, timeout, self.ranks)
 
@@ -102,21 +102,21 @@ class LockReleased:
     def __init__(self, lock: StreamLock) -> None:
         self._lock = lock
         self.epoch = lock.epoch
-        self._taken = False
+        self._waited = False
 
     def ready(self) -> bool:
         """Whether it has. The lock counts a successful look as the wait, so it is kept."""
         try:
-            self.take(0.0)
+            self.wait(0.0)
         except StreamTimeout:
             return False
         return True
 
-    def take(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Raises as `StreamLock.wait` does."""
-        if not self._taken:
+        if not self._waited:
             self._lock.wait(self.epoch, timeout)
-            self._taken = True
+            self._waited = True
 
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def run_blocking(job: Job[T], timeout: float, check: Callable[[], object] = lamb
             return result
         try:
             check()
-            go_on = partial(job.send, wait.take(timeout))
+            go_on = partial(job.send, wait.wait(timeout))
         except Exception as error:
             go_on = partial(job.throw, error)
 
@@ -174,12 +174,12 @@ def immediate(call: Callable[[], T]) -> Job[T]:
 class JobDone(Generic[T_co]):
     """A task has ended: what a boundary waits for when it comes before what it needs."""
 
-    task: JobHandle[T_co]
+    job: JobHandle[T_co]
 
     def ready(self) -> bool:
         """Whether it has."""
-        return self.task.done()
+        return self.job.done()
 
-    def take(self, timeout: float) -> T_co:
+    def wait(self, timeout: float) -> T_co:
         """Its result; raises as `JobHandle.result` does."""
-        return self.task.result(timeout)
+        return self.job.result(timeout)

@@ -167,7 +167,7 @@ class Workers:
     load: Worker
 
     @staticmethod
-    def created(new_worker: WorkerFactory) -> "Workers":
+    def create(new_worker: WorkerFactory) -> "Workers":
         """One of each."""
         kinds = (Track.PLANNER, Track.TRANSFER, Track.VOTE, Track.SHARES, Track.LOAD)
         return Workers(*map(new_worker, kinds))

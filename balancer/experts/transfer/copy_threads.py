@@ -127,40 +127,40 @@ class InFlightBuffers:
         self._numbers = itertools.count()
         # A dropped copier is ended, and swept, wherever the garbage collector happens to run.
         self._lock = threading.RLock()
-        self._tickets: dict[int, tuple[_native.CopyTicket, tuple[HostCopy, ...]]] = {}
+        self._copies: dict[int, tuple[_native.CopyTicket, tuple[HostCopy, ...]]] = {}
         self._process = os.getpid()
 
     @property
-    def foreign(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this is a forked process: no thread came along, maybe a locked mutex did."""
         return os.getpid() != self._process
 
     def check(self) -> None:
         """Raise `CopierError` in a forked process."""
-        if self.foreign:
+        if self.is_forked:
             raise CopierError("threads do not come along into a forked process")
 
     def keep(self, ticket: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
         """Hold `copies` until `drop` of the number it returns."""
         with self._lock:
             number = next(self._numbers)
-            self._tickets[number] = ticket, copies
+            self._copies[number] = ticket, copies
             return number
 
     def drop(self, number: int) -> None:
         """No thread touches them any more."""
         with self._lock:
-            self._tickets.pop(number, None)
+            self._copies.pop(number, None)
 
     def sweep(self) -> None:
         """Drop what has ended, whether or not anybody asked."""
         with self._lock:
-            for number, (ticket, _) in tuple(self._tickets.items()):
+            for number, (ticket, _) in tuple(self._copies.items()):
                 if ticket.wait(0.0) != PENDING:
-                    self._tickets.pop(number, None)
+                    self._copies.pop(number, None)
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._copies)
 
 
 class CopyHandle:
@@ -170,12 +170,12 @@ class CopyHandle:
         self, native: _native.CopyTicket, held: InFlightBuffers, copies: tuple[HostCopy, ...]
     ) -> None:
         self._native = native
-        self._held = held
+        self._buffers = held
         self._number = held.keep(native, copies)
 
     def done(self) -> bool:
         """Whether it has ended, by success or not."""
-        return self._look(0.0) != PENDING
+        return self._poll(0.0) != PENDING
 
     def wait(self, timeout: float) -> None:
         """Until every byte is at its destination.
@@ -185,20 +185,20 @@ class CopyHandle:
             CopyAbandoned: the copier was closed first.
         """
         expiry = time.monotonic() + timeout
-        progress = self._look(min(timeout, POLL_SECONDS))
+        progress = self._poll(min(timeout, POLL_SECONDS))
         while progress == PENDING:
             left = expiry - time.monotonic()
             if left <= 0.0:
                 raise CopyPending(f"the copy was not done within {timeout:g} s")
-            progress = self._look(min(left, POLL_SECONDS))
+            progress = self._poll(min(left, POLL_SECONDS))
         if progress == ABANDONED:
             raise CopyAbandoned("the copier was closed before the copy ended")
 
-    def _look(self, seconds: float) -> int:
-        self._held.check()
+    def _poll(self, seconds: float) -> int:
+        self._buffers.check()
         progress = self._native.wait(seconds)
         if progress != PENDING:
-            self._held.drop(self._number)
+            self._buffers.drop(self._number)
         return progress
 
 
@@ -209,7 +209,7 @@ class CopyThreadPool:
     not only to read it, cannot be under way together: `submit` refuses the second.
 
     Args:
-        profile: how gently to copy.
+        limits: how gently to copy.
         threads: how many.
         cpus: where they may run; anywhere if there are none.
 
@@ -220,19 +220,19 @@ class CopyThreadPool:
     def __init__(
         self, profile: CopyLimits, threads: int, cpus: frozenset[int] = frozenset()
     ) -> None:
-        self._profile = profile
+        self._limits = profile
         self._threads = threads
         self._cpus = cpus
-        self._held = InFlightBuffers()
+        self._buffers = InFlightBuffers()
         pins = [sorted(cpus)] * threads
         try:
             self._native = _native.CopyThreads(pins, profile.chunk_bytes, profile.rate)
         except (ValueError, RuntimeError) as error:
             raise CopierError(f"copier {profile.name!r}: {error}") from error
-        self._end = weakref.finalize(self, _end, self._native, self._held)
+        self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
     @classmethod
-    def near(cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1) -> Self:
+    def near_accelerator(cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1) -> Self:
         """A copier for one of `accelerators` that share the NUMA node where `topology` says.
 
         Pinned to that node's processors, as far as this process may use them. Raises
@@ -243,9 +243,9 @@ class CopyThreadPool:
         return cls(profile, copy_threads.thread_count(len(cpus or allowed), accelerators), cpus)
 
     @property
-    def profile(self) -> CopyLimits:
+    def limits(self) -> CopyLimits:
         """How gently it copies."""
-        return self._profile
+        return self._limits
 
     @property
     def threads(self) -> int:
@@ -265,14 +265,14 @@ class CopyThreadPool:
                 a destination overlaps a source, another destination, or memory of a ticket that
                 is under way; or the copier is closed.
         """
-        self._held.check()
+        self._buffers.check()
         operands = tuple(copies)
         for number, copy in enumerate(operands):
             _check(number, copy)
         rows = np.array([_row(copy) for copy in operands], dtype=np.int64).reshape(-1, 3)
-        self._held.sweep()
+        self._buffers.sweep()
         try:
-            return CopyHandle(self._native.submit(rows), self._held, operands)
+            return CopyHandle(self._native.submit(rows), self._buffers, operands)
         except ValueError as error:
             raise CopierError(f"refused: {error}") from error
 
@@ -283,9 +283,9 @@ class CopyThreadPool:
             CopyAbandoned: some had not ended; their tickets say so too.
             CopierError: a thread does not end. What it may touch is never freed.
         """
-        self._held.check()
-        self._end.detach()
-        left = _close(self._native, self._held, timeout)
+        self._buffers.check()
+        self._finalizer.detach()
+        left = _close(self._native, self._buffers, timeout)
         if left:
             raise CopyAbandoned(f"{left} copies had not ended within {timeout:g} s")
 
@@ -301,7 +301,7 @@ class CopyThreadPool:
         if kind is None:
             self.close(CLOSE_TIMEOUT)
         else:
-            self._end()
+            self._finalizer()
 
 
 LEAKED_BUFFERS: list[InFlightBuffers] = []
@@ -320,7 +320,7 @@ def _close(native: _native.CopyThreads, held: InFlightBuffers, timeout: float) -
 
 def _end(native: _native.CopyThreads, held: InFlightBuffers) -> None:
     """When the copier is dropped, or the process ends: nobody frees memory under a thread."""
-    if held.foreign:
+    if held.is_forked:
         return
     left = _close(native, held, 0.0)
     if left:

@@ -70,15 +70,15 @@ class StreamWriter:
 class CopyDone:
     """A ticket's copies are done."""
 
-    ticket: CopyHandle
+    handle: CopyHandle
 
     def ready(self) -> bool:
         """Whether they are, or have failed."""
-        return self.ticket.done()
+        return self.handle.done()
 
-    def take(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Raises as `CopyHandle.wait` does."""
-        self.ticket.wait(timeout)
+        self.handle.wait(timeout)
 
 
 class CpuWriter:
@@ -97,9 +97,9 @@ class CpuWriter:
         for segment in store.layout.slots[0]:
             if segment.data.device.type != "cpu":
                 raise Unsupported(f"segment {segment.name!r} is not in the host's memory")
-        self._copier = copier
+        self._pool = copier
         self._slots = store.layout.slots
-        self._patience = patience
+        self._timeout = patience
 
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
         """See `SlotWriter`."""
@@ -108,12 +108,12 @@ class CpuWriter:
             for slot, tensors in zip(slots, sources, strict=True)
             for tensor, segment in zip(tensors, self._slots[slot], strict=True)
         ]
-        ticket = self._copier.submit(copies)
+        ticket = self._pool.submit(copies)
         try:
             yield CopyDone(ticket)
         finally:
             # Whoever is dismissed meanwhile leaves no thread behind that still writes slots.
-            ticket.wait(self._patience)
+            ticket.wait(self._timeout)
 
 
 WRITE_ATTEMPTS = 2

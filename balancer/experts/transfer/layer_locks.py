@@ -36,7 +36,7 @@ class EntryCounter:
         self._entries = entries
         self._mutex = threading.Lock()
         self._entered = 0
-        self._left = 0
+        self._exited = 0
 
     def enter(self, step: int, take: Callable[[], None]) -> None:
         """Come in; the first of a step takes the lock, and the others wait until it has.
@@ -48,8 +48,8 @@ class EntryCounter:
         with self._mutex:
             before = (step - self._first) * self._entries
             here = self._entered - before
-            if here < 0 or (here == 0 and self._left < before):
-                raise self._short(step - 1)
+            if here < 0 or (here == 0 and self._exited < before):
+                raise self._wrong_count(step - 1)
             if here >= self._entries:
                 raise EngineError(
                     f"layer {self._layer} is entered more than {self._entries} times in step {step}"
@@ -61,20 +61,20 @@ class EntryCounter:
     def exit(self, give_back: Callable[[], None]) -> None:
         """Go out; the last of a step gives the lock back."""
         with self._mutex:
-            self._left += 1
-            if self._left % self._entries == 0:
+            self._exited += 1
+            if self._exited % self._entries == 0:
                 give_back()
 
-    def check_over(self) -> None:
+    def check_finished(self) -> None:
         """Raise `EngineError` unless both steps were entered and left as registered."""
-        turns = self._left // self._entries
+        turns = self._exited // self._entries
         if turns < 2:
-            raise self._short(self._first + turns)
+            raise self._wrong_count(self._first + turns)
 
-    def _short(self, step: int) -> EngineError:
+    def _wrong_count(self, step: int) -> EngineError:
         """The mover would wait in vain, or write beside a reader."""
         before = (step - self._first) * self._entries
-        entered, left = (max(0, count - before) for count in (self._entered, self._left))
+        entered, left = (max(0, count - before) for count in (self._entered, self._exited))
         return EngineError(
             f"layer {self._layer} was entered {entered} times and left {left} times in step "
             f"{step}, not {self._entries}"
@@ -133,22 +133,22 @@ class LayerLocks:
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
         self._readers = readers
-        self._first: Mapping[int, int] = {}
+        self._first_steps: Mapping[int, int] = {}
         self._released: Mapping[int, LockReleased] = {}
-        self._visits: Mapping[int, EntryCounter] = {}
+        self._entry_counters: Mapping[int, EntryCounter] = {}
         self._entries = entries
         self.locks = tuple(accelerator.stream_lock(deadline) for _ in range(layers))
 
     def schedule(self, first: Mapping[int, int]) -> None:
         """From now on each of these layers is handed over in its step `first`, no other is."""
-        self._first = dict(first)
+        self._first_steps = dict(first)
         self._released = {layer: LockReleased(self.locks[layer]) for layer in first}
-        self._visits = {
+        self._entry_counters = {
             layer: EntryCounter(layer, step, self._entries.get(layer, 1))
             for layer, step in first.items()
         }
 
-    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+    def reading_slots(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that a step launches that reads the slots of `layer`.
 
         A layer that is applied several times in a step enters as often as was registered.
@@ -157,23 +157,23 @@ class LayerLocks:
             EngineError: the steps that had its lock have not entered and left it so often; the
                 mover may still be writing.
         """
-        if self.locked(layer, step):
+        if self.is_locked(layer, step):
             return self._guarded(layer, step)
-        self._check_over(layer, step)
+        self._check_finished(layer, step)
         return UNLOCKED
 
-    def locked(self, layer: int, step: int) -> bool:
+    def is_locked(self, layer: int, step: int) -> bool:
         """Whether `step` takes the lock of `layer`."""
-        first = self._first.get(layer)
+        first = self._first_steps.get(layer)
         return first is not None and first <= step <= first + 1
 
-    def kind(self, step: int) -> StepKind:
+    def step_kind(self, step: int) -> StepKind:
         """What `step` carries."""
-        if step in self._first.values():
+        if step in self._first_steps.values():
             return StepKind.UPDATE
-        return StepKind.DRAIN if step - 1 in self._first.values() else StepKind.SKIP
+        return StepKind.DRAIN if step - 1 in self._first_steps.values() else StepKind.SKIP
 
-    def drained(self, layer: int) -> bool:
+    def is_drained(self, layer: int) -> bool:
         """Whether the second step of a layer has given its lock back; then it is as at first."""
         lock, released = self.locks[layer], self._released[layer]
         if not released.ready():
@@ -189,13 +189,13 @@ class LayerLocks:
 
     def check(self) -> None:
         """Raise `LockPoisoned` where a lock that is in use was poisoned."""
-        for layer in self._first:
+        for layer in self._first_steps:
             self.locks[layer].check()
 
-    def _check_over(self, layer: int, step: int) -> None:
-        first = self._first.get(layer)
+    def _check_finished(self, layer: int, step: int) -> None:
+        first = self._first_steps.get(layer)
         if first is not None and step > first + 1:
-            self._visits[layer].check_over()
+            self._entry_counters[layer].check_finished()
 
     @contextmanager
     def _guarded(self, layer: int, step: int) -> Iterator[None]:
@@ -203,7 +203,7 @@ class LayerLocks:
 
         What is counted are calls: a replayed graph makes none, and carries its locks itself.
         """
-        lock, visits = self.locks[layer], self._visits[layer]
+        lock, visits = self.locks[layer], self._entry_counters[layer]
         visits.enter(step, lambda: self._take(lock))
         try:
             yield
@@ -211,14 +211,14 @@ class LayerLocks:
             visits.exit(lambda: self._give_back(lock))
 
     def _give_back(self, lock: StreamLock) -> None:
-        self._readers.hold(self._compute)
+        self._readers.wait_for_readers(self._compute)
         lock.release(self._compute)
 
     def _take(self, lock: StreamLock) -> None:
         """The other readers come in behind the compute stream, which has the lock."""
         lock.acquire(self._compute)
-        held = self._readers.hold(self._compute)
+        held = self._readers.wait_for_readers(self._compute)
         if held:
             inside = self._accelerator.event()
             self._compute.record(inside)
-            self._readers.follow(held, inside)
+            self._readers.resume_readers(held, inside)

@@ -68,8 +68,8 @@ class _ChunkState:
 class _RoundInFlight:
     """A round under way: where what is received lands."""
 
-    leg: RoundTransfers
-    blob: Tensor | None
+    transfers: RoundTransfers
+    message: Tensor | None
     work: Work
 
 
@@ -97,14 +97,14 @@ class P2PTransfer:
         journal: EventSink = NO_EVENTS,
         parcel: int = 16,
     ) -> None:
-        self._parcel = parcel
+        self._slots_per_message = parcel
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
         self._ranks = tuple(ranks)
-        self._deadline = deadline
+        self._timeout = deadline
         self._copy = accelerator.stream(Role.COPY)
-        self._journal = journal
+        self._sink = journal
 
     def stage(self, leg: RankTransfers, after: Event) -> Job[StagedChunk]:
         """Begin to stage a lot; the result goes on with it, on any thread.
@@ -121,13 +121,13 @@ class P2PTransfer:
         """
         self._copy.wait(after)
         if self._communicator.capabilities.independent_groups:
-            return self._one_by_one(leg)
+            return self._stage_in_turn(leg)
         hold = _ChunkState()
         packed = deque(self._pack(part, hold) for part in leg.rounds)
         if not self._communicator.capabilities.stream_ordered:
-            stream_idle(self._accelerator, self._copy).take(self._deadline)
-        rounds = deque(self._depart(part, packed.popleft()) for part in leg.rounds)
-        return self._landing(leg, hold, rounds)
+            stream_idle(self._accelerator, self._copy).wait(self._timeout)
+        rounds = deque(self._start_round(part, packed.popleft()) for part in leg.rounds)
+        return self._stage_all_at_once(leg, hold, rounds)
 
     @property
     def can_rebuild(self) -> bool:
@@ -147,35 +147,35 @@ class P2PTransfer:
         except Exception as error:  # said here: nobody asks what became of an aborted epoch's work
             LOG.warning("moves fail until their communicator is built again: %s", error)
 
-    def _one_by_one(self, leg: RankTransfers) -> Job[StagedChunk]:
+    def _stage_in_turn(self, leg: RankTransfers) -> Job[StagedChunk]:
         """Round after round, each as soon as the one before has arrived."""
         hold = _ChunkState()
         for part in leg.rounds:
             yield from self._round(part, hold)
-        return (yield from self._land(leg, hold))
+        return (yield from self._finish_chunk(leg, hold))
 
     def _round(self, part: RoundTransfers, hold: _ChunkState) -> Job[None]:
         """From packing to unpacking; a generator of its own, so that its blobs end with it."""
         packed = self._pack(part, hold)
         if not self._communicator.capabilities.stream_ordered:
             yield stream_idle(self._accelerator, self._copy)
-        yield from self._arrival(self._depart(part, packed), hold)
+        yield from self._receive_round(self._start_round(part, packed), hold)
 
-    def _landing(
+    def _stage_all_at_once(
         self, leg: RankTransfers, hold: _ChunkState, passages: deque[_RoundInFlight]
     ) -> Job[StagedChunk]:
         """What is left to do where all rounds are under way; each is let go when it has arrived."""
         while passages:
-            yield from self._arrival(passages.popleft(), hold)
-        return (yield from self._land(leg, hold))
+            yield from self._receive_round(passages.popleft(), hold)
+        return (yield from self._finish_chunk(leg, hold))
 
-    def _arrival(self, passage: _RoundInFlight, hold: _ChunkState) -> Job[None]:
+    def _receive_round(self, passage: _RoundInFlight, hold: _ChunkState) -> Job[None]:
         """Wait for a round, and fill staging with what it has brought."""
         begin = now()
         yield WorkDone(passage.work)
         self._unpack(passage, hold)
-        details = _details(passage.leg)
-        self._journal.emit(TraceSpan("round", Track.COPY, begin, now(), details))
+        details = _details(passage.transfers)
+        self._sink.emit(TraceSpan("round", Track.COPY, begin, now(), details))
 
     def _pack(self, part: RoundTransfers, hold: _ChunkState) -> Tensor | None:
         """Read what this rank sends in a round."""
@@ -184,17 +184,17 @@ class P2PTransfer:
         return self._read(part.send.slots, _name(self._rank, part.send.peer), hold)
 
     def _read(self, slots: Sequence[int], name: str, hold: _ChunkState) -> Tensor:
-        blob = self._blob(len(slots))
+        blob = self._empty_message(len(slots))
         marks = self._empty(len(slots), torch.int64)
         self._store.checksum_slots(slots, marks, self._copy)
         self._store.pack(slots, blob, self._copy)
         hold.sent.append((name, marks))
         return blob
 
-    def _depart(self, part: RoundTransfers, packed: Tensor | None) -> _RoundInFlight:
+    def _start_round(self, part: RoundTransfers, packed: Tensor | None) -> _RoundInFlight:
         """Let a round travel: at most one blob to a peer, and one from a peer."""
         sends = () if part.send is None else (_message(part.send.peer, packed),)
-        blob = None if part.receive is None else self._blob(len(part.receive.slots))
+        blob = None if part.receive is None else self._empty_message(len(part.receive.slots))
         receives = () if part.receive is None else (_message(part.receive.peer, blob),)
         with self._copy.current():
             work = self._communicator.exchange(Exchange(sends=sends, receives=receives))
@@ -202,7 +202,7 @@ class P2PTransfer:
 
     def _unpack(self, passage: _RoundInFlight, hold: _ChunkState) -> None:
         """Fill staging with what a round has brought."""
-        arrived, blob = passage.leg.receive, passage.blob
+        arrived, blob = passage.transfers.receive, passage.message
         if arrived is None or blob is None:
             return
         passage.work.wait(self._copy)
@@ -224,12 +224,12 @@ class P2PTransfer:
         hold.copies += zip(staging, slots, strict=True)
         hold.received.append((name, marks))
 
-    def _land(self, leg: RankTransfers, hold: _ChunkState) -> Job[StagedChunk]:
+    def _finish_chunk(self, leg: RankTransfers, hold: _ChunkState) -> Job[StagedChunk]:
         """Copies within this rank, then the end of everything on the copy stream."""
-        for first in range(0, len(leg.local.slots), self._parcel):
+        for first in range(0, len(leg.local.slots), self._slots_per_message):
             if first:
                 yield stream_idle(self._accelerator, self._copy)  # no two blobs are there at once
-            self._turn(leg.local, slice(first, first + self._parcel), hold)
+            self._copy_local(leg.local, slice(first, first + self._slots_per_message), hold)
         yield stream_idle(self._accelerator, self._copy)
         return StagedChunk(
             sent=checksum_sum(hold.sent),
@@ -238,7 +238,7 @@ class P2PTransfer:
             bytes_received=hold.bytes_received,
         )
 
-    def _turn(self, local: LocalCopies, part: slice, hold: _ChunkState) -> None:
+    def _copy_local(self, local: LocalCopies, part: slice, hold: _ChunkState) -> None:
         """A parcel of what stays on this rank."""
         name = _name(self._rank, self._rank)
         blob = self._read(local.sources[part], name, hold)
@@ -248,7 +248,7 @@ class P2PTransfer:
     def _rank(self) -> int:
         return self._communicator.rank
 
-    def _blob(self, slots: int) -> Tensor:
+    def _empty_message(self, slots: int) -> Tensor:
         return self._empty(slots * self._store.layout.slot_bytes, torch.uint8)
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -292,18 +292,18 @@ class ReadyChunk:
 
     Attributes:
         staged: where its weights are.
-        change: placement, shares and tables of its layers.
-        mark: for the ballot.
+        layer_update: placement, shares and tables of its layers.
+        checksum: for the ballot.
     """
 
     staged: StagedChunk
-    change: LayerUpdate
-    mark: ChunkChecksum
+    layer_update: LayerUpdate
+    checksum: ChunkChecksum
 
     def trace_fields(self) -> dict[str, object]:
         """Its layers, and what came to this rank."""
         size = {"copies": len(self.staged.copies), "bytes received": self.staged.bytes_received}
-        return {**self.change.trace_fields(), **size}
+        return {**self.layer_update.trace_fields(), **size}
 
 
 def stage_chunk(staging: Job[StagedChunk], change: LayerUpdate) -> Job[ReadyChunk]:

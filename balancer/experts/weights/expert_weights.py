@@ -36,10 +36,10 @@ class TensorName:
 
     model: str
     layer: int
-    tensor: str
+    name: str
 
     def __str__(self) -> str:
-        return f"layer {self.layer}, tensor {self.tensor!r}"
+        return f"layer {self.layer}, tensor {self.name!r}"
 
     def error(self, what: str) -> RegistrationError:
         """The error that says what is wrong here, in one line."""
@@ -51,13 +51,13 @@ class SlotTensor:
     """One named tensor of a layer, slot by slot.
 
     Attributes:
-        place: where it belongs.
+        tensor_name: where it belongs.
         segments: by local slot.
         order: the model's dimensions in the order in which memory holds them, outermost first.
             Scales are often kept column by column; their bytes are dense all the same.
     """
 
-    place: TensorName
+    tensor_name: TensorName
     segments: tuple[Segment, ...]
     order: tuple[int, ...]
 
@@ -66,7 +66,7 @@ class SlotTensor:
         """Where it is."""
         return self.segments[0].data.device
 
-    def arranged(self, tensor: Tensor) -> Tensor:
+    def to_memory_order(self, tensor: Tensor) -> Tensor:
         """A tensor of one expert, shaped as the model has it, as a segment holds it."""
         return tensor.detach().permute(self.order).contiguous()
 
@@ -175,7 +175,7 @@ def _segment(
         raise place.error(f"a slot of shape {shape} and strides {strides} is not dense")
     if form is SlotFormat.PRIVATE and data.storage_offset() != 0:
         raise place.error("a private format needs storage offset 0 and a storage to itself")
-    segment = Segment(place.tensor, data, form)
+    segment = Segment(place.name, data, form)
     if form is SlotFormat.STRIDED:
         _check_bytes(place, segment)
     return segment
@@ -228,7 +228,7 @@ class LayerTensors:
         """Segments by local slot."""
         return tuple(zip(*(column.segments for column in self.tensors), strict=True))
 
-    def is_memory_of(self, other: "LayerTensors") -> bool:
+    def same_memory(self, other: "LayerTensors") -> bool:
         """Whether both are the same weights: every slot of every tensor at the same address."""
         return self.kind == other.kind and self._addresses == other._addresses
 
@@ -241,7 +241,7 @@ class LayerTensors:
 class SlotLocation:
     """A slot: which family's store holds it, and its number there."""
 
-    family: int
+    group: int
     number: int
 
 
@@ -284,10 +284,10 @@ class LayerGroup:
         Raises:
             RegistrationError: other names than those that were registered.
         """
-        names = [column.place.tensor for column in self.tensors]
+        names = [column.tensor_name.name for column in self.tensors]
         if set(tensors) != set(names):
             raise RegistrationError(f"an expert has {names}, got {sorted(tensors)}")
-        return tuple(column.arranged(tensors[column.place.tensor]) for column in self.tensors)
+        return tuple(column.to_memory_order(tensors[column.tensor_name.name]) for column in self.tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,8 +302,8 @@ class ExpertModel:
         experts: logical experts a layer.
         slots_per_rank: slots of this rank, per layer.
         device: where all the weights are.
-        numbers: the model's own number of each layer, ascending.
-        entries: how often a step enters each layer, under all its numbers.
+        layer_numbers: the model's own number of each layer, ascending.
+        entries_per_step: how often a step enters each layer, under all its numbers.
         repeats: numbers that stand for the same weights as another, and that other number.
         groups: by descriptor, in the order of their first layers.
         notes: what `finalize` excused, one line each.
@@ -313,8 +313,8 @@ class ExpertModel:
     experts: int
     slots_per_rank: int
     device: torch.device
-    numbers: tuple[int, ...]
-    entries: tuple[int, ...]
+    layer_numbers: tuple[int, ...]
+    entries_per_step: tuple[int, ...]
     repeats: Mapping[int, int]
     groups: tuple[LayerGroup, ...]
     notes: tuple[str, ...]
@@ -322,7 +322,7 @@ class ExpertModel:
     @property
     def layers(self) -> int:
         """How many layers are placed; a repeat adds none."""
-        return len(self.numbers)
+        return len(self.layer_numbers)
 
     @property
     def nbytes(self) -> int:
@@ -350,15 +350,15 @@ class ExpertModel:
                 f"model {self.name!r}: no slot {slot} in layer {layer}, it has "
                 f"{self.layers} layers of {self.slots_per_rank} slots a rank"
             )
-        home = self._homes[layer]
-        return SlotLocation(home.family, home.number + slot)
+        home = self._locations[layer]
+        return SlotLocation(home.group, home.number + slot)
 
     @property
     def digest(self) -> str:
         """Hexadecimal; equal on ranks whose slots can be exchanged."""
         state = blake2b(digest_size=16)
         counts = (self.experts, self.slots_per_rank)
-        words = (self.name, counts, self.numbers, self.entries, sorted(self.repeats.items()))
+        words = (self.name, counts, self.layer_numbers, self.entries_per_step, sorted(self.repeats.items()))
         state.update(repr(words).encode())
         for family in self.groups:
             orders = tuple(column.order for column in family.tensors)
@@ -374,7 +374,7 @@ class ExpertModel:
     def group_line(self, number: int) -> str:
         """What a family is, in one line."""
         family = self.groups[number]
-        own = format_ranges([self.numbers[layer] for layer in family.layers])
+        own = format_ranges([self.layer_numbers[layer] for layer in family.layers])
         parts = ", ".join(
             f"{kind.name} {str(kind.dtype).removeprefix('torch.')} {list(kind.shape)}"
             for kind in family.descriptor
@@ -386,10 +386,10 @@ class ExpertModel:
 
     @cached_property
     def _rows(self) -> dict[int, int]:
-        return {number: row for row, number in enumerate(self.numbers)}
+        return {number: row for row, number in enumerate(self.layer_numbers)}
 
     @cached_property
-    def _homes(self) -> dict[int, SlotLocation]:
+    def _locations(self) -> dict[int, SlotLocation]:
         return {
             layer: SlotLocation(number, place * self.slots_per_rank)
             for number, family in enumerate(self.groups)

@@ -29,7 +29,7 @@ class RoundOrder(StrEnum):
     """All are issued by the thread that issues everything else (P4)."""
 
     @staticmethod
-    def over(found: CommunicatorCapabilities) -> "RoundOrder":
+    def of_communicator(found: CommunicatorCapabilities) -> "RoundOrder":
         """Over communicators that can do this."""
         return RoundOrder.IN_TURN if found.independent_groups else RoundOrder.ALL_AT_ONCE
 
@@ -38,13 +38,13 @@ class RoundOrder(StrEnum):
 class MemoryItem:
     """Memory of one kind; `nbytes` on one rank, None where nobody can say."""
 
-    what: str
+    name: str
     nbytes: int | None
-    why: str
+    reason: str
 
     def __post_init__(self) -> None:
         if self.nbytes is not None and self.nbytes < 0:
-            raise ValueError(f"{self.what} cannot take {self.nbytes} bytes")
+            raise ValueError(f"{self.name} cannot take {self.nbytes} bytes")
 
     @property
     def figure(self) -> str:
@@ -56,19 +56,19 @@ class MemoryItem:
 class MemoryReport:
     """Entries in the order in which they are printed; ledgers add up."""
 
-    entries: tuple[MemoryItem, ...] = ()
+    items: tuple[MemoryItem, ...] = ()
 
     @property
     def total(self) -> int:
         """Bytes of all entries that are known."""
-        return sum(entry.nbytes or 0 for entry in self.entries)
+        return sum(entry.nbytes or 0 for entry in self.items)
 
     def __add__(self, other: "MemoryReport") -> "MemoryReport":
-        return MemoryReport(self.entries + other.entries)
+        return MemoryReport(self.items + other.items)
 
     def __str__(self) -> str:
-        rows = [HEADER, *((e.what, e.figure, e.why) for e in self.entries)]
-        unknown = any(entry.nbytes is None for entry in self.entries)
+        rows = [HEADER, *((e.name, e.figure, e.reason) for e in self.items)]
+        unknown = any(entry.nbytes is None for entry in self.items)
         rows.append(("total", f"{self.total:,}", "at least" if unknown else ""))
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         return "\n".join(f"{a:<{first}}  {b:>{second}}  {c}".rstrip() for a, b, c in rows)

@@ -51,13 +51,13 @@ class OwnedSpan:
     """A span, and the slot of the tensor that moves it."""
 
     span: MemorySpan
-    place: TensorName
+    tensor_name: TensorName
     slot: int
 
-    def told_to(self, model: str) -> str:
+    def describe_for(self, model: str) -> str:
         """In words, for an error about a tensor of `model`."""
-        whose = "" if self.place.model == model else f"model {self.place.model!r}, "
-        return f"{whose}{self.place}, slot {self.slot}"
+        whose = "" if self.tensor_name.model == model else f"model {self.tensor_name.model!r}, "
+        return f"{whose}{self.tensor_name}, slot {self.slot}"
 
 
 class SpanIndex:
@@ -79,8 +79,8 @@ class SpanIndex:
         for one, two in pairwise(made._claims):
             if one.span.device == two.span.device and two.span.start < one.span.end:
                 late, early = (two, one) if id(two) in new else (one, two)
-                other = early.told_to(late.place.model)
-                raise late.place.error(f"slot {late.slot} shares memory with {other}")
+                other = early.describe_for(late.tensor_name.model)
+                raise late.tensor_name.error(f"slot {late.slot} shares memory with {other}")
         return made
 
     def overlapping(self, span: MemorySpan) -> list[OwnedSpan]:
@@ -156,7 +156,7 @@ def _claims(model: ExpertModel) -> Iterator[OwnedSpan]:
     for family in model.groups:
         for number, slot in enumerate(family.slots):
             place, local = divmod(number, model.slots_per_rank)
-            layer = model.numbers[family.layers[place]]
+            layer = model.layer_numbers[family.layers[place]]
             for segment in slot:
                 yield OwnedSpan(
                     MemorySpan.of_segment(segment),

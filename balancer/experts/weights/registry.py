@@ -46,13 +46,13 @@ class RegistryOpen:
         layers: by number, without repeats.
         repeats: number of a repeat -> number of the layer whose memory it is.
         entries: by number, repeats included: how often a step enters it.
-        claims: memory of all layers.
+        spans: memory of all layers.
     """
 
     layers: Mapping[int, LayerTensors] = field(default_factory=dict)
     repeats: Mapping[int, int] = field(default_factory=dict)
     entries: Mapping[int, int] = field(default_factory=dict)
-    claims: SpanIndex = field(default_factory=SpanIndex)
+    spans: SpanIndex = field(default_factory=SpanIndex)
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ class ModelRegistry:
             for what, number in (("layer", layer), ("entries", entries))
         )
         self._check_numbers(layer, entries, state)
-        given = self._given(layer, tensors, named)
-        columns = tuple(self._column(layer, name, value) for name, value in given)
+        given = self._merge_tensors(layer, tensors, named)
+        columns = tuple(self._slot_tensor(layer, name, value) for name, value in given)
         device = self._common_device(columns)
         added = _add_layer(state, LayerTensors(layer, columns))
         self._state = replace(added, entries={**state.entries, layer: entries})
         self._device = device
 
-    def _given(
+    def _merge_tensors(
         self, layer: int, tensors: Mapping[str, SlotTensors], named: Mapping[str, SlotTensors]
     ) -> list[tuple[str, SlotTensors]]:
         """Both kinds of tensors by name, in order."""
@@ -175,9 +175,9 @@ class ModelRegistry:
         if not state.layers:
             raise RegistrationError(f"model {self._name!r}: no layer was registered")
         notes = check_complete(
-            self._name, model_tensors(model), state.claims, self._expected, ignore
+            self._name, model_tensors(model), state.spans, self._expected, ignore
         )
-        made = self._made(state, notes)
+        made = self._build_model(state, notes)
         self._state = RegistryFinalized(made)
         return made
 
@@ -196,7 +196,7 @@ class ModelRegistry:
                 f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
             )
 
-    def _column(self, layer: int, name: str, given: SlotTensors) -> SlotTensor:
+    def _slot_tensor(self, layer: int, name: str, given: SlotTensors) -> SlotTensor:
         place = TensorName(self._name, layer, name)
         return slot_tensor(place, given, self._expected.slots_per_rank, self._format_of)
 
@@ -207,10 +207,10 @@ class ModelRegistry:
         for each in columns:
             if not is_on_device(each.device, wanted):
                 what = f"is on {each.device}, the model's experts are on {wanted}"
-                raise each.place.error(what)
+                raise each.tensor_name.error(what)
         return first
 
-    def _made(self, state: RegistryOpen, notes: tuple[str, ...]) -> ExpertModel:
+    def _build_model(self, state: RegistryOpen, notes: tuple[str, ...]) -> ExpertModel:
         """Rows by ascending number; of weights with several numbers the lowest counts."""
         lowest = {owner: owner for owner in state.layers}
         for repeat, owner in state.repeats.items():
@@ -223,8 +223,8 @@ class ModelRegistry:
             experts=self._expected.experts,
             slots_per_rank=self._expected.slots_per_rank,
             device=state.layers[owners[0]].tensors[0].device,
-            numbers=tuple(lowest[owner] for owner in owners),
-            entries=tuple(_entries_per_step(state, owner) for owner in owners),
+            layer_numbers=tuple(lowest[owner] for owner in owners),
+            entries_per_step=tuple(_entries_per_step(state, owner) for owner in owners),
             repeats=MappingProxyType(
                 {one: other for one, other in sorted(stands_for.items()) if one != other}
             ),
@@ -253,16 +253,16 @@ def _entries_per_step(state: RegistryOpen, owner: int) -> int:
 def _add_layer(state: RegistryOpen, layer: LayerTensors) -> RegistryOpen:
     """The state with one more layer. Raises `RegistrationError` where memory is shared in part."""
     spans = [
-        OwnedSpan(MemorySpan.of_segment(segment), column.place, slot)
+        OwnedSpan(MemorySpan.of_segment(segment), column.tensor_name, slot)
         for column in layer.tensors
         for slot, segment in enumerate(column.segments)
     ]
-    for claim in state.claims.overlapping(spans[0].span):
-        owner = claim.place.layer
-        if state.layers[owner].is_memory_of(layer):
+    for claim in state.spans.overlapping(spans[0].span):
+        owner = claim.tensor_name.layer
+        if state.layers[owner].same_memory(layer):
             return replace(state, repeats={**state.repeats, layer.number: owner})
     return replace(
         state,
         layers={**state.layers, layer.number: layer},
-        claims=state.claims.with_spans(spans),
+        spans=state.spans.with_spans(spans),
     )

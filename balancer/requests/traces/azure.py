@@ -16,5 +16,5 @@ def read(source: TraceFile, most: int | None) -> Workload:
     """The first `most` rows, or all. Raises `FormatError` that names the line."""
     gathering = WorkloadBuilder(source)
     for times, prompts, outputs in read_columns(source, COLUMNS, most):
-        gathering.add(parse_timestamps(times), prompts.counts(1), outputs.counts(0))
+        gathering.add(parse_timestamps(times), prompts.token_counts(1), outputs.token_counts(0))
     return gathering.workload()

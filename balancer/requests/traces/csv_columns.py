@@ -58,14 +58,14 @@ class CsvColumn:
         """One field."""
         return self.data[self.begins[row] : self.ends[row]].tobytes().decode(errors="replace")
 
-    def require(self, good: Flags, expected: str) -> None:
+    def require_all(self, good: Flags, expected: str) -> None:
         """Raise `FormatError` for the first row that is not good (bool [n])."""
         if not good.all():
             row = int(np.argmin(good))
             what = f"{self.name} is {short_repr(self.text(row))}, expected {expected}"
             raise FormatError(str(self.path), f"line {self.lines[row]}: {what}")
 
-    def counts(self, least: int) -> Counts:
+    def token_counts(self, least: int) -> Counts:
         """Whole numbers, int64 [n]. Raises `FormatError` for what is none, or is out of range."""
         values, good = parse_digits(self.data, self.begins, self.ends)
         good &= (values >= least) & (values <= MAX_TOKENS)
@@ -73,10 +73,10 @@ class CsvColumn:
             # A number out of range is told from what is no number.
             integer = INTEGER.fullmatch(self.text(int(np.argmin(good))))
             kind = f"{least} to {MAX_TOKENS}" if integer else "a whole number"
-            self.require(good, kind)
+            self.require_all(good, kind)
         return values
 
-    def nanoseconds(self) -> Counts:
+    def seconds_as_nanoseconds(self) -> Counts:
         """Of decimal numbers of seconds, int64 [n]. Raises `FormatError`: not 0 to `MAX_SECONDS`.
 
         Digits of less than a nanosecond are cut off.
@@ -86,7 +86,7 @@ class CsvColumn:
         splits = np.minimum(found, self.ends)
         whole, good = parse_digits(self.data, self.begins, splits)
         parts, fine = parse_fractions(self.data, splits, self.ends)
-        self.require(good & fine & (whole <= MAX_SECONDS), f"seconds, 0 to {MAX_SECONDS}")
+        self.require_all(good & fine & (whole <= MAX_SECONDS), f"seconds, 0 to {MAX_SECONDS}")
         return whole * NANOSECONDS_PER_SECOND + parts
 
 
@@ -134,11 +134,11 @@ def parse_timestamps(column: CsvColumn) -> Counts:
 
     The fraction may be of up to 18 digits, or be left out where it is zero, as Python writes it.
     """
-    column.require(column.ends - column.begins >= SHORTEST_TIME, TIME_EXAMPLE)
+    column.require_all(column.ends - column.begins >= SHORTEST_TIME, TIME_EXAMPLE)
     zones, behind, zoned = _zones(column)
     parts, fine = parse_fractions(column.data, column.begins + SHORTEST_TIME, behind)
     seconds, real = _seconds(column)
-    column.require(zoned & fine & real, TIME_EXAMPLE)
+    column.require_all(zoned & fine & real, TIME_EXAMPLE)
     return (seconds - zones) * NANOSECONDS_PER_SECOND + parts
 
 
@@ -221,7 +221,7 @@ class _Table:
         begins = np.append(0, ends[:-1] + 1)
         if self._data.size:
             ends = ends - ((ends > begins) & (self._data[ends - 1] == RETURN))
-        lines = block.first + np.arange(ends.size)
+        lines = block.first_line + np.arange(ends.size)
         kept = np.flatnonzero((ends > begins) & (lines > 1))[:most]
         self._begins, self._ends = begins[kept], ends[kept]
         self._lines = lines[kept]

@@ -91,20 +91,20 @@ class JsonListReader:
 
     def __iter__(self) -> Iterator[tuple[int, object]]:
         self._expect("[")
-        if self._next() == "]":
+        if self._next_character() == "]":
             self._advance(1)
         else:
             yield self._line, self._object()
             while self._expect(",]") == ",":
-                self._next()
+                self._next_character()
                 yield self._line, self._object()
-        if self._next():
+        if self._next_character():
             raise self._source.error(
                 f"{short_repr(self._rest())} behind the end of the list", self._line
             )
 
     def _expect(self, allowed: str) -> str:
-        found = self._next()
+        found = self._next_character()
         if not found or found not in allowed:
             what = short_repr(self._rest()) if found else "the end of the file"
             expected = " or ".join(map(repr, allowed))
@@ -118,7 +118,7 @@ class JsonListReader:
                 value, end = decode_value(self._text, self._at)
             except JSONDecodeError as error:
                 # Perhaps only cut off. The text doubles each time: all tries cost as much as two.
-                if len(self._text) - self._at <= MAX_OBJECT_CHARS and self._more():
+                if len(self._text) - self._at <= MAX_OBJECT_CHARS and self._read_more():
                     continue
                 line = self._line + self._text.count("\n", self._at, error.pos)
                 raise self._source.error(f"is not JSON: {error_reason(error)}", line) from None
@@ -129,21 +129,21 @@ class JsonListReader:
             self._advance(end - self._at)
             return value
 
-    def _next(self) -> str:
+    def _next_character(self) -> str:
         """The next character that is no space, which is not passed; nothing at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._advance(1)
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._more():
+            if not self._read_more():
                 return ""
 
     def _advance(self, count: int) -> None:
         self._line += self._text.count("\n", self._at, self._at + count)
         self._at += count
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """As much again as there is, and a piece at least; whether there was any."""
         parts = [self._text[self._at :]]
         wanted = len(parts[0])

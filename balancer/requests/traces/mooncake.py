@@ -32,7 +32,7 @@ def read(source: TraceFile, most: int | None) -> Workload:
     left = most
     for block in source.blocks():
         rows = _Rows()
-        for number, line in enumerate(block.data.split(b"\n"), block.first):
+        for number, line in enumerate(block.data.split(b"\n"), block.first_line):
             if left is not None and len(rows) == left:
                 break
             if line.strip():

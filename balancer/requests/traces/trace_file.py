@@ -24,11 +24,11 @@ class LineBlock:
     """Whole lines.
 
     Attributes:
-        first: number of the first of them, from 1.
+        first_line: number of the first of them, from 1.
         data: their bytes, without the last line's end.
     """
 
-    first: int
+    first_line: int
     data: bytes
 
 
@@ -44,7 +44,7 @@ class TraceFile:
         self.path = path
         self._stream = stream
         self.head = self._read(READ_BYTES).removeprefix(BOM)
-        self._held = self.head
+        self._unread = self.head
 
     def error(self, what: str, line: int | None = None) -> FormatError:
         """To be raised: what is wrong, and in which line."""
@@ -52,7 +52,7 @@ class TraceFile:
 
     def pieces(self) -> Iterator[bytes]:
         """All of it. Raises `FormatError` where it cannot be read."""
-        piece, self._held = self._held, b""
+        piece, self._unread = self._unread, b""
         while piece:
             yield piece
             piece = self._read(READ_BYTES)

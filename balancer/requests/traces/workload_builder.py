@@ -62,7 +62,7 @@ class WorkloadBuilder:
         prompts, outputs = np.concatenate(self._prompts), np.concatenate(self._outputs)
         hashes = _join_hashes(self._hashes) if self._hashes else None
         times = np.concatenate(self._times) if self._times else None
-        said = [*notes, *self._said(times)]
+        said = [*notes, *self._notes(times)]
         if times is not None and (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
             times, prompts, outputs = times[order], prompts[order], outputs[order]
@@ -71,7 +71,7 @@ class WorkloadBuilder:
         arrivals = None if times is None else (times - times[0]) / NANOSECONDS_PER_SECOND
         return Workload(self._name(), arrivals, prompts, outputs, hashes, BLOCK_TOKENS, tuple(said))
 
-    def _said(self, times: Counts | None) -> list[str]:
+    def _notes(self, times: Counts | None) -> list[str]:
         notes = []
         if self._failed:
             notes.append(f"{self._failed} of {self._rows} requests had no output: dropped")

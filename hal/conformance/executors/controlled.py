@@ -124,20 +124,20 @@ class ScheduledThread:
     """A host that plays: where it stands, and what it returned."""
 
     rank: int
-    host: int
+    thread: int
     play: Play
-    waits: Until = NEXT
+    waits_for: Until = NEXT
     ended: bool = False
-    gone: bool = False
+    rank_ended: bool = False
     answer: Any = None
 
-    def proceed(self, world: ControlledWorld) -> None:
+    def resume(self, world: ControlledWorld) -> None:
         """Run it to its next yield."""
-        world.step_in(self.rank, self.host)
+        world.step_in(self.rank, self.thread)
         try:
-            self.waits = next(self.play)
-            if self.waits is RANK_ENDED:
-                self.gone = True
+            self.waits_for = next(self.play)
+            if self.waits_for is RANK_ENDED:
+                self.rank_ended = True
                 self.play.close()  # what the host held goes with its rank
         except StopIteration as end:
             self.answer, self.ended = end.value, True
@@ -151,7 +151,7 @@ def run_schedule(world: ControlledWorld, actors: Sequence[ScheduledThread]) -> l
             deadlines have struck; or what a host itself raises.
     """
     for _ in range(MAX_MOVES):
-        alive = [actor for actor in actors if not (actor.ended or actor.gone)]
+        alive = [actor for actor in actors if not (actor.ended or actor.rank_ended)]
         if not alive:
             return [actor.answer for actor in actors]
         _make_move(world, alive)
@@ -167,7 +167,7 @@ def run_until_idle(world: ControlledWorld) -> None:
 def _make_move(world: ControlledWorld, alive: Sequence[ScheduledThread]) -> None:
     """One move: a micro-step of the world, or a host that need not wait; else time passes."""
     count = world.movable()
-    ready = [actor for actor in alive if actor.waits.ready()]
+    ready = [actor for actor in alive if actor.waits_for.ready()]
     if count + len(ready) == 0:
         if not world.expire():
             raise _hang(alive)
@@ -176,11 +176,11 @@ def _make_move(world: ControlledWorld, alive: Sequence[ScheduledThread]) -> None
     if choice < count:
         world.advance(choice)
     else:
-        ready[choice - count].proceed(world)
+        ready[choice - count].resume(world)
 
 
 def _hang(alive: Sequence[ScheduledThread]) -> Violation:
-    stuck = "; ".join(f"rank {a.rank} host {a.host} waits for {a.waits.what}" for a in alive)
+    stuck = "; ".join(f"rank {a.rank} host {a.thread} waits for {a.waits_for.what}" for a in alive)
     return Violation("C8", f"a hang that no deadline ends: {stuck}")
 
 
@@ -200,16 +200,16 @@ class ControlledEnvironment:
         """Memory that is scribbled and reused as soon as it is dropped."""
         return self.world.empty(self.rank, nbytes)
 
-    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+    def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """Memory whose storage goes on behind the elements."""
         nbytes = elements * dtype.itemsize
         return self.empty(nbytes + padding)[:nbytes].view(dtype)
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """The whole storage."""
         return Segment("", tensor, SlotFormat.PRIVATE).bytes
 
-    def churn(self) -> None:
+    def scribble_freed_memory(self) -> None:
         """Nothing to do: dropped memory is scribbled at once."""
 
     def hold(self, stream: Stream) -> Callable[[], None]:
@@ -217,14 +217,14 @@ class ControlledEnvironment:
         self.world.hold(self.rank, stream)
         return lambda: self.world.let_go(self.rank, stream)
 
-    def disturb(self, stream: Stream) -> None:
+    def inject_delay(self, stream: Stream) -> None:
         """Nothing to do: the schedule disturbs enough."""
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
         """The world is fresh in every case, and so is every purpose."""
         return self.world.fabric(self.rank).open(purpose, ranks)
 
-    def end(self, how: Termination) -> None:
+    def end_rank(self, how: Termination) -> None:
         """By the world."""
         if how is Termination.KILL:
             self.world.kill(self.rank)
@@ -249,7 +249,7 @@ class ControlledSubject:
     def __init__(self, backend: ControlledBackend) -> None:
         self._backend = backend
         self._traits = Traits(
-            backend.capabilities, backend.groups, GROUP_SIZES, controlled=True, expendable=True
+            backend.capabilities, backend.groups, GROUP_SIZES, controlled=True, can_end_ranks=True
         )
 
     @property
@@ -272,8 +272,8 @@ class ControlledSubject:
                 for actor in _threads_of_rank(self._backend, world, claim, case, rank)
             ]
             reported = compare_answers(claim, case, run_schedule(world, actors))
-            if claim.loses is not None:
-                _close_and_check_leaks(world, case.program.size, claim.loses(case.program))
+            if claim.lost_ranks is not None:
+                _close_and_check_leaks(world, case.program.size, claim.lost_ranks(case.program))
             return reported
         except Exception as error:
             raise to_violation(claim, error) from error
@@ -302,21 +302,21 @@ def _close_and_check_leaks(world: ControlledWorld, size: int, lost: frozenset[in
 def _threads_of_rank(
     backend: ControlledBackend, world: ControlledWorld, claim: Property, case: Case, rank: int
 ) -> list[ScheduledThread]:
-    fabric = world.fabric(rank) if claim.ranks is PropertyScope.GROUP else None
+    fabric = world.fabric(rank) if claim.scope is PropertyScope.GROUP else None
     around = ControlledEnvironment(world, rank)
     shared: dict[str, Any] = {}
     actors = []
-    for host in range(claim.hosts):
+    for host in range(claim.threads):
         bench = RankContext(
             rank=rank,
             size=case.program.size,
-            host=host,
+            thread=host,
             backend=backend,
             accelerator=world.accelerator(rank),
             fabric=fabric,
             deadline=NOMINAL_DEADLINE,
-            patience=2 * NOMINAL_DEADLINE,
-            surroundings=around,
+            timeout=2 * NOMINAL_DEADLINE,
+            environment=around,
             shared=shared,
         )
         actors.append(ScheduledThread(rank, host, claim.play(bench, case.program)))

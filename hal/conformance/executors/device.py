@@ -38,28 +38,28 @@ WATCHDOG = 60.0
 
 def play_threads(claim: Property, case: Case, bench: RankContext) -> list[Any]:
     """What each host returned. Raises what the first of them raised, or `Violation` of C8."""
-    if claim.hosts == 1:
+    if claim.threads == 1:
         return [play_to_end(claim.play(bench, case.program))]
     answers: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 
     def serve(host: int) -> None:
         try:
-            seat = dataclasses.replace(bench, host=host)
+            seat = dataclasses.replace(bench, thread=host)
             answers[host] = play_to_end(claim.play(seat, case.program))
         except BaseException as error:
             errors[host] = error
 
-    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(claim.hosts)]
+    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(claim.threads)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WATCHDOG)
     if errors:
         raise errors[min(errors)]
-    if len(answers) < claim.hosts:
+    if len(answers) < claim.threads:
         raise Violation("C8", f"a host of {claim.name} did not end within {WATCHDOG:g} s")
-    return [answers[host] for host in range(claim.hosts)]
+    return [answers[host] for host in range(claim.threads)]
 
 
 def play_to_end(play: Play) -> Any:
@@ -93,41 +93,41 @@ class DeviceEnvironment:
         accelerator: the device.
         schedule: what delays are taken from.
         fabric: the rank's connection to the others, if there are any.
-        prefix: of the purposes that this case opens communicators for.
-        holder: the process that holds the store, where it may be ended.
-        sizes: of the memory that was handed out.
-        taken: how many delays were taken from the schedule.
+        purpose_prefix: of the purposes that this case opens communicators for.
+        store_pid: the process that holds the store, where it may be ended.
+        allocated_sizes: of the memory that was handed out.
+        delays_drawn: how many delays were taken from the schedule.
     """
 
     accelerator: Accelerator
     schedule: bytes
     fabric: Fabric | None = None
-    prefix: str = ""
-    holder: int | None = None
-    sizes: list[int] = field(default_factory=list)
-    taken: int = 0
+    purpose_prefix: str = ""
+    store_pid: int | None = None
+    allocated_sizes: list[int] = field(default_factory=list)
+    delays_drawn: int = 0
 
     def empty(self, nbytes: int) -> Tensor:
         """Memory of the device, scribbled before anybody else can write to it."""
-        self.sizes = [*self.sizes[1 - MAX_REMEMBERED_SIZES :], nbytes]
+        self.allocated_sizes = [*self.allocated_sizes[1 - MAX_REMEMBERED_SIZES :], nbytes]
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
         return sync_current_stream(flat.fill_(SCRIBBLE))
 
-    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+    def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """One row of them; the device decides on the padding."""
-        made = self.accelerator.private((1, elements), dtype)
-        sync_current_stream(self.accelerator.stored(made).fill_(SCRIBBLE))
+        made = self.accelerator.empty_private((1, elements), dtype)
+        sync_current_stream(self.accelerator.storage_bytes(made).fill_(SCRIBBLE))
         return made
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """As the device says."""
-        return self.accelerator.stored(tensor)
+        return self.accelerator.storage_bytes(tensor)
 
-    def churn(self) -> None:
+    def scribble_freed_memory(self) -> None:
         """Take blocks of the sizes used so far, scribble them at once, drop them."""
         blocks = [
             torch.full((size,), SCRIBBLE, dtype=torch.uint8, device=self.accelerator.device)
-            for size in self.sizes
+            for size in self.allocated_sizes
         ]
         for block in blocks[-1:]:  # they were all filled on one stream
             sync_current_stream(block)
@@ -138,12 +138,12 @@ class DeviceEnvironment:
         lock.acquire(stream)
         return lambda: lock.signal(lock.epoch)
 
-    def disturb(self, stream: Stream) -> None:
+    def inject_delay(self, stream: Stream) -> None:
         """A delay that the schedule chooses: some work, or none."""
         if not self.schedule:
             return
-        part = self.schedule[self.taken % len(self.schedule)] / 255
-        self.taken += 1
+        part = self.schedule[self.delays_drawn % len(self.schedule)] / 255
+        self.delays_drawn += 1
         device = self.accelerator.device
         if device.type == "cpu":
             stream.launch(lambda: time.sleep(part * MAX_HOST_DELAY))
@@ -154,19 +154,19 @@ class DeviceEnvironment:
         """A communicator under a name of this case."""
         if self.fabric is None:
             raise Unsupported("a device by itself has no communicator")
-        return self.fabric.open(f"{self.prefix}{purpose}", ranks)
+        return self.fabric.open(f"{self.purpose_prefix}{purpose}", ranks)
 
-    def end(self, how: Termination) -> None:
+    def end_rank(self, how: Termination) -> None:
         """By a signal to the whole process."""
         os.kill(os.getpid(), signal.SIGKILL if how is Termination.KILL else signal.SIGSTOP)
 
     def lose_store(self, how: Termination) -> None:
         """By a signal to the process that holds it."""
-        if self.holder is None:
+        if self.store_pid is None:
             raise Unsupported("the store of this fabric may not be ended")
-        os.kill(self.holder, signal.SIGKILL if how is Termination.KILL else signal.SIGSTOP)
+        os.kill(self.store_pid, signal.SIGKILL if how is Termination.KILL else signal.SIGSTOP)
         expiry = time.monotonic() + WAIT_TIMEOUT
-        while not all_threads_stopped(self.holder) and time.monotonic() < expiry:
+        while not all_threads_stopped(self.store_pid) and time.monotonic() < expiry:
             time.sleep(POLL_INTERVAL)
 
     def pause(self, seconds: float) -> None:
@@ -190,7 +190,7 @@ def _multiply(device: torch.device, count: int) -> None:
 class SteeredEnvironment(DeviceEnvironment):
     """Those of a device whose schedule was chosen before the case began."""
 
-    def disturb(self, stream: Stream) -> None:
+    def inject_delay(self, stream: Stream) -> None:
         """Nothing to do: the schedule disturbs enough."""
 
 
@@ -249,12 +249,12 @@ def play_on_device(
     bench = RankContext(
         rank=0,
         size=1,
-        host=0,
+        thread=0,
         backend=backend,
         accelerator=around.accelerator,
         fabric=None,
         deadline=WAIT_TIMEOUT,
-        patience=WAIT_TIMEOUT,
-        surroundings=around,
+        timeout=WAIT_TIMEOUT,
+        environment=around,
     )
     return play_threads(claim, case, bench)

@@ -56,15 +56,15 @@ class LaunchedRankGroup:
         self._fabric = self._communicator.connect(where)
         self._count = 0
 
-    def host(self) -> RendezvousHost:
+    def open_store(self) -> RendezvousHost:
         """A further store in this process."""
         return self._communicator.host()
 
-    def expendable_host(self) -> DisposableStore:
+    def open_disposable_store(self) -> DisposableStore:
         """Not possible: there are the processes of the launch, and no other."""
         raise Unsupported("no process of a launch may be ended")
 
-    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer; its own answer is made here."""
         self._broadcast({"orders": dict(orders), "watchdog": call.watchdog})
         answers: dict[int, RankReply] = {}
@@ -117,7 +117,7 @@ class LaunchedSubject(MultiRankSubject):
         deadlines: Mapping[DeadlineLength, float] = DEADLINES,
     ) -> None:
         rank_group = LaunchedRankGroup(backend, communicator, where)
-        declared = replace(declared_traits(backend, communicator, where.size), expendable=False)
+        declared = replace(declared_traits(backend, communicator, where.size), can_end_ranks=False)
         name = f"{backend} with {communicator} on {where.size} launched ranks"
         super().__init__(name, declared, rank_group, deadlines)
 
@@ -150,7 +150,7 @@ def handle_with_timeout(seat: RankWorker, order: RankRequest, watchdog: float) -
     behind in a thread of its own, and the rank goes on without it.
     """
     answers: list[RankReply] = []
-    thread = threading.Thread(target=lambda: answers.append(seat.answer(order)), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(seat.handle(order)), daemon=True)
     thread.start()
     thread.join(watchdog)
     if answers:
@@ -167,7 +167,7 @@ def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
         try:
             (line,) = control.collect(question, REQUEST_POLL_TIMEOUT, [0])
         except BallotIncomplete:
-            loss = control.lost(0.0)
+            loss = control.lost_rank(0.0)
             silent = silent + 1 if loss is not None and loss.rank == 0 else 0
             continue
         found: dict[str, Any] = json.loads(line)

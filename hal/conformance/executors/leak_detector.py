@@ -24,15 +24,15 @@ class ProcessUsage:
 
     Attributes:
         thread_names: of each thread.
-        targets: what each descriptor leads to; of those without a name only the kind.
+        descriptor_targets: what each descriptor leads to; of those without a name only the kind.
         memory: bytes that are resident.
-        shared: names in shared memory.
+        shm_names: names in shared memory.
     """
 
     thread_names: tuple[str, ...]
-    targets: tuple[str, ...]
+    descriptor_targets: tuple[str, ...]
     memory: int
-    shared: frozenset[str]
+    shm_names: frozenset[str]
 
     @property
     def threads(self) -> int:
@@ -42,15 +42,15 @@ class ProcessUsage:
     @property
     def descriptors(self) -> int:
         """How many."""
-        return len(self.targets)
+        return len(self.descriptor_targets)
 
-    def beyond(self, base: "ProcessUsage") -> str:
+    def excess_over(self, base: "ProcessUsage") -> str:
         """What it holds beyond `base`, in words; empty when it holds no more."""
         counts = {
             f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
-            f"descriptors ({_more(self.targets, base.targets)})": self.descriptors
+            f"descriptors ({_more(self.descriptor_targets, base.descriptor_targets)})": self.descriptors
             - base.descriptors,
-            "names in shared memory": len(self.shared - base.shared),
+            "names in shared memory": len(self.shm_names - base.shm_names),
             "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }
         return ", ".join(f"{count} more {what}" for what, count in counts.items() if count > 0)
@@ -68,9 +68,9 @@ def process_usage() -> ProcessUsage:
     tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
     return ProcessUsage(
         thread_names=tuple(name for name in tasks if name),
-        targets=tuple(name for name in map(_target, os.listdir("/proc/self/fd")) if name),
+        descriptor_targets=tuple(name for name in map(_target, os.listdir("/proc/self/fd")) if name),
         memory=pages * os.sysconf("SC_PAGE_SIZE"),
-        shared=_shared(),
+        shm_names=_shared(),
     )
 
 
@@ -103,40 +103,40 @@ class LeakDetector:
     """
 
     measure: Callable[[], ProcessUsage] = process_usage
-    base: ProcessUsage | None = None
-    named: set[str] = field(default_factory=set)
+    baseline: ProcessUsage | None = None
+    seen_shm_names: set[str] = field(default_factory=set)
     _growth_expected: bool = False
 
-    def look(self) -> None:
+    def note_shm_names(self) -> None:
         """Take down the names in shared memory, while they are in use."""
-        self.named |= self.measure().shared
+        self.seen_shm_names |= self.measure().shm_names
 
     def expect_growth(self) -> None:
         """A case of real sizes was played: what allocators keep of it for later is no leak."""
         self._growth_expected = True
 
-    def rest(self, patience: float = SETTLE_TIMEOUT) -> None:
+    def check_released(self, patience: float = SETTLE_TIMEOUT) -> None:
         """To be called when everything was closed. Raises `Violation` of R1."""
-        if self.base is None:
+        if self.baseline is None:
             gc.collect()
-            self.base = self.measure()
+            self.baseline = self.measure()
             return
         if self._growth_expected:
             gc.collect()
-            self.base = replace(self.base, memory=max(self.base.memory, self.measure().memory))
+            self.baseline = replace(self.baseline, memory=max(self.baseline.memory, self.measure().memory))
             self._growth_expected = False
         expiry = time.monotonic() + patience
-        while excess := self._excess(self.base):
+        while excess := self._excess(self.baseline):
             late = time.monotonic() >= expiry  # asked first: a collection may take seconds
             gc.collect()  # an error and the frames it came through hold each other
-            if late and (excess := self._excess(self.base)):
+            if late and (excess := self._excess(self.baseline)):
                 raise Violation("R1", f"after everything was closed there are {excess}")
             time.sleep(POLL_INTERVAL)
 
     def _excess(self, base: ProcessUsage) -> str:
-        left = sorted(name for name in self.named - base.shared if os.path.exists(name))
+        left = sorted(name for name in self.seen_shm_names - base.shm_names if os.path.exists(name))
         names = f"the names {', '.join(left)} left in shared memory" if left else ""
-        return ", ".join(filter(None, (self.measure().beyond(base), names)))
+        return ", ".join(filter(None, (self.measure().excess_over(base), names)))
 
 
 def _state(stat: Path) -> str:

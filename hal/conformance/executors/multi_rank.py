@@ -21,7 +21,7 @@ from equipoise.hal.errors import Violation
 
 LOG = logging.getLogger(__name__)
 GROUP_SIZES = (1, 2, 3, 4, 5, 8)
-DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.CALM: 15.0, DeadlineLength.BRISK: 1.0}
+DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
 """Seconds that an operation may last; a brisk one at least."""
 OPEN_TIMES_PER_DEADLINE = 10.0
 """A brisk deadline is so many times what it takes to open a communicator: that has to be possible
@@ -43,13 +43,13 @@ class GatherOptions:
 
     Attributes:
         watchdog: seconds that a rank may take.
-        lost: ranks whose end is due, and whose answers nobody awaits.
-        mourn: told of every rank that ends.
+        expected_exits: ranks whose end is due, and whose answers nobody awaits.
+        on_exit: told of every rank that ends.
     """
 
     watchdog: float
-    lost: frozenset[int]
-    mourn: OnRankExit
+    expected_exits: frozenset[int]
+    on_exit: OnRankExit
 
 
 class RankStore(Protocol):
@@ -73,7 +73,7 @@ class DisposableStore(RankStore, Protocol):
     """One that a case may end."""
 
     @property
-    def holder(self) -> int:
+    def pid(self) -> int:
         """The process that holds it, and nothing else."""
         ...
 
@@ -81,15 +81,15 @@ class DisposableStore(RankStore, Protocol):
 class RankGroup(Protocol):
     """Ranks that obey orders."""
 
-    def host(self) -> RankStore:
+    def open_store(self) -> RankStore:
         """A store at which some of them can meet."""
         ...
 
-    def expendable_host(self) -> DisposableStore:
+    def open_disposable_store(self) -> DisposableStore:
         """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
         ...
 
-    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
         ...
 
@@ -107,22 +107,22 @@ class _OpenFabric:
     """A fabric, open on these ranks; `size` were there when it was opened."""
 
     name: str
-    host: RankStore
+    store: RankStore
     size: int
     ranks: tuple[int, ...]
     deadline: float
-    holder: int | None
+    store_pid: int | None
 
-    def call(self, lost: Collection[int] = ()) -> GatherOptions:
-        return GatherOptions(self.deadline + WATCHDOG, frozenset(lost), self.host.report_loss)
+    def gather_options(self, lost: Collection[int] = ()) -> GatherOptions:
+        return GatherOptions(self.deadline + WATCHDOG, frozenset(lost), self.store.report_loss)
 
     def without(self, lost: Collection[int]) -> "_OpenFabric":
         return replace(self, ranks=tuple(rank for rank in self.ranks if rank not in lost))
 
-    def opening(self, rank: int) -> RankRequest:
-        name, port = self.host.address
+    def open_request(self, rank: int) -> RankRequest:
+        name, port = self.store.address
         where = Rendezvous(rank=rank, size=self.size, host=name, port=port, deadline=self.deadline)
-        place = {"where": asdict(where), "holder": self.holder}
+        place = {"where": asdict(where), "holder": self.store_pid}
         return {"do": "open", "fabric": self.name, **place}
 
 
@@ -151,11 +151,11 @@ class MultiRankSubject:
         self._traits = traits
         self._rank_group = rank_group
         self._deadlines = deadlines
-        self._stages: dict[tuple[int, DeadlineLength], _OpenFabric] = {}
-        self._gauge: tuple[str, float] = ("", 0.0)
-        self._stretched: set[str] = set()
+        self._fabrics: dict[tuple[int, DeadlineLength], _OpenFabric] = {}
+        self._open_time: tuple[str, float] = ("", 0.0)
+        self._retried: set[str] = set()
         self._failed: set[str] = set()
-        self._gauge_count = 0
+        self._open_measurements = 0
         self._opened = 0
         self._played = 0
 
@@ -174,33 +174,33 @@ class MultiRankSubject:
         reference = property_reference(claim)
         while True:
             try:
-                return compare_answers(claim, case, self._perform(claim, case, reference))
+                return compare_answers(claim, case, self._play_case(claim, case, reference))
             except Exception as error:
-                self._clear()
-                if not self._stretch(claim, error):
+                self._close_fabrics_quietly()
+                if not self._retry_with_longer_deadline(claim, error):
                     raise to_violation(claim, error) from error
 
     def close(self) -> None:
         """End every rank, and every store."""
-        self._clear()
+        self._close_fabrics_quietly()
         self._rank_group.close()
 
-    def _perform(self, claim: Property, case: Case, reference: str) -> list[Any]:
+    def _play_case(self, claim: Property, case: Case, reference: str) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
-        if claim.loses is None:
-            stage = self._stage(claim, case)
-            return self._ask(claim, stage, self._order(case, stage, reference), frozenset())
-        self._deadline(claim)  # while others may still be open
-        self._strike_all()
-        stage, lost = self._stage(claim, case), claim.loses(case.program)
-        told = self._ask(claim, stage, self._order(case, stage, reference), lost)
-        self._strike((stage.size, claim.pace))
+        if claim.lost_ranks is None:
+            stage = self._fabric_for(claim, case)
+            return self._ask(claim, stage, self._play_request(case, stage, reference), frozenset())
+        self._deadline_for(claim)  # while others may still be open
+        self._close_all_fabrics()
+        stage, lost = self._fabric_for(claim, case), claim.lost_ranks(case.program)
+        told = self._ask(claim, stage, self._play_request(case, stage, reference), lost)
+        self._close_fabric((stage.size, claim.deadline))
         survivors = stage.without(lost)
         orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
-        answers_or_raise("R1", self._tell(orders, survivors.call()))
+        answers_or_raise("R1", self._request(orders, survivors.gather_options()))
         return told
 
-    def _order(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
+    def _play_request(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
         self._played += 1
         return {
             "do": "play",
@@ -214,28 +214,28 @@ class MultiRankSubject:
         self, claim: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
     ) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
-        replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call(lost))
+        replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost))
         if lost:
             self._rank_group.replace(lost)
-            self._stages[stage.size, claim.pace] = stage.without(lost)
-        told, absent = answers_or_raise(claim.clauses[0], replies), [None] * claim.hosts
+            self._fabrics[stage.size, claim.deadline] = stage.without(lost)
+        told, absent = answers_or_raise(claim.clauses[0], replies), [None] * claim.threads
         return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
 
-    def _stage(self, claim: Property, case: Case) -> _OpenFabric:
+    def _fabric_for(self, claim: Property, case: Case) -> _OpenFabric:
         """The fabric for so many ranks and that pace; opened if there is none."""
-        key = case.program.size, claim.pace
-        deadline = self._deadline(claim)
+        key = case.program.size, claim.deadline
+        deadline = self._deadline_for(claim)
         if (
-            key in self._stages
-            and not deadline <= self._stages[key].deadline <= MAX_DEADLINE_RATIO * deadline
+            key in self._fabrics
+            and not deadline <= self._fabrics[key].deadline <= MAX_DEADLINE_RATIO * deadline
         ):
-            self._strike(key)
-        if key not in self._stages:
-            host, holder = self._host(claim)
-            self._begin(claim, key, deadline, host, holder)
-        return self._stages[key]
+            self._close_fabric(key)
+        if key not in self._fabrics:
+            host, holder = self._open_store(claim)
+            self._open_fabric(claim, key, deadline, host, holder)
+        return self._fabrics[key]
 
-    def _begin(
+    def _open_fabric(
         self,
         claim: Property,
         key: tuple[int, DeadlineLength],
@@ -249,35 +249,35 @@ class MultiRankSubject:
         stage = _OpenFabric(
             f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder
         )
-        self._stages[key] = stage
-        replies = self._tell({rank: stage.opening(rank) for rank in stage.ranks}, stage.call())
+        self._fabrics[key] = stage
+        replies = self._request({rank: stage.open_request(rank) for rank in stage.ranks}, stage.gather_options())
         answers_or_raise(claim.clauses[0], replies)
         return stage
 
-    def _deadline(self, claim: Property) -> float:
+    def _deadline_for(self, claim: Property) -> float:
         """Of a fabric for that property, in seconds."""
-        deadline = self._deadlines[claim.pace]
-        if claim.pace is not DeadlineLength.BRISK:
+        deadline = self._deadlines[claim.deadline]
+        if claim.deadline is not DeadlineLength.SHORT:
             return deadline
-        stretch = RETRY_DEADLINE_FACTOR if claim.name in self._stretched - self._failed else 1.0
-        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._opening(claim))
+        stretch = RETRY_DEADLINE_FACTOR if claim.name in self._retried - self._failed else 1.0
+        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(claim))
 
-    def _stretch(self, claim: Property, error: Exception) -> bool:
+    def _retry_with_longer_deadline(self, claim: Property, error: Exception) -> bool:
         """Whether a case that failed is to be played again, with a longer deadline.
 
         On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
         property: what goes wrong for another reason fails again, in this case or in a later one.
         """
-        if claim.pace is not DeadlineLength.BRISK or claim.name in self._failed:
+        if claim.deadline is not DeadlineLength.SHORT or claim.name in self._failed:
             return False
         if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
-        if claim.name in self._stretched:
+        if claim.name in self._retried:
             # Shrinking plays many that fail, and need not wait so long.
             self._failed.add(claim.name)
             return False
-        self._stretched.add(claim.name)
-        self._gauge = ("", 0.0)
+        self._retried.add(claim.name)
+        self._open_time = ("", 0.0)
         LOG.warning(
             "%s: a case failed under a brisk deadline and is played again with one %g times as "
             "long, in case the machine was only too busy: %s",
@@ -287,58 +287,58 @@ class MultiRankSubject:
         )
         return True
 
-    def _opening(self, claim: Property) -> float:
+    def _slowest_open_time(self, claim: Property) -> float:
         """Seconds that the slowest of all ranks needs to open a communicator.
 
         Gauged anew for each property: a machine may be busier than it was before.
         """
-        if self._gauge[0] != claim.name:
-            key = max(self._traits.sizes), DeadlineLength.CALM
-            stage, fresh = self._stages.get(key), key not in self._stages
+        if self._open_time[0] != claim.name:
+            key = max(self._traits.group_sizes), DeadlineLength.LONG
+            stage, fresh = self._fabrics.get(key), key not in self._fabrics
             if stage is None:
-                deadline = self._deadlines[DeadlineLength.CALM]
-                stage = self._begin(claim, key, deadline, self._rank_group.host(), None)
-            self._gauge_count += 1
-            order = {"do": "gauge", "fabric": stage.name, "number": self._gauge_count}
-            replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
+                deadline = self._deadlines[DeadlineLength.LONG]
+                stage = self._open_fabric(claim, key, deadline, self._rank_group.open_store(), None)
+            self._open_measurements += 1
+            order = {"do": "gauge", "fabric": stage.name, "number": self._open_measurements}
+            replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
             told = answers_or_raise(claim.clauses[0], replies)
             if fresh:
-                self._strike(key)
-            self._gauge = claim.name, max(float(seconds) for (seconds,) in told.values())
-        return self._gauge[1]
+                self._close_fabric(key)
+            self._open_time = claim.name, max(float(seconds) for (seconds,) in told.values())
+        return self._open_time[1]
 
-    def _host(self, claim: Property) -> tuple[RankStore, int | None]:
+    def _open_store(self, claim: Property) -> tuple[RankStore, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""
-        if not claim.takes_store:
-            return self._rank_group.host(), None
-        expendable = self._rank_group.expendable_host()
-        return expendable, expendable.holder
+        if not claim.ends_store:
+            return self._rank_group.open_store(), None
+        expendable = self._rank_group.open_disposable_store()
+        return expendable, expendable.pid
 
-    def _clear(self) -> None:
+    def _close_fabrics_quietly(self) -> None:
         """Close all fabrics; what goes wrong now follows from what is being reported."""
-        while self._stages:
+        while self._fabrics:
             with suppress(Violation):
-                self._strike(next(iter(self._stages)))
+                self._close_fabric(next(iter(self._fabrics)))
 
-    def _strike_all(self) -> None:
-        for key in list(self._stages):
-            self._strike(key)
+    def _close_all_fabrics(self) -> None:
+        for key in list(self._fabrics):
+            self._close_fabric(key)
 
-    def _strike(self, key: tuple[int, DeadlineLength]) -> None:
+    def _close_fabric(self, key: tuple[int, DeadlineLength]) -> None:
         """Close a fabric on every rank that still has it."""
-        stage = self._stages.pop(key)
+        stage = self._fabrics.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
-            answers_or_raise("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
+            answers_or_raise("E5", self._request(dict.fromkeys(stage.ranks, order), stage.gather_options()))
         finally:
-            stage.host.close()
+            stage.store.close()
 
-    def _tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def _request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         try:
-            return self._rank_group.tell(orders, call)
+            return self._rank_group.request(orders, call)
         except Violation:  # the ranks are gone, and their fabrics with them
-            while self._stages:
-                self._stages.popitem()[1].host.close()
+            while self._fabrics:
+                self._fabrics.popitem()[1].store.close()
             raise
 
 

@@ -26,12 +26,12 @@ class _StoreProcess:
     """A store in a process of its own: a member of the crew that is no rank."""
 
     def __init__(self, crew: WorkerPool) -> None:
-        self._crew = crew
+        self._pool = crew
         crew.start([STORE_WORKER])
-        crew.order({STORE_WORKER: {"do": "hold"}})
+        crew.send({STORE_WORKER: {"do": "hold"}})
         told = crew.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
         name, port = answers_or_raise("C6", told)[STORE_WORKER]
-        self.holder: int = crew.members[STORE_WORKER].pid
+        self.pid: int = crew.workers[STORE_WORKER].pid
         self.address: tuple[str, int] = (name, port)
 
     def report_loss(self, rank: int, how: str) -> None:
@@ -39,7 +39,7 @@ class _StoreProcess:
 
     def close(self) -> None:
         """End the process, unless it was ended with all others."""
-        self._crew.end({STORE_WORKER} & self._crew.members.keys())
+        self._pool.kill({STORE_WORKER} & self._pool.workers.keys())
 
 
 class ProcessRankGroup:
@@ -52,35 +52,35 @@ class ProcessRankGroup:
 
     def __init__(self, backend: str, communicator: str) -> None:
         self._communicator: CommunicatorBackend = registry.communicator(communicator)
-        self._crew = WorkerPool([RANK_WORKER_MODULE, backend, communicator])
+        self._pool = WorkerPool([RANK_WORKER_MODULE, backend, communicator])
 
-    def host(self) -> RendezvousHost:
+    def open_store(self) -> RendezvousHost:
         """A store in this process, which outlives every rank."""
         return self._communicator.host()
 
-    def expendable_host(self) -> _StoreProcess:
+    def open_disposable_store(self) -> _StoreProcess:
         """A store in a process of its own."""
-        return _StoreProcess(self._crew)
+        return _StoreProcess(self._pool)
 
-    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
         """What the ranks answer; after a `Violation` no process is left."""
-        self._start(orders.keys() - self._crew.members.keys())
-        self._crew.order(orders)
-        return self._crew.gather(orders, call.lost, call.watchdog, call.mourn)
+        self._start(orders.keys() - self._pool.workers.keys())
+        self._pool.send(orders)
+        return self._pool.gather(orders, call.expected_exits, call.watchdog, call.on_exit)
 
     def replace(self, ranks: Collection[int]) -> None:
         """End what is left of them; new ones start when they are needed."""
-        self._crew.end(ranks)
+        self._pool.kill(ranks)
 
     def close(self) -> None:
         """End every process."""
-        self._crew.close()
+        self._pool.close()
 
     def _start(self, ranks: Collection[int]) -> None:
         """Importing takes longer than a brisk deadline: nobody is told to meet anybody before."""
-        self._crew.start(ranks)
-        self._crew.order({rank: {"do": "greet"} for rank in ranks})
-        self._crew.gather(ranks, (), START_TIMEOUT, lambda _rank, _how: None)
+        self._pool.start(ranks)
+        self._pool.send({rank: {"do": "greet"} for rank in ranks})
+        self._pool.gather(ranks, (), START_TIMEOUT, lambda _rank, _how: None)
 
 
 class ProcessSubject(MultiRankSubject):
@@ -112,5 +112,5 @@ def declared_traits(backend: str, communicator: str, ranks: int) -> Traits:
         registry.communicator(communicator).capabilities,
         tuple(sorted({size for size in GROUP_SIZES if size < ranks} | {ranks})),
         controlled=False,
-        expendable=True,
+        can_end_ranks=True,
     )

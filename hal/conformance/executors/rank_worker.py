@@ -43,7 +43,7 @@ class FaultPriority(IntEnum):
 
     VIOLATION = 0
     RAISED = 1
-    FOLLOWED = 2
+    PEER_FAILED = 2
     """What a rank raises when another one has left it alone."""
 
 
@@ -52,19 +52,19 @@ class _FabricEntry:
     """A fabric, where it met, and the process that holds its store if that may be ended."""
 
     fabric: Fabric
-    where: Rendezvous
-    holder: int | None
+    rendezvous: Rendezvous
+    store_pid: int | None
 
 
 @dataclass
 class _TrackingEnvironment(DeviceEnvironment):
     """Keeps what a case opened, so that it can be closed when no rank needs it any more."""
 
-    opened: list[Communicator] = field(default_factory=list)
+    communicators: list[Communicator] = field(default_factory=list)
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
         made = super().open(purpose, ranks)
-        self.opened.append(made)
+        self.communicators.append(made)
         return made
 
 
@@ -77,28 +77,28 @@ class RankWorker:
         self._fabrics: dict[str, _FabricEntry] = {}
         self._held: list[RendezvousHost] = []
         self._leftovers: list[Communicator] = []
-        self._meter = LeakDetector()
+        self._leaks = LeakDetector()
 
-    def answer(self, order: RankRequest) -> RankReply:
+    def handle(self, order: RankRequest) -> RankReply:
         """Do it; what is raised becomes a part of the answer."""
         verbs: dict[str, Callable[[RankRequest], list[Any]]] = {
             "greet": lambda _: [],
-            "hold": self._hold,
+            "hold": self._hold_store,
             "open": self._open,
             "play": self._play,
-            "gauge": self._gauge,
+            "gauge": self._measure_open_time,
             "close": self._close,
-            "rest": self._rest,
+            "rest": self._check_leaks,
         }
         try:
-            self._tidy()
+            self._close_leftovers()
             return {"answers": verbs[order["do"]](order)}
         except Violation as violation:
             clause = violation.clause
             text = str(violation).removeprefix(f"{clause}: ")
             return {"fault": [FaultPriority.VIOLATION, clause, text]}
         except (CommunicatorError, ControlError) as error:
-            return {"fault": [FaultPriority.FOLLOWED, None, describe_error(error)]}
+            return {"fault": [FaultPriority.PEER_FAILED, None, describe_error(error)]}
         except Exception as error:
             return {"fault": [FaultPriority.RAISED, None, describe_error(error)]}
 
@@ -108,7 +108,7 @@ class RankWorker:
         self._fabrics[order["fabric"]] = _FabricEntry(fabric, where, order["holder"])
         return []
 
-    def _hold(self, _: RankRequest) -> list[Any]:
+    def _hold_store(self, _: RankRequest) -> list[Any]:
         self._held.append(self._communicator.host())
         return list(self._held[-1].address)
 
@@ -116,33 +116,33 @@ class RankWorker:
         self._fabrics.pop(order["fabric"]).fabric.close()
         return []
 
-    def _rest(self, _: RankRequest) -> list[Any]:
-        self._meter.rest()
+    def _check_leaks(self, _: RankRequest) -> list[Any]:
+        self._leaks.check_released()
         return []
 
     def _play(self, order: RankRequest) -> list[Any]:
         place = self._fabrics[order["fabric"]]
-        accelerator = open_for_rank(self._backend, place.where.rank)
+        accelerator = open_for_rank(self._backend, place.rendezvous.rank)
         try:
             case = case_from_json(order["case"])
             prefix = f"case{order['number']}/"
             around = _TrackingEnvironment(
-                accelerator, case.schedule, place.fabric, prefix, place.holder
+                accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
-            self._leftovers = around.opened
-            bench = _rank_context(self._backend, around, place.where, case)
+            self._leftovers = around.communicators
+            bench = _rank_context(self._backend, around, place.rendezvous, case)
             found = resolve_property(order["property"])
             if found.large:
-                self._meter.expect_growth()
+                self._leaks.expect_growth()
             return play_threads(found, case, bench)
         finally:
-            self._meter.look()
+            self._leaks.note_shm_names()
             accelerator.close()
 
-    def _gauge(self, order: RankRequest) -> list[Any]:
+    def _measure_open_time(self, order: RankRequest) -> list[Any]:
         """The second one counts: the first one finds libraries asleep."""
         place = self._fabrics[order["fabric"]]
-        accelerator = open_for_rank(self._backend, place.where.rank)
+        accelerator = open_for_rank(self._backend, place.rendezvous.rank)
         try:
             for count in (1, 2):
                 began = time.monotonic()
@@ -153,7 +153,7 @@ class RankWorker:
         finally:
             accelerator.close()
 
-    def _tidy(self) -> None:
+    def _close_leftovers(self) -> None:
         """Close what the last case left open: by now every rank has ended that case."""
         while self._leftovers:
             self._leftovers.pop().close()
@@ -165,13 +165,13 @@ def _rank_context(
     return RankContext(
         rank=where.rank,
         size=case.program.size,
-        host=0,
+        thread=0,
         backend=backend,
         accelerator=around.accelerator,
         fabric=around.fabric,
         deadline=where.deadline,
-        patience=WAIT_TIMEOUT,
-        surroundings=around,
+        timeout=WAIT_TIMEOUT,
+        environment=around,
     )
 
 
@@ -179,7 +179,7 @@ def main() -> None:
     """Serve as a rank of the accelerator and the communicator that the command line names."""
     backend, communicator = sys.argv[1:3]
     seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
-    serve_requests(seat.answer)
+    serve_requests(seat.handle)
 
 
 if __name__ == "__main__":

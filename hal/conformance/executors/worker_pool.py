@@ -79,18 +79,18 @@ class ForkServer:
         """Its process."""
         return self._process.pid
 
-    def runs(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it can be copied."""
         return self._process.poll() is None
 
-    def copy(self, stdin: int, stdout: int, stderr: int) -> "ForkedProcess":
+    def fork(self, stdin: int, stdout: int, stderr: int) -> "ForkedProcess":
         """A process that runs the module's `main` with these descriptors.
 
         Raises `Violation` of E1 when the template has ended.
         """
         return ForkedProcess(self, self._ask(FORK, 0, [stdin, stdout, stderr]))
 
-    def ended(self, pid: int) -> int | None:
+    def poll(self, pid: int) -> int | None:
         """The exit status of a copy, negative for a signal; None while it runs. Told once."""
         try:
             status = self._ask(WAIT, pid)
@@ -128,7 +128,7 @@ class ForkedProcess:
         self._status: int | None = None
         self.pid = pid
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send it a signal, unless it was found to have ended."""
         if self._status is None:
             with suppress(ProcessLookupError):  # the template has ended, and so has its copy
@@ -138,7 +138,7 @@ class ForkedProcess:
         """Its exit status, negative for a signal; None when it still runs after so long."""
         expiry = time.monotonic() + seconds
         while self._status is None:
-            self._status = self._template.ended(self.pid)
+            self._status = self._template.poll(self.pid)
             if self._status is None and time.monotonic() >= expiry:
                 return None
             if self._status is None:
@@ -164,7 +164,7 @@ class WorkerProcess:
         theirs, self._orders = os.pipe()
         self._answers, replies = os.pipe()
         try:
-            self._process = template.copy(theirs, replies, self._errors.fileno())
+            self._process = template.fork(theirs, replies, self._errors.fileno())
         except BaseException:
             self._close()
             raise
@@ -178,11 +178,11 @@ class WorkerProcess:
         return self._process.pid
 
     @property
-    def pipe(self) -> int:
+    def reply_fd(self) -> int:
         """What the rank's answers come through."""
         return self._answers
 
-    def order(self, line: dict[str, Any]) -> None:
+    def send(self, line: dict[str, Any]) -> None:
         """Send one line; a rank that is already dead is noticed when its answer is read."""
         left = json.dumps(line).encode() + b"\n"
         try:
@@ -191,7 +191,7 @@ class WorkerProcess:
         except BrokenPipeError:
             return
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """Read once; a whole answer, or None. Raises `EOFError` when the rank is gone."""
         part = os.read(self._answers, READ_BYTES)
         if not part:
@@ -204,28 +204,28 @@ class WorkerProcess:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def death(self) -> str:
+    def exit_reason(self) -> str:
         """Why it ended, in words; waits for the end, bounded."""
         code = self._process.wait(EXIT_TIMEOUT)
         if code is None:
             return "has closed its pipe, and does not end"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
-    def stack(self) -> None:
+    def dump_stacks(self) -> None:
         """End it by a signal at which it writes the stacks of its threads."""
-        self._process.signal(signal.SIGABRT)
-        self._process.signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGABRT)
+        self._process.send_signal(signal.SIGCONT)
         self._process.wait(STACK_DUMP_TIMEOUT)
 
-    def complaints(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of its standard error."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - STDERR_TAIL_BYTES))
         return self._errors.read().decode(errors="replace")
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill it, stopped or not, and give everything back."""
-        self._process.signal(signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)
         try:
             self._process.wait(EXIT_TIMEOUT)
         finally:
@@ -252,26 +252,26 @@ class WorkerPool:
     def __init__(self, command: Sequence[str], patience: float = START_TIMEOUT) -> None:
         self._command = tuple(command)
         self._patience = patience
-        self._template: ForkServer | None = None
-        self.members: dict[int, WorkerProcess] = {}
+        self._fork_server: ForkServer | None = None
+        self.workers: dict[int, WorkerProcess] = {}
 
     def start(self, ranks: Collection[int]) -> None:
         """Start those of these ranks that do not run. Raises `Violation` of E1."""
         for rank in ranks:
-            if rank not in self.members:
-                self.members[rank] = self.hire()
+            if rank not in self.workers:
+                self.workers[rank] = self.start_worker()
 
-    def hire(self) -> WorkerProcess:
+    def start_worker(self) -> WorkerProcess:
         """One more process, which is no rank; whoever asks ends it. Raises `Violation` of E1."""
-        if self._template is None or not self._template.runs():
-            self._dismiss()
-            self._template = ForkServer(self._command, self._patience)
-        return WorkerProcess(self._template)
+        if self._fork_server is None or not self._fork_server.is_alive():
+            self._close_fork_server()
+            self._fork_server = ForkServer(self._command, self._patience)
+        return WorkerProcess(self._fork_server)
 
-    def order(self, orders: Mapping[int, dict[str, Any]]) -> None:
+    def send(self, orders: Mapping[int, dict[str, Any]]) -> None:
         """Send each rank its line."""
         for rank, line in orders.items():
-            self.members[rank].order(line)
+            self.workers[rank].send(line)
 
     def gather(
         self, ranks: Collection[int], lost: Collection[int], watchdog: float, mourn: OnRankExit
@@ -287,57 +287,57 @@ class WorkerPool:
         waiting = set(ranks) - set(lost)
         with selectors.DefaultSelector() as selector:
             for rank in ranks:
-                selector.register(self.members[rank].pipe, selectors.EVENT_READ, rank)
+                selector.register(self.workers[rank].reply_fd, selectors.EVENT_READ, rank)
             while waiting:
                 ready = selector.select(max(0.0, expiry - time.monotonic()))
                 if not ready:
-                    raise self._stuck(waiting, watchdog, answers)
+                    raise self._timeout_violation(waiting, watchdog, answers)
                 for key, _ in ready:
                     try:
-                        answer = self.members[key.data].hear()
+                        answer = self.workers[key.data].receive()
                     except EOFError:
                         selector.unregister(key.fd)
-                        self._lose(key.data, lost, mourn)
+                        self._on_exit(key.data, lost, mourn)
                         continue
                     if answer is not None:
                         answers[key.data] = answer
                         waiting.discard(key.data)
         return answers
 
-    def end(self, ranks: Collection[int]) -> None:
+    def kill(self, ranks: Collection[int]) -> None:
         """End these; whoever needs as many ranks starts new ones."""
         for rank in ranks:
-            self.members.pop(rank).end()
+            self.workers.pop(rank).kill()
 
     def close(self) -> None:
         """End every process."""
-        self._end_all()
-        self._dismiss()
+        self._kill_all()
+        self._close_fork_server()
 
-    def _end_all(self) -> None:
-        self.end(list(self.members))
+    def _kill_all(self) -> None:
+        self.kill(list(self.workers))
 
-    def _dismiss(self) -> None:
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+    def _close_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
-    def _lose(self, rank: int, lost: Collection[int], mourn: OnRankExit) -> None:
-        how = self.members[rank].death()
+    def _on_exit(self, rank: int, lost: Collection[int], mourn: OnRankExit) -> None:
+        how = self.workers[rank].exit_reason()
         mourn(rank, how)
         if rank not in lost:
-            complaints = self.members[rank].complaints()
-            self._end_all()
+            complaints = self.workers[rank].stderr_tail()
+            self._kill_all()
             raise Violation("E1", f"rank {rank} {how}\n{complaints}")
 
-    def _stuck(
+    def _timeout_violation(
         self, waiting: Collection[int], watchdog: float, answers: Mapping[int, dict[str, Any]]
     ) -> Violation:
         """Who does not answer, and where it stands; also what went wrong for those who do."""
         for rank in waiting:
-            self.members[rank].stack()
-        quotes = [f"rank {r}:\n{self.members[r].complaints()}" for r in sorted(waiting)]
+            self.workers[rank].dump_stacks()
+        quotes = [f"rank {r}:\n{self.workers[r].stderr_tail()}" for r in sorted(waiting)]
         faults = {rank: told["fault"] for rank, told in answers.items() if "fault" in told}
         quotes += [f"rank {rank} answered: {fault[-1]}" for rank, fault in sorted(faults.items())]
-        self._end_all()
+        self._kill_all()
         return Violation("C8", f"no answer within {watchdog:g} s from\n" + "\n".join(quotes))

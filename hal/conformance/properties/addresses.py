@@ -100,11 +100,11 @@ def _play_calls(room: TrackedSlotStore, found: Program) -> Play:
     """Every call, then a pack of every slot that was changed."""
     for number, step in enumerate(found.steps, start=1):
         if step.op != "part":
-            room.do(number, step)
+            room.run_step(number, step)
             yield NEXT
-    for slot in room.slots:
+    for slot in room.expected_slots:
         room.pack(f"slot {slot} as packed in the end", slot)
-    room.shelf.bench.drain()
+    room.fixture.bench.drain()
 
 
 # ----- A1, A4, A6: a slot is its segments ---------------------------------------------------------
@@ -116,16 +116,16 @@ def _segments(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_segments(bench: RankContext, found: Program) -> Play:
     room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, _segment_specs(found)))
-    before = _addresses(room.shelf.layout)
+    before = _addresses(room.fixture.layout)
     yield from _play_calls(room, found)
-    after = _addresses(room.shelf.store.layout)
+    after = _addresses(room.fixture.store.layout)
     require("A1", after == before, f"slots are at {after}, not as they were at {before}")
-    require("A4", room.shelf.intact(), "a byte beside a segment, or beside a blob, was written")
-    for what, blob, due in room.packed:
+    require("A4", room.fixture.guards_intact(), "a byte beside a segment, or beside a blob, was written")
+    for what, blob, due in room.packs:
         require_equal("A6", blob, due, what)
-    for slot, due in room.slots.items():
+    for slot, due in room.expected_slots.items():
         require_equal(
-            "A1", room.shelf.bytes_of(slot), due, f"slot {slot} through the layout's own tensors"
+            "A1", room.fixture.read_slot(slot), due, f"slot {slot} through the layout's own tensors"
         )
 
 
@@ -143,11 +143,11 @@ def _floats(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_floats(bench: RankContext, found: Program) -> Play:
     parts = _segment_specs(found)
-    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, parts), wild=parts[0].dtype.itemsize)
+    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize)
     yield from _play_calls(room, found)
-    for what, blob, due in room.packed:
+    for what, blob, due in room.packs:
         require_equal("A7", blob, due, f"{parts[0].dtype}, {what}")
-    count = room.shelf.store.conversions
+    count = room.fixture.store.conversions
     require("A7", count == 0, f"{count} conversions between slots of equal strided descriptors")
 
 
@@ -171,11 +171,11 @@ def _play_private(bench: RankContext, found: Program) -> Play:
     yield from _play_calls(room, found)
     sums = _issue_checksums(room)
     bench.drain()
-    for what, blob, due in room.packed:
+    for what, blob, due in room.packs:
         require_equal("A10", blob, due, f"in a private format, padding included, {what}")
-    for slot, due in room.slots.items():
+    for slot, due in room.expected_slots.items():
         require_equal(
-            "A10", room.shelf.bytes_of(slot), due, f"slot {slot}, the storage of its segments"
+            "A10", room.fixture.read_slot(slot), due, f"slot {slot}, the storage of its segments"
         )
     _require_checksums("A10", sums)
 
@@ -223,7 +223,7 @@ def _play_mappings(bench: RankContext, found: Program) -> Play:
 def _remap(place: SlotStoreFixture, kind: str, sources: list[int]) -> None:
     packed = sources if kind == "each" else sorted(set(sources))
     blob = place.pack(packed, VERB_ROLE)
-    place.kept.append(blob)
+    place.keepalive.append(blob)
     place.store.unpack(blob, range(len(packed)), place.stream(VERB_ROLE))
     buffers = (
         range(MAPPED_SLOTS) if kind == "each" else [packed.index(source) for source in sources]
@@ -247,7 +247,7 @@ def _play_checksums(bench: RankContext, found: Program) -> Play:
     for number, step in enumerate(found.steps, start=1):
         if step.op == "part":
             continue
-        room.do(number, step)
+        room.run_step(number, step)
         seen += [(f"step {number}: {what}", out, due) for what, out, due in _issue_checksums(room)]
         yield NEXT
     bench.drain()
@@ -255,15 +255,15 @@ def _play_checksums(bench: RankContext, found: Program) -> Play:
 
 
 def _issue_checksums(room: TrackedSlotStore) -> list[_Checksums]:
-    store, found = room.shelf.store, []
+    store, found = room.fixture.store, []
     for what, contents, verb in (
-        ("slots", room.slots, store.checksum_slots),
-        ("staging", room.staging, store.checksum_staging),
+        ("slots", room.expected_slots, store.checksum_slots),
+        ("staging", room.expected_staging, store.checksum_staging),
     ):
         if contents:
             numbers = sorted(contents)
-            out = room.shelf.bench.empty((len(numbers),), torch.int64)
-            verb(numbers, out, room.shelf.stream(VERB_ROLE))
+            out = room.fixture.bench.empty((len(numbers),), torch.int64)
+            verb(numbers, out, room.fixture.stream(VERB_ROLE))
             found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
     return found
 
@@ -349,9 +349,9 @@ def _play_long(bench: RankContext, found: Program) -> Play:
         written, brought = (random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1))
         sums = bench.empty((2,), torch.int64), bench.empty((1,), torch.int64)
         stream = place.stream(VERB_ROLE)
-        place.store.write([0], [place.source(written)], stream)
-        blob = bench.of(brought)
-        place.kept.append(blob)
+        place.store.write([0], [place.make_source(written)], stream)
+        blob = bench.copy_of(brought)
+        place.keepalive.append(blob)
         place.store.unpack(blob, [0], stream)
         place.store.commit([(0, 1)], stream)
         packed = place.pack([0, 1], VERB_ROLE)
@@ -362,7 +362,7 @@ def _play_long(bench: RankContext, found: Program) -> Play:
         for slot, due in ((0, written), (1, brought)):
             require_equal(
                 "A6",
-                place.bytes_of(slot),
+                place.read_slot(slot),
                 due,
                 f"slot {slot} of {length} + {SECOND_SEGMENT_BYTES} bytes",
             )
@@ -372,7 +372,7 @@ def _play_long(bench: RankContext, found: Program) -> Play:
             torch.cat([written, brought]),
             f"a pack of {length} + {SECOND_SEGMENT_BYTES} bytes",
         )
-        require("A4", place.intact(), f"a byte beside a segment of {length} was written")
+        require("A4", place.guards_intact(), f"a byte beside a segment of {length} was written")
         for name, out, parts in (
             ("slots", sums[0], (written, brought)),
             ("staging", sums[1], (brought,)),
@@ -398,9 +398,9 @@ def _play_many(bench: RankContext, found: Program) -> Play:
         drawn = torch.Generator().manual_seed(key)
         targets = torch.randperm(slots, generator=drawn)[:staging].tolist()
         stream, store = place.stream(VERB_ROLE), place.store
-        store.write(range(slots), [place.source(row) for row in written], stream)
-        blob = bench.of(brought.reshape(-1))
-        place.kept.append(blob)
+        store.write(range(slots), [place.make_source(row) for row in written], stream)
+        blob = bench.copy_of(brought.reshape(-1))
+        place.keepalive.append(blob)
         store.unpack(blob, range(staging), stream)
         store.commit(list(zip(range(staging), targets, strict=True)), stream)
         due = written.clone()
@@ -418,9 +418,9 @@ def _play_many(bench: RankContext, found: Program) -> Play:
 
 def _require_slots(place: SlotStoreFixture, packed: Tensor, due: Tensor) -> None:
     for slot, row in enumerate(due):
-        require_equal("A8", place.bytes_of(slot), row, f"slot {slot} of {len(due)}")
+        require_equal("A8", place.read_slot(slot), row, f"slot {slot} of {len(due)}")
     require_equal("A8", packed, due.reshape(-1), f"a pack of {len(due)} slots")
-    require("A4", place.intact(), "a byte beside a segment was written")
+    require("A4", place.guards_intact(), "a byte beside a segment was written")
 
 
 LARGE_SLOTS = (
@@ -459,31 +459,31 @@ CALL_ROLE = SLOT_ROLES[1]
 class _BadCallRunner:
     """A store with known contents, and outputs that no bad call may touch."""
 
-    place: SlotStoreFixture
+    fixture: SlotStoreFixture
     outputs: list[Tensor] = field(default_factory=list)
 
     @property
     def store(self) -> SlotStore:
-        return self.place.store
+        return self.fixture.store
 
     @property
     def stream(self) -> Stream:
-        return self.place.stream(CALL_ROLE)
+        return self.fixture.stream(CALL_ROLE)
 
-    def out(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    def output(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """An output of so many elements."""
-        made = self.place.bench.filled((count * dtype.itemsize,), UNTOUCHED_BYTE)
+        made = self.fixture.bench.full((count * dtype.itemsize,), UNTOUCHED_BYTE)
         self.outputs.append(made)
         return made.view(dtype)
 
     def source(self, *dtypes: torch.dtype, shape: tuple[int, ...] = (4,)) -> list[Tensor]:
         """Segments of a slot that do not fit, unless the dtypes are those of `PARTS`."""
         first, *rest = dtypes
-        made = [self.place.bench.filled(shape, 1, first)]
-        return made + [self.place.bench.filled((2,), 1, dtype) for dtype in rest]
+        made = [self.fixture.bench.full(shape, 1, first)]
+        return made + [self.fixture.bench.full((2,), 1, dtype) for dtype in rest]
 
     @property
-    def fitting(self) -> list[Tensor]:
+    def fitting_source(self) -> list[Tensor]:
         return self.source(torch.uint8, torch.int16)
 
 
@@ -492,16 +492,16 @@ def _strided(tensor: Tensor) -> Tensor:
 
 
 BAD_PACKS: Mapping[str, Callable[[_BadCallRunner], object]] = {
-    "pack_unknown_slot": lambda d: d.store.pack([0, SLOT_COUNT], d.out(2 * SIZE), d.stream),
-    "pack_negative_slot": lambda d: d.store.pack([0, -1], d.out(2 * SIZE), d.stream),
-    "pack_into_too_little": lambda d: d.store.pack([0, 1], d.out(2 * SIZE - 1), d.stream),
-    "pack_into_too_much": lambda d: d.store.pack([0], d.out(2 * SIZE), d.stream),
-    "pack_into_other_type": lambda d: d.store.pack([0], d.out(SIZE, torch.int8), d.stream),
-    "pack_into_strides": lambda d: d.store.pack([0], _strided(d.out(2 * SIZE)), d.stream),
-    "unpack_to_unknown": lambda d: d.store.unpack(d.out(2 * SIZE), [0, SLOT_COUNT], d.stream),
-    "unpack_to_negative": lambda d: d.store.unpack(d.out(2 * SIZE), [0, -1], d.stream),
-    "unpack_too_little": lambda d: d.store.unpack(d.out(2 * SIZE - 1), [0, 1], d.stream),
-    "unpack_too_much": lambda d: d.store.unpack(d.out(2 * SIZE), [0], d.stream),
+    "pack_unknown_slot": lambda d: d.store.pack([0, SLOT_COUNT], d.output(2 * SIZE), d.stream),
+    "pack_negative_slot": lambda d: d.store.pack([0, -1], d.output(2 * SIZE), d.stream),
+    "pack_into_too_little": lambda d: d.store.pack([0, 1], d.output(2 * SIZE - 1), d.stream),
+    "pack_into_too_much": lambda d: d.store.pack([0], d.output(2 * SIZE), d.stream),
+    "pack_into_other_type": lambda d: d.store.pack([0], d.output(SIZE, torch.int8), d.stream),
+    "pack_into_strides": lambda d: d.store.pack([0], _strided(d.output(2 * SIZE)), d.stream),
+    "unpack_to_unknown": lambda d: d.store.unpack(d.output(2 * SIZE), [0, SLOT_COUNT], d.stream),
+    "unpack_to_negative": lambda d: d.store.unpack(d.output(2 * SIZE), [0, -1], d.stream),
+    "unpack_too_little": lambda d: d.store.unpack(d.output(2 * SIZE - 1), [0, 1], d.stream),
+    "unpack_too_much": lambda d: d.store.unpack(d.output(2 * SIZE), [0], d.stream),
 }
 BAD_COMMITS: Mapping[str, Callable[[_BadCallRunner], object]] = {
     "commit_to_unknown": lambda d: d.store.commit([(0, 0), (1, SLOT_COUNT)], d.stream),
@@ -510,35 +510,35 @@ BAD_COMMITS: Mapping[str, Callable[[_BadCallRunner], object]] = {
     "commit_of_negative": lambda d: d.store.commit([(0, 0), (-1, 1)], d.stream),
 }
 BAD_WRITES: Mapping[str, Callable[[_BadCallRunner], object]] = {
-    "write_to_unknown": lambda d: d.store.write([0, SLOT_COUNT], [d.fitting, d.fitting], d.stream),
-    "write_to_negative": lambda d: d.store.write([0, -1], [d.fitting, d.fitting], d.stream),
-    "write_of_too_few": lambda d: d.store.write([0, 1], [d.fitting], d.stream),
+    "write_to_unknown": lambda d: d.store.write([0, SLOT_COUNT], [d.fitting_source, d.fitting_source], d.stream),
+    "write_to_negative": lambda d: d.store.write([0, -1], [d.fitting_source, d.fitting_source], d.stream),
+    "write_of_too_few": lambda d: d.store.write([0, 1], [d.fitting_source], d.stream),
     "write_of_other_type": lambda d: d.store.write(
-        [0, 1], [d.fitting, d.source(torch.int8, torch.int16)], d.stream
+        [0, 1], [d.fitting_source, d.source(torch.int8, torch.int16)], d.stream
     ),
     "write_of_other_shape": lambda d: d.store.write(
-        [0, 1], [d.fitting, d.source(torch.uint8, torch.int16, shape=(2, 2))], d.stream
+        [0, 1], [d.fitting_source, d.source(torch.uint8, torch.int16, shape=(2, 2))], d.stream
     ),
     "write_without_segment": lambda d: d.store.write(
-        [0, 1], [d.fitting, d.source(torch.uint8)], d.stream
+        [0, 1], [d.fitting_source, d.source(torch.uint8)], d.stream
     ),
     "write_of_strides": lambda d: d.store.write(
         [0, 1],
-        [d.fitting, [_strided(d.place.bench.filled((8,), 1)), d.fitting[1]]],
+        [d.fitting_source, [_strided(d.fixture.bench.full((8,), 1)), d.fitting_source[1]]],
         d.stream,
     ),
 }
 BAD_CHECKSUMS: Mapping[str, Callable[[_BadCallRunner], object]] = {
     "sum_of_unknown_slot": lambda d: d.store.checksum_slots(
-        [0, SLOT_COUNT], d.out(2, torch.int64), d.stream
+        [0, SLOT_COUNT], d.output(2, torch.int64), d.stream
     ),
-    "sum_into_other_type": lambda d: d.store.checksum_slots([0], d.out(1, torch.int32), d.stream),
-    "sum_into_too_much": lambda d: d.store.checksum_slots([0], d.out(2, torch.int64), d.stream),
+    "sum_into_other_type": lambda d: d.store.checksum_slots([0], d.output(1, torch.int32), d.stream),
+    "sum_into_too_much": lambda d: d.store.checksum_slots([0], d.output(2, torch.int64), d.stream),
     "sum_of_unknown_staging": lambda d: d.store.checksum_staging(
-        [0, SLOT_COUNT], d.out(2, torch.int64), d.stream
+        [0, SLOT_COUNT], d.output(2, torch.int64), d.stream
     ),
     "staging_sum_into_too_much": lambda d: d.store.checksum_staging(
-        [0], d.out(2, torch.int64), d.stream
+        [0], d.output(2, torch.int64), d.stream
     ),
 }
 BAD_LEASES: Mapping[str, Callable[[_BadCallRunner], object]] = {
@@ -557,17 +557,17 @@ def _bad_call_programs(_: Traits) -> st.SearchStrategy[Program]:
 def _play_bad_calls(bench: RankContext, found: Program) -> Play:
     desk = _BadCallRunner(shelf(bench, SLOT_COUNT, SLOT_COUNT, BAD_CALL_SEGMENTS))
     for number in range(SLOT_COUNT):
-        desk.place.write([number], number + 1, CALL_ROLE)
-        desk.place.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
+        desk.fixture.write([number], number + 1, CALL_ROLE)
+        desk.fixture.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
     for step in found.steps:
         refusal = catch(partial(BAD_CALLS[step.op], desk), Exception)
         named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
         require("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
         yield NEXT
-    held = desk.place.pack(range(SLOT_COUNT), CALL_ROLE)
+    held = desk.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
     leased = catch(partial(_commit_all, desk), SlotLeased)
     require("A8", not leased, f"a refused lease holds slots: {leased}")
-    staged = desk.place.pack(range(SLOT_COUNT), CALL_ROLE)
+    staged = desk.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
     bench.drain()
     for what, blob, due in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
         rows = [sorted(set(row)) for row in blob.view(SLOT_COUNT, SIZE).tolist()]

@@ -65,13 +65,13 @@ class _AttachedReaderRunner:
     A stream may be attached more than once.
     """
 
-    place: SlotStoreFixture
+    fixture: SlotStoreFixture
     version: int = 0
     readers: list[tuple[str, Reader]] = field(default_factory=list)
-    due: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    expected_reads: list[tuple[str, Tensor, int]] = field(default_factory=list)
     graphs: list[Graph] = field(default_factory=list)
 
-    def do(self, number: int, step: Step) -> None:
+    def run_step(self, number: int, step: Step) -> None:
         """Make one call."""
         if step.op == "attach":
             self.attach(str(step.args[0]))
@@ -83,7 +83,7 @@ class _AttachedReaderRunner:
             self.change(number, step.op, str(step.args[0]))
 
     def attach(self, role: str) -> None:
-        reader = self.place.store.attach(self.place.bench.accelerator.stream(Role(role)))
+        reader = self.fixture.store.attach(self.fixture.bench.accelerator.stream(Role(role)))
         self.readers.append((role, reader))
 
     def detach(self, number: int, which: int) -> None:
@@ -93,13 +93,13 @@ class _AttachedReaderRunner:
         reader.detach()
 
     def read(self, number: int, op: str, role: str) -> None:
-        blob = self.place.look([0], role) if op == "look" else self.replay(role)
-        self.due.append((f"step {number}: {role}", blob, self.version))
+        blob = self.fixture.read_in_launch([0], role) if op == "look" else self.replay(role)
+        self.expected_reads.append((f"step {number}: {role}", blob, self.version))
 
     def replay(self, role: str) -> Tensor:
         """What a graph replayed on the stream reads, which was captured at once before."""
-        graph, stream = self.place.bench.accelerator.graph(), self.place.stream(role)
-        (view,), blob = self.place.views(0), self.place.bench.empty((1,))
+        graph, stream = self.fixture.bench.accelerator.graph(), self.fixture.stream(role)
+        (view,), blob = self.fixture.segment_views(0), self.fixture.bench.empty((1,))
         graph.capture(stream, lambda: stream.launch(lambda: blob.copy_(view)))
         graph.replay(stream)
         self.graphs.append(graph)
@@ -107,20 +107,20 @@ class _AttachedReaderRunner:
 
     def change(self, number: int, op: str, role: str) -> None:
         if op == "write":
-            self.place.write([0], number, role)
+            self.fixture.write([0], number, role)
         else:
-            self.place.unpack([number], number, role)
-            self.place.store.commit([(number, 0)], self.place.stream(role))
+            self.fixture.unpack([number], number, role)
+            self.fixture.store.commit([(number, 0)], self.fixture.stream(role))
         self.version = number
 
 
 def _play_readers(bench: RankContext, found: Program) -> Play:
     desk = _AttachedReaderRunner(make_plain_slot_store(bench, 1, len(found.steps) + 1, 1))
     for number, step in enumerate(found.steps, start=1):
-        desk.do(number, step)
+        desk.run_step(number, step)
         yield NEXT
     bench.drain()
-    for what, blob, version in desk.due:
+    for what, blob, version in desk.expected_reads:
         seen = versions_in(blob)
         require("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
 
@@ -172,57 +172,57 @@ def _valid_lease_steps(steps: list[Step]) -> list[Step]:
 class _LeaseRunner:
     """Leases, and verbs that must be refused while one of their slots is leased."""
 
-    place: SlotStoreFixture
-    due: list[int] = field(default_factory=lambda: [0] * SLOTS)
+    fixture: SlotStoreFixture
+    expected_versions: list[int] = field(default_factory=lambda: [0] * SLOTS)
     leases: list[Lease] = field(default_factory=list)
-    held: list[set[int]] = field(default_factory=list)
-    packed: list[tuple[int, Tensor, list[int]]] = field(default_factory=list)
+    leased_slots: list[set[int]] = field(default_factory=list)
+    packs: list[tuple[int, Tensor, list[int]]] = field(default_factory=list)
 
-    def do(self, number: int, step: Step) -> None:
+    def run_step(self, number: int, step: Step) -> None:
         """Make one call; behind it, the slots are packed, which no lease forbids."""
         given = int(step.args[0])
         slots = [slot for slot in range(SLOTS) if given + 1 >> slot & 1]
         if step.op == "release":
             self.leases[given].release()
-            self.held[given] = set()
+            self.leased_slots[given] = set()
         elif step.op == "lease":
             self.lease(slots)
         else:
             self.change(number, step.op, slots)
-        self.packed.append((number, self.place.pack(range(SLOTS), ROLE), list(self.due)))
+        self.packs.append((number, self.fixture.pack(range(SLOTS), ROLE), list(self.expected_versions)))
 
     def lease(self, slots: list[int]) -> None:
-        lease = self.place.store.lease(slots)
+        lease = self.fixture.store.lease(slots)
         self.leases.append(lease)
-        self.held.append(set(slots))
+        self.leased_slots.append(set(slots))
         require("A11", list(lease.slots) == slots, f"a lease of {slots} says {lease.slots}")
 
     def change(self, number: int, op: str, slots: list[int]) -> None:
-        leased = sorted(set.union(set(), *self.held) & set(slots))
+        leased = sorted(set.union(set(), *self.leased_slots) & set(slots))
         verb = self.write if op == "write" else self.commit
         refusal = catch(lambda: verb(number, slots), SlotLeased)
         what = f"step {number}: {op} to slots {slots} while {leased or 'none'} of them are leased"
         require("A11", (refusal is not None) == bool(leased), f"{what}: {refusal or 'no error'}")
         if not leased:
-            self.due = [number if slot in slots else old for slot, old in enumerate(self.due)]
+            self.expected_versions = [number if slot in slots else old for slot, old in enumerate(self.expected_versions)]
 
     def write(self, number: int, slots: list[int]) -> None:
-        self.place.write(slots, number, ROLE)
+        self.fixture.write(slots, number, ROLE)
 
     def commit(self, number: int, slots: list[int]) -> None:
-        self.place.unpack(slots, number, ROLE)
-        self.place.store.commit([(slot, slot) for slot in slots], self.place.stream(ROLE))
+        self.fixture.unpack(slots, number, ROLE)
+        self.fixture.store.commit([(slot, slot) for slot in slots], self.fixture.stream(ROLE))
 
 
 def _play_leases(bench: RankContext, found: Program) -> Play:
     desk = _LeaseRunner(make_plain_slot_store(bench, SLOTS, SLOTS, 1))
     for number, step in enumerate(found.steps, start=1):
-        desk.do(number, step)
+        desk.run_step(number, step)
         yield NEXT
     for slot in range(SLOTS):
         desk.change(len(found.steps) + 1, "write", [slot])
     bench.drain()
-    for number, blob, due in desk.packed:
+    for number, blob, due in desk.packs:
         what = f"after step {number} the slots hold versions {blob.tolist()}, not {due}"
         require("A11", blob.tolist() == due, what)
 
@@ -270,18 +270,18 @@ class _PageRunner:
     Attributes:
         page: the page in hand.
         version: what it was filled with.
-        last: recorded behind the last copy that reads it.
-        due: the version of each copy.
+        last_copy: recorded behind the last copy that reads it.
+        expected_versions: the version of each copy.
     """
 
-    place: SlotStoreFixture
+    fixture: SlotStoreFixture
     pool: HostPool
     page: Page | None = None
     version: int = 0
-    last: Event | None = None
-    due: list[int] = field(default_factory=list)
+    last_copy: Event | None = None
+    expected_versions: list[int] = field(default_factory=list)
 
-    def do(self, number: int, step: Step) -> None:
+    def run_step(self, number: int, step: Step) -> None:
         """Make one call."""
         if step.op == "take":
             self.take(number)
@@ -296,23 +296,23 @@ class _PageRunner:
             refusal = catch(lambda: self.pool.take(0.0), PoolExhausted)
             require("A13", refusal, f"step {number}: the page in hand was handed out again")
             return
-        self.page = self.pool.take(self.place.bench.patience)
+        self.page = self.pool.take(self.fixture.bench.timeout)
         self.page.data.fill_(number)
-        self.version, self.last = number, None
+        self.version, self.last_copy = number, None
 
     def copy(self, page: Page, role: str) -> None:
         """Into a slot of its own, behind the page's earlier copies."""
-        stream = self.place.stream(role)
-        if self.last is not None:
-            stream.wait(self.last)
-        self.place.store.write([len(self.due)], [[page.data]], stream)
-        self.due.append(self.version)
-        self.last = self.place.bench.accelerator.event()
-        stream.record(self.last)
+        stream = self.fixture.stream(role)
+        if self.last_copy is not None:
+            stream.wait(self.last_copy)
+        self.fixture.store.write([len(self.expected_versions)], [[page.data]], stream)
+        self.expected_versions.append(self.version)
+        self.last_copy = self.fixture.bench.accelerator.event()
+        stream.record(self.last_copy)
 
     def give_back(self, page: Page) -> None:
         """Once."""
-        page.give_back(self.last)
+        page.give_back(self.last_copy)
         self.page = None
         again = catch(lambda: page.give_back(None), SlotError)
         require("A13", again, f"the page of version {self.version} could be given back twice")
@@ -322,11 +322,11 @@ def _play_pages(bench: RankContext, found: Program) -> Play:
     place = make_plain_slot_store(bench, MAX_PAGE_STEPS, 0, PAGE_BYTES)
     desk = _PageRunner(place, bench.accelerator.host_pool(PAGE_BYTES, 1))
     for number, step in enumerate(found.steps, start=1):
-        desk.do(number, step)
+        desk.run_step(number, step)
         yield NEXT
     bench.drain()
-    for slot, version in enumerate(desk.due):
-        seen = versions_in(place.bytes_of(slot))
+    for slot, version in enumerate(desk.expected_versions):
+        seen = versions_in(place.read_slot(slot))
         what = f"copy {slot} read version {format_versions(seen)} of its page, not {version}"
         require("A13", seen == [version], what)
 

@@ -42,7 +42,7 @@ from equipoise.hal.errors import (
 STORE_CALLS: dict[str, Callable[[RankContext, str], object]] = {
     "cast": lambda bench, question: control_plane(bench).cast(question, b"a"),
     "look": lambda bench, question: control_plane(bench).collect(question, 0.0),
-    "wait": lambda bench, question: control_plane(bench).collect(question, bench.patience),
+    "wait": lambda bench, question: control_plane(bench).collect(question, bench.timeout),
     "decide": lambda bench, question: control_plane(bench).decide(question, b"a"),
     "forget": lambda bench, question: control_plane(bench).forget(question),
 }
@@ -66,13 +66,13 @@ def _lost_store_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _play_lost_store(bench: RankContext, found: Program) -> Play:
     """Every rank takes the store away, so that none has to be told that another one did."""
-    bench.surroundings.lose_store(Termination(str(found.setting("store"))))
-    for number, step in enumerate(found.of(bench.rank)):
+    bench.environment.lose_store(Termination(str(found.setting("store"))))
+    for number, step in enumerate(found.steps_of(bench.rank)):
         yield NEXT
         if step.op == "lost":
             _require_no_loss(bench)
         elif step.op == "leave":
-            control_plane(bench).leave("without a store")
+            control_plane(bench).announce_exit("without a store")
         else:
             _require_control_lost(bench, step.op, f"question {number}")
 
@@ -87,7 +87,7 @@ def _require_control_lost(bench: RankContext, op: str, question: str) -> None:
 
 def _require_no_loss(bench: RankContext) -> None:
     found = []
-    catch(lambda: found.append(control_plane(bench).lost(0.0)), ControlPlaneLost)
+    catch(lambda: found.append(control_plane(bench).lost_rank(0.0)), ControlPlaneLost)
     require("C5", found in ([], [None]), f"rank {bench.rank} is told {found}; the store is lost")
 
 
@@ -98,11 +98,11 @@ LOST_STORE = Property(
     claim="Once the store is gone or silent every question ends with ControlLost, in time.",
     programs=_lost_store_programs,
     play=_play_lost_store,
-    where=lambda traits: traits.expendable,
-    ranks=PropertyScope.GROUP,
-    pace=DeadlineLength.BRISK,
-    loses=lambda _: frozenset(),
-    takes_store=True,
+    applies_to=lambda traits: traits.can_end_ranks,
+    scope=PropertyScope.GROUP,
+    deadline=DeadlineLength.SHORT,
+    lost_ranks=lambda _: frozenset(),
+    ends_store=True,
 )
 
 
@@ -132,7 +132,7 @@ def _play_forgetting(bench: RankContext, found: Program) -> Play:
         control.cast(f"{prefix}/{name}", FIRST)
         control.decide(f"{prefix}/{name}", FIRST)
     yield from control_barrier(bench, f"{prefix}: all have said")
-    for step in found.of(bench.rank):
+    for step in found.steps_of(bench.rank):
         _forget(bench, f"{prefix}/{step.args[0]}")
         yield NEXT
     yield from control_barrier(bench, f"{prefix}: all have forgotten")
@@ -181,7 +181,7 @@ FORGETTING = Property(
     claim="Whoever forgets a question, it is gone for all, its name is free, and others stay.",
     programs=_forget_programs,
     play=_play_forgetting,
-    ranks=PropertyScope.GROUP,
+    scope=PropertyScope.GROUP,
 )
 
 
@@ -232,12 +232,12 @@ def _play_ballots(bench: RankContext, found: Program) -> Play:
     prefix = (yield from bench.communicator()).purpose
     first = _first_ballots(found)
     seen: set[int] = set()
-    for step in found.of(bench.rank):
+    for step in found.steps_of(bench.rank):
         if step.op == "cast":
             _cast(bench, prefix, int(step.args[0]), str(step.args[1]), seen)
             yield NEXT
     yield from control_barrier(bench, f"{prefix}/all have cast")
-    for step in found.of(bench.rank):
+    for step in found.steps_of(bench.rank):
         if step.op == "collect":
             _collect(bench, prefix, int(step.args[0]), parse_shape(step.args[1]), first)
     for question in range(QUESTIONS):
@@ -297,7 +297,7 @@ def _play_decisions(bench: RankContext, found: Program) -> Play:
     prefix = (yield from bench.communicator()).purpose
     control = control_plane(bench)
     learned = []
-    for step in found.of(bench.rank):
+    for step in found.steps_of(bench.rank):
         question, value = step.args
         outcome = control.decide(f"{prefix}/{question}", str(value).encode())
         learned.append([question, outcome.decode()])
@@ -339,21 +339,21 @@ def _heartbeat_programs(traits: Traits) -> st.SearchStrategy[Program]:
 def _play_heartbeats(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     control = control_plane(bench)
-    for step in found.of(bench.rank):
+    for step in found.steps_of(bench.rank):
         yield NEXT
         if step.op == "barrier":
             yield from wait_for_success(bench, group.barrier(), "a barrier")
         elif step.op == "enter":
-            control.enter(str(step.args[0]))
+            control.set_operation(str(step.args[0]))
         else:
-            lost = control.lost(0.0)
+            lost = control.lost_rank(0.0)
             require("C5", lost is None, f"rank {bench.rank} was told {lost}; all ranks beat")
 
 
 def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
     """One rank casts and proposes like the others, then leaves, or is killed where one may be."""
     sizes = [size for size in common_sizes(traits) if size > 1]
-    ways = ("leave", "kill") if traits.expendable else ("leave",)
+    ways = ("leave", "kill") if traits.can_end_ranks else ("leave",)
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         gone, how = st.integers(0, size - 1), st.sampled_from(ways)
@@ -370,7 +370,7 @@ def _play_leaving(bench: RankContext, found: Program) -> Play:
     control, (step,) = control_plane(bench), found.steps
     leaver = step.rank
     control.cast("word", f"of {bench.rank}".encode())
-    control.enter(f"operation {bench.rank}")
+    control.set_operation(f"operation {bench.rank}")
     if bench.rank == leaver:
         control.decide("outcome", b"the leaver's")
     yield from control_barrier(bench, "all have cast")
@@ -378,12 +378,12 @@ def _play_leaving(bench: RankContext, found: Program) -> Play:
     if bench.rank == leaver:
         yield from gather_ballots(bench, "all have met", others)
         if step.op == "kill":
-            yield from bench.end(Termination.KILL)
-        control.leave(REASON)
+            yield from bench.end_rank(Termination.KILL)
+        control.announce_exit(REASON)
         return
     control.cast("all have met", b"here")
-    yield Until(lambda: control.lost(0.0) is not None, f"word that rank {leaver} is gone")
-    _require_reported_loss(bench, step, control.lost(bench.patience))
+    yield Until(lambda: control.lost_rank(0.0) is not None, f"word that rank {leaver} is gone")
+    _require_reported_loss(bench, step, control.lost_rank(bench.timeout))
     _read_back(bench, leaver)
 
 
@@ -406,8 +406,8 @@ def _require_reported_loss(bench: RankContext, step: Step, lost: RankLost | None
     if lost is None:
         raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
     require("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
-    said = step.op == "kill" or REASON in lost.how
-    require("C5", said, f"{who} is told that rank {lost.rank} {lost.how!r}, not {REASON!r}")
+    said = step.op == "kill" or REASON in lost.reason
+    require("C5", said, f"{who} is told that rank {lost.rank} {lost.reason!r}, not {REASON!r}")
     doing = f"operation {bench.rank}"
     require("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
 
@@ -420,7 +420,7 @@ PROPERTIES = (
         claim="The first ballot counts, another one is an error, and the missing are named.",
         programs=_ballots,
         play=_play_ballots,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="one-decision-for-all",
@@ -430,7 +430,7 @@ PROPERTIES = (
         programs=_decisions,
         play=_play_decisions,
         judge=_judge_decisions,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="nobody-who-beats-is-accused",
@@ -439,7 +439,7 @@ PROPERTIES = (
         claim="While every rank beats, none is reported lost, whatever it does or waits for.",
         programs=_heartbeat_programs,
         play=_play_heartbeats,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="what-a-rank-said-outlives-it",
@@ -449,8 +449,8 @@ PROPERTIES = (
         programs=_leaving,
         play=_play_leaving,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        loses=_killed_ranks,
+        scope=PropertyScope.GROUP,
+        lost_ranks=_killed_ranks,
     ),
     FORGETTING,
     LOST_STORE,

@@ -84,15 +84,15 @@ class BallotOnlyControlPlane:
 
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
-        self._control.enter(operation)
+        self._control.set_operation(operation)
 
     def leave(self, reason: str) -> None:
         """Say that this rank ends."""
-        self._control.leave(reason)
+        self._control.announce_exit(reason)
 
     def lost(self, timeout: float) -> RankLost | None:
         """Which rank was lost."""
-        return self._control.lost(timeout)
+        return self._control.lost_rank(timeout)
 
     def close(self) -> None:
         """The plane belongs to the fabric."""
@@ -190,7 +190,7 @@ def _play_round(bench: RankContext, checked: Communicator, calls: Sequence[Colle
             )
         return
     require("C7", is_one_operation(calls), f"rank {bench.rank} raised nothing, though {said}")
-    yield from flight.land(bench)
+    yield from flight.wait(bench)
     require_results("C7", checked, [flight])
 
 
@@ -202,6 +202,6 @@ CHECKED_MODE = (
         claim="Checked ranks that issue different operations all raise, naming every rank's.",
         programs=_programs,
         play=_play,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )

@@ -111,7 +111,7 @@ def _play_copies(bench: RankContext, found: Program) -> Play:
 
 def _sums(traits: Traits) -> st.SearchStrategy[Program]:
     """Among several ranks, where there are as many: two numbers have one sum."""
-    sizes = [SUM_RANKS] if SUM_RANKS in traits.sizes else [max(traits.sizes)]
+    sizes = [SUM_RANKS] if SUM_RANKS in traits.group_sizes else [max(traits.group_sizes)]
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = any_collective_step(traits, ROWS, REDUCE_OPS)
@@ -178,7 +178,7 @@ PROPERTIES = (
         programs=_sums,
         play=_play_sums,
         judge=_judge_sums,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="bits-survive-every-transport",
@@ -187,6 +187,6 @@ PROPERTIES = (
         claim="What is no number, and counters beyond 2**53, arrive as they were sent.",
         programs=_copies,
         play=_play_copies,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )

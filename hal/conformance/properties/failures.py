@@ -68,7 +68,7 @@ WAITING_ROLE, LATE_ROLE = Role.AUX, Role.COPY
 
 def _stream_release_support(traits: Traits) -> str | None:
     """On a device that cannot end an operation, a stream that waits for it stands for good."""
-    on_device = traits.groups.stream_ordered and not traits.groups.abort
+    on_device = traits.comm_capabilities.stream_ordered and not traits.comm_capabilities.abort
     return several_ranks(traits) or ("abort" if on_device else None)
 
 
@@ -96,12 +96,12 @@ def _play_failed_wait(bench: RankContext, found: Program) -> Play:
     what = f"rank {bench.rank}: a stream that waits for {op}, which fails,"
     refused = catch(partial(work.wait, waiting), CommunicatorFailed)
     yield NEXT
-    flag = bench.filled((1,), 0)
+    flag = bench.full((1,), 0)
     for step in steps:
         _use_failing_stream(bench, waiting, step)
         yield NEXT
     yield Until(work.done, f"the failure of {op}")
-    raised = catch(partial(work.result, bench.patience), CommunicatorFailed)
+    raised = catch(partial(work.result, bench.timeout), CommunicatorFailed)
     require("P3", raised, f"rank {bench.rank}: {op}, which nobody answers, ended well")
     if group.capabilities.abort:
         group.abort()  # a device holds the stream until then: nobody else can end the operation
@@ -141,8 +141,8 @@ FAILED_WAITS = (
         programs=_failed_wait_programs,
         play=_play_failed_wait,
         needs=_stream_release_support,
-        ranks=PropertyScope.GROUP,
-        pace=DeadlineLength.BRISK,
+        scope=PropertyScope.GROUP,
+        deadline=DeadlineLength.SHORT,
     ),
 )
 
@@ -183,7 +183,7 @@ def _play_close(bench: RankContext, found: Program) -> Play:
     refused = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
     require("E5", refused, f"rank {bench.rank}: issued on a communicator that was closed")
     for work in works:
-        left = catch(lambda work=work: work.result(bench.patience), EquipoiseError)  # type: ignore[misc]
+        left = catch(lambda work=work: work.result(bench.timeout), EquipoiseError)  # type: ignore[misc]
         waits = isinstance(left, ResultPending)
         require("E5", not waits, f"rank {bench.rank}: a work in flight outlives the close: {left}")
     require_junk_untouched("E5", junk)
@@ -203,7 +203,7 @@ def _keep_work_only(transfer: IssuedOperation | None, works: list[Work], sizes: 
     """Keep the work and forget the buffers."""
     if transfer is not None:
         works.append(transfer.work)
-        buffers = [*transfer.operands, *(found for found, _ in transfer.results)]
+        buffers = [*transfer.operands, *(found for found, _ in transfer.outputs)]
         sizes += [buffer.nbytes for buffer in buffers]
 
 
@@ -211,13 +211,13 @@ def _require_threads_ended(bench: RankContext, before: set[threading.Thread]) ->
     """The threads that came with the communicator end with it; bounded."""
     later = [thread for thread in threading.enumerate() if thread not in before]
     for thread in later:
-        thread.join(bench.patience)
+        thread.join(bench.timeout)
     alive = [thread.name for thread in later if thread.is_alive()]
     require("E5", not alive, f"rank {bench.rank}: threads that outlive the close: {alive}")
 
 
 def _abort_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (None if traits.groups.abort else "abort")
+    return several_ranks(traits) or (None if traits.comm_capabilities.abort else "abort")
 
 
 def _abort_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -246,8 +246,8 @@ ENDS = (
         programs=_close_programs,
         play=_play_close,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        pace=DeadlineLength.BRISK,
+        scope=PropertyScope.GROUP,
+        deadline=DeadlineLength.SHORT,
     ),
     Property(
         name="abort-ends-what-is-in-flight",
@@ -257,7 +257,7 @@ ENDS = (
         programs=_abort_programs,
         play=_play_abort,
         needs=_abort_support,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -392,7 +392,7 @@ def _play_cancel(bench: RankContext, found: Program) -> Play:
         yield from gather_ballots(bench, cancelled, [canceller])
         transfer = issue_step(bench, group, step, 0)
         if transfer is not None and (yield from wait_for_outcome(bench, transfer.work)) is None:
-            transfer.check("E4")
+            transfer.check_outputs("E4")
         control_plane(bench).cast(ended, b"")
 
 
@@ -422,7 +422,7 @@ GIVING_UP = (
         programs=_soft_programs,
         play=_play_soft,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator",
@@ -432,8 +432,8 @@ GIVING_UP = (
         programs=_cancel_programs,
         play=_play_cancel,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        pace=DeadlineLength.BRISK,
+        scope=PropertyScope.GROUP,
+        deadline=DeadlineLength.SHORT,
     ),
 )
 
@@ -511,11 +511,11 @@ def _require_other_communicator_works(
         if transfer is not None:
             error = yield from wait_for_outcome(bench, transfer.work, transfer.what)
             require("X3", error is None, f"{transfer.what}, of another communicator: {error!r}")
-            transfer.check("X3")
+            transfer.check_outputs("X3")
 
 
 def _rebuild_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (None if traits.groups.rebuild else "rebuild")
+    return several_ranks(traits) or (None if traits.comm_capabilities.rebuild else "rebuild")
 
 
 def _rebuild_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -572,8 +572,8 @@ PROPERTIES = (
         programs=_unmatched_programs,
         play=_play_unmatched,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        pace=DeadlineLength.BRISK,
+        scope=PropertyScope.GROUP,
+        deadline=DeadlineLength.SHORT,
     ),
     Property(
         name="a-rebuilt-communicator-carries-only-what-came-after",
@@ -583,8 +583,8 @@ PROPERTIES = (
         programs=_rebuild_programs,
         play=_play_rebuild,
         needs=_rebuild_support,
-        ranks=PropertyScope.GROUP,
-        pace=DeadlineLength.BRISK,
+        scope=PropertyScope.GROUP,
+        deadline=DeadlineLength.SHORT,
     ),
     *GIVING_UP,
     *FAILED_WAITS,

@@ -50,21 +50,21 @@ class RankOperation:
     Attributes:
         op: the verb of the communicator, which an error has to name.
         issue: calls it.
-        needs: ranks without which this part cannot end.
-        found: what arrives.
-        due: what must.
+        required_ranks: ranks without which this part cannot end.
+        output: what arrives.
+        expected: what must.
     """
 
     op: str
     issue: Callable[[], Work]
-    needs: frozenset[int]
-    found: Tensor | None = None
-    due: Tensor | None = None
+    required_ranks: frozenset[int]
+    output: Tensor | None = None
+    expected: Tensor | None = None
 
 
 def steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
     """Any step that this communicator can do, for so many ranks."""
-    summed = REDUCE_OPS if torch.int64 in traits.groups.reductions else ()
+    summed = REDUCE_OPS if torch.int64 in traits.comm_capabilities.reductions else ()
     rank = st.integers(0, size - 1)
     others = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
     args = others.map(lambda a: (a[0], a[1], (a[1] + a[2]) % size))
@@ -109,37 +109,37 @@ class _OperationBuilder:
         return frozenset(range(self.bench.size))
 
     def all_reduce(self) -> RankOperation:
-        value = self.bench.of(self._row(self.bench.rank).long())
+        value = self.bench.copy_of(self._row(self.bench.rank).long())
         due = sum((self._row(rank).long() for rank in self._all), torch.zeros(1).long())
         return RankOperation(
             "all_reduce", lambda: self.group.all_reduce(value), self._all, value, due
         )
 
     def reduce_scatter(self) -> RankOperation:
-        mine = self.bench.of(self._rows(lambda other: (self.bench.rank, other)).long())
-        out = self.bench.filled((self.count,), 0, torch.int64)
+        mine = self.bench.copy_of(self._rows(lambda other: (self.bench.rank, other)).long())
+        out = self.bench.full((self.count,), 0, torch.int64)
         due = self._rows(lambda other: (other, self.bench.rank)).long().sum(0)
         issue = lambda: self.group.reduce_scatter(out, mine)  # noqa: E731
         return RankOperation("reduce_scatter", issue, self._all, out, due)
 
     def all_gather(self) -> RankOperation:
-        mine = self.bench.of(self._row(self.bench.rank))
-        out = self.bench.filled((self.bench.size, self.count), 0)
+        mine = self.bench.copy_of(self._row(self.bench.rank))
+        out = self.bench.full((self.bench.size, self.count), 0)
         due = self._rows(lambda other: (other, 0))
         return RankOperation(
             "all_gather", lambda: self.group.all_gather(out, mine), self._all, out, due
         )
 
     def all_to_all(self) -> RankOperation:
-        mine = self.bench.of(self._rows(lambda other: (self.bench.rank, other)))
-        out = self.bench.filled((self.bench.size, self.count), 0)
+        mine = self.bench.copy_of(self._rows(lambda other: (self.bench.rank, other)))
+        out = self.bench.full((self.bench.size, self.count), 0)
         due = self._rows(lambda other: (other, self.bench.rank))
         return RankOperation(
             "all_to_all", lambda: self.group.all_to_all(out, mine), self._all, out, due
         )
 
     def broadcast(self, source: int) -> RankOperation:
-        value = self.bench.of(self._row(self.bench.rank))
+        value = self.bench.copy_of(self._row(self.bench.rank))
         issue = lambda: self.group.broadcast(value, source)  # noqa: E731
         return RankOperation("broadcast", issue, frozenset({source}), value, self._row(source))
 
@@ -148,12 +148,12 @@ class _OperationBuilder:
 
     def message(self, source: int, destination: int) -> list[RankOperation]:
         if self.bench.rank == source:
-            given = self.bench.of(self._row(source))
+            given = self.bench.copy_of(self._row(source))
             send = lambda: self.group.isend(given, destination)  # noqa: E731
             # A send is a rendezvous: it ends at the earliest when its receive is posted.
             return [RankOperation("isend", send, frozenset({destination}))]
         if self.bench.rank == destination:
-            out = self.bench.filled((self.count,), 0)
+            out = self.bench.full((self.count,), 0)
             receive = lambda: self.group.irecv(out, source)  # noqa: E731
             return [RankOperation("irecv", receive, frozenset({source}), out, self._row(source))]
         return []
@@ -162,7 +162,7 @@ class _OperationBuilder:
         """A blob to the next rank, one from the rank before."""
         size, rank = self.bench.size, self.bench.rank
         after, before = (rank + 1) % size, (rank - 1) % size
-        given, out = self.bench.of(self._row(rank)), self.bench.filled((self.count,), 0)
+        given, out = self.bench.copy_of(self._row(rank)), self.bench.full((self.count,), 0)
         parcels = Exchange((PeerBuffer(after, given),), (PeerBuffer(before, out),))
         issue = lambda: self.group.exchange(parcels)  # noqa: E731
         return RankOperation("exchange", issue, frozenset({after, before}), out, self._row(before))
@@ -204,7 +204,7 @@ class FaultPlan:
     Attributes:
         fault: what happens.
         victim: to whom.
-        at: before which step it is killed, stopped or delayed, or which step it drops. A dropped
+        step: before which step it is killed, stopped or delayed, or which step it drops. A dropped
             step is the last one: a later one would take its place, since there are no tags (P2).
         window: how many operations a rank has in flight before it waits for the oldest.
         steps: what the ranks do.
@@ -212,7 +212,7 @@ class FaultPlan:
 
     fault: RankFault
     victim: int
-    at: int
+    step: int
     window: int
     steps: tuple[Step, ...]
 
@@ -221,29 +221,29 @@ class FaultPlan:
         """Who is not there any more afterwards."""
         return frozenset({self.victim} if self.fault in RANK_ENDING_FAULTS else ())
 
-    def misses(self, number: int) -> bool:
+    def never_comes(self, number: int) -> bool:
         """Whether the victim's part in step `number` never comes."""
         if self.fault is RankFault.DROP:
-            return number == self.at
-        return self.fault in RANK_ENDING_FAULTS and number >= self.at
+            return number == self.step
+        return self.fault in RANK_ENDING_FAULTS and number >= self.step
 
-    def spoils(self, number: int) -> bool:
+    def may_fail(self, number: int) -> bool:
         """Whether step `number` may fail: a rank that is lost takes with it what is in flight."""
-        return self.fault in RANK_ENDING_FAULTS or self.misses(number)
+        return self.fault in RANK_ENDING_FAULTS or self.never_comes(number)
 
 
 def plot(found: Program) -> FaultPlan:
     """The plot that the settings of a program tell."""
-    fault, at = RankFault(str(found.setting("fault"))), found.number("at") % len(found.steps)
+    fault, at = RankFault(str(found.setting("fault"))), found.int_setting("at") % len(found.steps)
     kept = found.steps[: at + 1] if fault is RankFault.DROP else found.steps
-    return FaultPlan(fault, found.number("victim"), at, found.number("window"), kept)
+    return FaultPlan(fault, found.int_setting("victim"), at, found.int_setting("window"), kept)
 
 
 def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Any operations on any number of ranks, and any fault that the executor can bring about."""
-    sizes = [size for size in traits.sizes if 2 <= size <= MOST_RANKS]
+    sizes = [size for size in traits.group_sizes if 2 <= size <= MOST_RANKS]
     faults = [
-        fault.value for fault in RankFault if traits.expendable or fault not in RANK_ENDING_FAULTS
+        fault.value for fault in RankFault if traits.can_end_ranks or fault not in RANK_ENDING_FAULTS
     ]
 
     def of(size: int) -> st.SearchStrategy[Program]:
@@ -266,7 +266,7 @@ class _PendingOperation:
     """A deed in flight, or refused."""
 
     number: int
-    deed: RankOperation
+    operation: RankOperation
     work: Work | None
     refusal: Exception | None
 
@@ -276,75 +276,75 @@ class _FaultRunner:
     """One rank that plays a plot."""
 
     bench: RankContext
-    plot: FaultPlan
+    plan: FaultPlan
     control: ControlPlane
-    hit: Communicator
-    doing: str = "start"
+    communicator: Communicator
+    current_operation: str = "start"
 
-    def perform(self) -> Play:
+    def run(self) -> Play:
         """All steps; waits for each operation, at the latest at the end."""
         pending: list[_PendingOperation] = []
-        for number, step in enumerate(self.plot.steps):
-            if self.bench.rank == self.plot.victim and number == self.plot.at:
-                yield from self._suffer()
-                if self.plot.fault is RankFault.DROP:
+        for number, step in enumerate(self.plan.steps):
+            if self.bench.rank == self.plan.victim and number == self.plan.step:
+                yield from self._inject_fault()
+                if self.plan.fault is RankFault.DROP:
                     continue
-            for deed in rank_operations(self.bench, self.hit, step, number):
+            for deed in rank_operations(self.bench, self.communicator, step, number):
                 pending.append(self._issue(number, deed))
-            while len(pending) > self.plot.window:
-                yield from self._settle(pending.pop(0))
+            while len(pending) > self.plan.window:
+                yield from self._check_end(pending.pop(0))
         for left in pending:
-            yield from self._settle(left)
+            yield from self._check_end(left)
 
-    def _suffer(self) -> Play:
-        if self.plot.fault is RankFault.DELAY:
+    def _inject_fault(self) -> Play:
+        if self.plan.fault is RankFault.DELAY:
             yield from self.bench.pause()
-        elif self.plot.fault in RANK_ENDING_FAULTS:
-            yield from self.bench.end(Termination(self.plot.fault))
+        elif self.plan.fault in RANK_ENDING_FAULTS:
+            yield from self.bench.end_rank(Termination(self.plan.fault))
 
     def _issue(self, number: int, deed: RankOperation) -> _PendingOperation:
-        self.doing = f"step {number}, {deed.op}"
-        self.control.enter(self.doing)
+        self.current_operation = f"step {number}, {deed.op}"
+        self.control.set_operation(self.current_operation)
         begun: list[Work] = []
         refusal = catch(lambda: begun.append(deed.issue()), CommunicatorFailed)
         return _PendingOperation(number, deed, begun[0] if begun else None, refusal)
 
-    def _settle(self, pending: _PendingOperation) -> Play:
+    def _check_end(self, pending: _PendingOperation) -> Play:
         """Compare how it ended with what the plot allows."""
-        number, deed, error = pending.number, pending.deed, pending.refusal
+        number, deed, error = pending.number, pending.operation, pending.refusal
         what = f"step {number}, {deed.op}"
         if pending.work is not None:
             error = yield from wait_for_outcome(self.bench, pending.work, what)
         if error is not None:
-            self._explain(number, deed, error)
+            self._require_error_is_due(number, deed, error)
             return
-        missed = self.plot.victim in deed.needs and self.plot.misses(number)
-        mine = self.bench.rank == self.plot.victim
-        require("E1", mine or not missed, f"{what} ended well without rank {self.plot.victim}")
-        if deed.found is not None and deed.due is not None:
-            require_equal("E1", deed.found, deed.due, what)
+        missed = self.plan.victim in deed.required_ranks and self.plan.never_comes(number)
+        mine = self.bench.rank == self.plan.victim
+        require("E1", mine or not missed, f"{what} ended well without rank {self.plan.victim}")
+        if deed.output is not None and deed.expected is not None:
+            require_equal("E1", deed.output, deed.expected, what)
 
-    def _explain(self, number: int, deed: RankOperation, error: Exception) -> None:
+    def _require_error_is_due(self, number: int, deed: RankOperation, error: Exception) -> None:
         """An error must be due, and must name operation and purpose."""
         told = f"{type(error).__name__}: {error}"
-        due = any(self.plot.spoils(earlier) for earlier in range(number + 1))
+        due = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
         require("E1", due, f"step {number}, {deed.op} was not to fail: {told}")
         require("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {told}")
-        named = deed.op in str(error) and self.hit.purpose in str(error)
-        require("E1", named, f"{deed.op} of {self.hit.purpose!r} is not named: {told}")
+        named = deed.op in str(error) and self.communicator.purpose in str(error)
+        require("E1", named, f"{deed.op} of {self.communicator.purpose!r} is not named: {told}")
 
-    def learn(self) -> Play:
+    def check_reported_loss(self) -> Play:
         """Who was lost, from the control plane (clause C5)."""
-        if not self.plot.lost:
-            loss = self.control.lost(0.0)
+        if not self.plan.lost:
+            loss = self.control.lost_rank(0.0)
             require("C5", loss is None, f"nobody was lost, yet: {loss}")
             return
-        yield Until(lambda: self.control.lost(0.0) is not None, "word of the lost rank")
-        loss = self.control.lost(self.bench.patience)
+        yield Until(lambda: self.control.lost_rank(0.0) is not None, "word of the lost rank")
+        loss = self.control.lost_rank(self.bench.timeout)
         if loss is None:
-            raise Violation("C5", f"nobody says that rank {self.plot.victim} was lost")
-        require("C5", loss.rank == self.plot.victim, f"not rank {self.plot.victim}: {loss}")
-        require("C5", self.doing in str(loss), f"{self.doing!r} is not named: {loss}")
+            raise Violation("C5", f"nobody says that rank {self.plan.victim} was lost")
+        require("C5", loss.rank == self.plan.victim, f"not rank {self.plan.victim}: {loss}")
+        require("C5", self.current_operation in str(loss), f"{self.current_operation!r} is not named: {loss}")
 
 
 def _barrier_of(
@@ -358,12 +358,12 @@ def _barrier_of(
         return looked is None
 
     yield Until(come, f"the others at {question!r}")
-    control.collect(question, bench.patience, ranks)
+    control.collect(question, bench.timeout, ranks)
 
 
 def _require_spared_works(bench: RankContext, spared: Communicator) -> Play:
     """What the fault has not touched still works (clause X3)."""
-    value = bench.of(torch.tensor([1 << spared.rank]))
+    value = bench.copy_of(torch.tensor([1 << spared.rank]))
     begun: list[Work] = []
     error = catch(lambda: begun.append(spared.all_reduce(value)), CommunicatorFailed)
     if begun:
@@ -382,15 +382,15 @@ def _play(bench: RankContext, found: Program) -> Play:
     # Nothing breaks before everybody is there: opening is not what is tried here.
     yield from _barrier_of(bench, control, "begin", range(bench.size))
     survivor = _FaultRunner(bench, told, control, hit)
-    yield from survivor.perform()
-    yield from survivor.learn()
+    yield from survivor.run()
+    yield from survivor.check_reported_loss()
     # What follows has a deadline of its own, which must not run while others wait for theirs.
     yield from _barrier_of(bench, control, "end", left)
     yield from _require_spared_works(bench, spared)
 
 
 def _several_ranks(traits: Traits) -> str | None:
-    return None if max(traits.sizes) > 1 else "several ranks"
+    return None if max(traits.group_sizes) > 1 else "several ranks"
 
 
 FAULTS = Property(
@@ -401,8 +401,8 @@ FAULTS = Property(
     programs=fault_programs,
     play=_play,
     needs=_several_ranks,
-    ranks=PropertyScope.GROUP,
-    pace=DeadlineLength.BRISK,
-    loses=lambda found: plot(found).lost,
+    scope=PropertyScope.GROUP,
+    deadline=DeadlineLength.SHORT,
+    lost_ranks=lambda found: plot(found).lost,
 )
 PROPERTIES = (FAULTS,)

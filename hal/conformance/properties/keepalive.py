@@ -73,47 +73,47 @@ class _VerbRunner:
     """Makes the calls of a program, each with memory that it drops at once.
 
     Attributes:
-        place: the store; staging buffer k belongs to slot k.
-        due: the version that each slot will hold.
+        fixture: the store; staging buffer k belongs to slot k.
+        expected_versions: the version that each slot will hold.
         junk: what took the memory that was dropped.
     """
 
-    place: SlotStoreFixture
-    due: list[int] = field(default_factory=lambda: [0] * SLOTS)
+    fixture: SlotStoreFixture
+    expected_versions: list[int] = field(default_factory=lambda: [0] * SLOTS)
     junk: list[Tensor] = field(default_factory=list)
 
-    def do(self, version: int, slot: int, step: Step) -> None:
+    def run_step(self, version: int, slot: int, step: Step) -> None:
         """Make one call, drop what it was given, and let somebody else have that memory."""
-        stream = self.place.stream(str(step.args[1]))
-        sizes = [self.place.slot_bytes]
+        stream = self.fixture.stream(str(step.args[1]))
+        sizes = [self.fixture.slot_bytes]
         if step.op == "pack":
-            self.place.store.pack([slot], self._blob(0), stream)
+            self.fixture.store.pack([slot], self._blob(0), stream)
         elif step.op == "unpack":
-            self.place.store.unpack(self._blob(version), [slot], stream)
-            self.due[slot] = version
+            self.fixture.store.unpack(self._blob(version), [slot], stream)
+            self.expected_versions[slot] = version
         else:
-            made = self.place.source(self._blob(version))
-            self.place.kept.clear()
+            made = self.fixture.make_source(self._blob(version))
+            self.fixture.keepalive.clear()
             sizes = [segment.nbytes for segment in made]
-            self.place.store.write([slot], [made], stream)
+            self.fixture.store.write([slot], [made], stream)
             del made
-            self.due[slot] = version
-        self.junk += occupy_freed_memory(self.place.bench, *sizes)
+            self.expected_versions[slot] = version
+        self.junk += occupy_freed_memory(self.fixture.bench, *sizes)
         if step.op == "unpack":
-            self.place.store.commit([(slot, slot)], stream)
+            self.fixture.store.commit([(slot, slot)], stream)
 
     def _blob(self, version: int) -> Tensor:
-        return self.place.bench.filled((self.place.slot_bytes,), version)
+        return self.fixture.bench.full((self.fixture.slot_bytes,), version)
 
 
 def _play_verbs(bench: RankContext, found: Program) -> Play:
     desk = _VerbRunner(shelf(bench, SLOTS, SLOTS, SEGMENTS))
     for number, step in enumerate(found.steps, 1):
-        desk.do(number, int(step.args[0]), step)
+        desk.run_step(number, int(step.args[0]), step)
         yield NEXT
     bench.drain(*(bench.accelerator.stream(Role(role)) for role in SLOT_ROLES))
-    for slot, due in enumerate(desk.due):
-        seen = versions_in(desk.place.bytes_of(slot))
+    for slot, due in enumerate(desk.expected_versions):
+        seen = versions_in(desk.fixture.read_slot(slot))
         require("K1", seen == [due], f"slot {slot} holds {format_versions(seen)}, not {due}")
     require_junk_untouched("K1", desk.junk)
 
@@ -136,7 +136,7 @@ QUESTIONS = ("result", "done", "wait")
 
 
 def _question(which: int, call: str, host: int) -> Step:
-    return Step("look", (which, call), host=host)
+    return Step("look", (which, call), thread=host)
 
 
 def _questions(count: int) -> st.SearchStrategy[list[Step]]:
@@ -159,19 +159,19 @@ def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
 def _play_ended(bench: RankContext, found: Program) -> Play:
     """Host 0 issues, host 1 waits for the ends, then both ask."""
     issued, ended = thread_future(bench, "issued"), thread_future(bench, "ended")
-    if bench.host == 0:
-        issued.give((yield from _issue_all(bench, found)))
-    transfers: dict[int, IssuedOperation] = yield from issued.take(bench, "what host 0 issued")
-    if bench.host == 1:
+    if bench.thread == 0:
+        issued.set_result((yield from _issue_all(bench, found)))
+    transfers: dict[int, IssuedOperation] = yield from issued.wait_for_result(bench, "what host 0 issued")
+    if bench.thread == 1:
         yield from wait_and_check(bench, transfers.values(), "K3")
-        ended.give()
-    yield from ended.take(bench, "the ends that host 1 waits for")
+        ended.set_result()
+    yield from ended.wait_for_result(bench, "the ends that host 1 waits for")
     stream = bench.accelerator.stream(Role.AUX)
-    for step in found.of(bench.rank, bench.host):
+    for step in found.steps_of(bench.rank, bench.thread):
         if step.op == "look" and step.args[0] in transfers:
             transfer = transfers[int(step.args[0])]
             _ask_succeeded(transfer.work, str(step.args[1]), bench)
-            transfer.check("K3")
+            transfer.check_outputs("K3")
             yield NEXT
     bench.drain(stream)
 
@@ -222,15 +222,15 @@ def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
 def _play_failed(bench: RankContext, found: Program) -> Play:
     """Host 0 waits for the failure, then both ask."""
     failed = thread_future(bench, "failed")
-    if bench.host == 0:
+    if bench.thread == 0:
         group = yield from bench.communicator()
         op, made = issue_unmatched(bench, group, found.steps[0])
         raised = yield from result_after_done(bench, made, f"the failure of {op}")
         what = f"rank {bench.rank}: {op} is done, nobody answered it, and result() gives {raised!r}"
         require("K5", _failure(raised), what)
-        failed.give(made)
-    work: Work = yield from failed.take(bench, "what failed")
-    for step in found.of(bench.rank, bench.host):
+        failed.set_result(made)
+    work: Work = yield from failed.wait_for_result(bench, "what failed")
+    for step in found.steps_of(bench.rank, bench.thread):
         if step.op == "look":
             _ask_failed(bench, work, str(step.args[1]))
             yield NEXT
@@ -240,7 +240,7 @@ def result_after_done(bench: RankContext, work: Work, what: str) -> Play:
     """What `result` raises, without any time, once `done` is true; to be used with `yield from`."""
     yield Until(work.done, what)
     if not work.done():  # on a real device nothing has waited yet
-        catch(lambda: work.result(bench.patience), CommunicatorFailed)
+        catch(lambda: work.result(bench.timeout), CommunicatorFailed)
     return _result_error(work)
 
 
@@ -273,8 +273,8 @@ HANDLES = (
         programs=_ended_programs,
         play=_play_ended,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        hosts=THREADS,
+        scope=PropertyScope.GROUP,
+        threads=THREADS,
     ),
     Property(
         name="done-means-that-the-result-is-there",
@@ -284,7 +284,7 @@ HANDLES = (
         programs=_done_programs,
         play=_play_done,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="a-failed-work-says-so-every-time",
@@ -294,9 +294,9 @@ HANDLES = (
         programs=_failed_programs,
         play=_play_failed,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        hosts=THREADS,
-        pace=DeadlineLength.BRISK,
+        scope=PropertyScope.GROUP,
+        threads=THREADS,
+        deadline=DeadlineLength.SHORT,
     ),
 )
 
@@ -350,9 +350,9 @@ def _issue_and_drop_buffers(
     transfer = issue_step(bench, group, step, number)
     if transfer is None:
         return
-    dropped = [*transfer.operands, *(found for found, _ in transfer.results if blind)]
+    dropped = [*transfer.operands, *(found for found, _ in transfer.outputs if blind)]
     sizes = [buffer.nbytes for buffer in dropped]
-    bare.append(replace(transfer, operands=(), results=() if blind else transfer.results))
+    bare.append(replace(transfer, operands=(), outputs=() if blind else transfer.outputs))
     del transfer, dropped
     junk += occupy_freed_memory(bench, *sizes)
 
@@ -379,7 +379,7 @@ def _play_works(bench: RankContext, found: Program) -> Play:
             if step.rank == bench.rank:
                 dropped += [_freed_checks(transfer) for transfer in held]
                 held.clear()
-                bench.churn()
+                bench.scribble_freed_memory()
         else:
             _keep_work(held, issue_step(bench, group, step, number))
         yield NEXT
@@ -394,7 +394,7 @@ def _keep_work(held: list[IssuedOperation], transfer: IssuedOperation | None) ->
 
 def _freed_checks(transfer: IssuedOperation) -> list[IsFreed]:
     """Whether the memory of each buffer has been given back; does not keep it alive."""
-    buffers = [*transfer.operands, *(found for found, _ in transfer.results)]
+    buffers = [*transfer.operands, *(found for found, _ in transfer.outputs)]
     return [_freed_check(buffer) for buffer in buffers]
 
 
@@ -462,7 +462,7 @@ PROPERTIES = (
         programs=_dropped_programs,
         play=_play_dropped,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="dropped-works-neither-cancel-nor-leak",
@@ -472,7 +472,7 @@ PROPERTIES = (
         programs=_works_programs,
         play=_play_works,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="works-end-in-any-order",
@@ -482,7 +482,7 @@ PROPERTIES = (
         programs=_order_programs,
         play=_play_order,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     *HANDLES,
     *VERBS,

@@ -126,21 +126,21 @@ class _KernelValueRunner:
     """Kernels on the device, and the same tables on the host.
 
     Attributes:
-        known: tables by layer.
-        solved: the same with the shares that an apportioned pass is given.
+        host_tables: tables by layer.
+        solved_tables: the same with the shares that an apportioned pass is given.
     """
 
     bench: RankContext
     stream: Stream
-    live: Tables
-    known: dict[int, RoutingTable] = field(default_factory=dict)
-    solved: dict[int, RoutingTable] = field(default_factory=dict)
+    tables: Tables
+    host_tables: dict[int, RoutingTable] = field(default_factory=dict)
+    solved_tables: dict[int, RoutingTable] = field(default_factory=dict)
 
     @property
     def kernels(self) -> Kernels:
         return self.bench.accelerator.kernels
 
-    def do(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         """Run one kernel to its end, and compare."""
         calls: dict[str, Callable[..., None]] = {
             "count": self.count,
@@ -155,49 +155,49 @@ class _KernelValueRunner:
             calls[step.op](*step.args)
 
     def install(self, layer: int, made: RoutingTable, solved: RoutingTable) -> None:
-        self.known[layer], self.solved[layer] = made, solved
-        self.kernels.commit_tables(routing_tables.make_update(layer, made), self.live, self.stream)
+        self.host_tables[layer], self.solved_tables[layer] = made, solved
+        self.kernels.commit_tables(routing_tables.make_update(layer, made), self.tables, self.stream)
         self.bench.drain(self.stream)
 
     def count(self, repeat: int, *drawn: int) -> None:
         ids = _ids(repeat, drawn)
         out = routing_tables.empty_output(self.bench, 0, EXPERTS)
-        self.kernels.count(self.bench.of(ids), out.counts, self.stream)
+        self.kernels.count(self.bench.copy_of(ids), out.counts, self.stream)
         self.bench.drain(self.stream)
         self.judge_counts(ids, out.counts, "count")
 
     def checksum(self, repeat: int, *drawn: int) -> None:
         data = torch.tensor(drawn * repeat, dtype=torch.uint8)
         out = self.bench.empty((1,), torch.int64)
-        self.kernels.checksum(self.bench.of(data), out, self.stream)
+        self.kernels.checksum(self.bench.copy_of(data), out, self.stream)
         self.bench.drain(self.stream)
         due = torch.tensor([as_int64(checksum(data))])
         require_equal("G4", out, due, f"checksum of {data.numel()} bytes")
 
     def solve(self, layer: int, *drawn: int) -> None:
-        counts, known = torch.tensor(drawn), self.known[layer]
+        counts, known = torch.tensor(drawn), self.host_tables[layer]
         out = self.bench.empty((SLOTS,), torch.int32)
-        self.kernels.solve_shares(self.bench.of(counts), self.live, layer, out, self.stream)
+        self.kernels.solve_shares(self.bench.copy_of(counts), self.tables, layer, out, self.stream)
         self.bench.drain(self.stream)
-        due = solve_cumulative(counts, known, self.live.ranks)
+        due = solve_cumulative(counts, known, self.tables.ranks)
         require_equal("G4", out, due, f"shares for {drawn}")
 
     def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
-        ids, known = _ids(repeat, drawn), self.known[layer]
+        ids, known = _ids(repeat, drawn), self.host_tables[layer]
         salt = Salt(rank, layer, counter)
         out = routing_tables.launch_routing(
-            self.bench, self.bench.of(ids), self.live, salt, self.stream
+            self.bench, self.bench.copy_of(ids), self.tables, salt, self.stream
         )
         self.bench.drain(self.stream)
         self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
 
     def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
-        ids, known = _ids(repeat, drawn), self.solved[layer]
+        ids, known = _ids(repeat, drawn), self.solved_tables[layer]
         salt = Salt(rank, layer, counter)
         out = routing_tables.empty_output(self.bench, ids.numel(), EXPERTS)
-        shares = self.bench.of(known.cumulative)
+        shares = self.bench.copy_of(known.cumulative)
         self.kernels.route_apportioned(
-            self.bench.of(ids), self.live, shares, salt, out.slots, out.counts, self.stream
+            self.bench.copy_of(ids), self.tables, shares, salt, out.slots, out.counts, self.stream
         )
         self.bench.drain(self.stream)
         self.judge(ids, out, route_apportioned(ids, known, rank, layer)[0], f"apportioned {salt}")
@@ -222,10 +222,10 @@ def _ids(repeat: int, drawn: Sequence[int]) -> Tensor:
 
 
 def _play_values(bench: RankContext, found: Program) -> Play:
-    live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, SLOTS, found.number("ranks"))
+    live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, SLOTS, found.int_setting("ranks"))
     desk = _KernelValueRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
     for step in found.steps:
-        desk.do(step)
+        desk.run_step(step)
         yield NEXT
 
 
@@ -242,7 +242,7 @@ def _play_salted(bench: RankContext, found: Program) -> Play:
     for layer in range(LAYERS):
         made = routing_tables.make_update(layer, routing_tables.make_table([0, 0], [1, 1]))
         bench.accelerator.kernels.commit_tables(made, live, stream)
-    ids = bench.filled((TOKENS,), 0, torch.int32)
+    ids = bench.full((TOKENS,), 0, torch.int32)
     seen: dict[tuple[int, ...], Step] = {}
     for step in found.steps:
         rank, layer = (int(number) for number in step.args)
@@ -337,10 +337,10 @@ class _RuleRunner:
 
     bench: RankContext
     stream: Stream
-    live: Tables
-    known: dict[int, RoutingTable] = field(default_factory=dict)
+    tables: Tables
+    host_tables: dict[int, RoutingTable] = field(default_factory=dict)
 
-    def do(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         """Run one kernel to its end, and compare."""
         calls: dict[str, Callable[..., None]] = {
             "table": self.install,
@@ -350,14 +350,14 @@ class _RuleRunner:
         calls[step.op](*step.args)
 
     def install(self, layer: int, turn: int) -> None:
-        self.known[layer] = _rule_table(turn)
-        made = routing_tables.make_update(layer, self.known[layer])
-        self.bench.accelerator.kernels.commit_tables(made, self.live, self.stream)
+        self.host_tables[layer] = _rule_table(turn)
+        made = routing_tables.make_update(layer, self.host_tables[layer])
+        self.bench.accelerator.kernels.commit_tables(made, self.tables, self.stream)
         self.bench.drain(self.stream)
 
     def row_hash(self, layer: int, top_k: int, rows: int, repeat: int, *drawn: int) -> None:
         counted = torch.tensor([rows], dtype=torch.int32)
-        rule = RowHash(top_k, self.bench.of(counted))
+        rule = RowHash(top_k, self.bench.copy_of(counted))
         self.judge(layer, rule, RowHash(top_k, counted), [*drawn] * repeat)
 
     def block_turns(self, layer: int, offset: int, repeat: int, *drawn: int) -> None:
@@ -371,10 +371,10 @@ class _RuleRunner:
         ids = torch.tensor(drawn, dtype=torch.int32)
         out = routing_tables.empty_output(self.bench, ids.numel(), EXPERTS)
         self.bench.accelerator.kernels.route_by_rule(
-            rule, self.bench.of(ids), self.live, layer, out.slots, out.counts, self.stream
+            rule, self.bench.copy_of(ids), self.tables, layer, out.slots, out.counts, self.stream
         )
         self.bench.drain(self.stream)
-        slots, counts = route_by_rule(ids, self.known[layer], reference)
+        slots, counts = route_by_rule(ids, self.host_tables[layer], reference)
         self.judge_padding(ids, out.slots)
         require_equal("G8", out.slots, slots, f"{reference}: slots")
         require_equal("G8", out.counts, counts, f"{reference}: counts")
@@ -388,7 +388,7 @@ def _play_rules(bench: RankContext, found: Program) -> Play:
     live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, RULE_SLOTS, 1)
     desk = _RuleRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
     for step in found.steps:
-        desk.do(step)
+        desk.run_step(step)
         yield NEXT
 
 

@@ -58,7 +58,7 @@ def _launch(stream: Stream, number: Tensor, steps: tuple[Step, ...]) -> None:
 
 def _play_graph(bench: RankContext, found: Program) -> Play:
     stream = bench.accelerator.stream(Role.COMPUTE)
-    number = bench.filled((1,), 0, torch.int64)
+    number = bench.full((1,), 0, torch.int64)
     inside = tuple(step for step in found.steps if step.op == "captured launch")
     graph = bench.accelerator.graph()
     graph.capture(stream, partial(_launch, stream, number, inside))
@@ -67,7 +67,7 @@ def _play_graph(bench: RankContext, found: Program) -> Play:
     require("B7", int(number) == 0, "what was captured ran before any replay")
     due: list[Step] = []
     for step in found.steps[len(inside) :]:
-        bench.disturb(stream)
+        bench.inject_delay(stream)
         if step.op == "replay":
             graph.replay(stream)
         else:
@@ -100,7 +100,7 @@ def _play_other_stream(bench: RankContext, found: Program) -> Play:
         bench.accelerator.stream(Role(str(name)))
         for name in (captured.args[0], found.setting("on"))
     )
-    number, graph = bench.filled((1,), 0, torch.int64), bench.accelerator.graph()
+    number, graph = bench.full((1,), 0, torch.int64), bench.accelerator.graph()
     inside = (Step("launch", (1,)), Step("launch", (3,)))
     graph.capture(first, partial(_launch, first, number, inside))
     bench.drain(first)
@@ -179,7 +179,7 @@ class _KernelRunner:
     """Kernels on persistent tensors.
 
     Attributes:
-        live: tables of one layer.
+        tables: tables of one layer.
         ids: int32 [EXPERTS], all of one expert.
         load: int64 [EXPERTS], for the shares.
         slots: int32 [EXPERTS], counts and shares likewise; total is int64 [1]: results.
@@ -189,7 +189,7 @@ class _KernelRunner:
 
     bench: RankContext
     stream: Stream
-    live: Tables
+    tables: Tables
     ids: Tensor
     load: Tensor
     slots: Tensor
@@ -199,9 +199,9 @@ class _KernelRunner:
     rules: dict[str, ReplicaRule]
     graphs: dict[str, Graph] = field(default_factory=dict)
     rows: list[Tensor] = field(default_factory=list)
-    let_go: Callable[[], None] = lambda: None
+    release: Callable[[], None] = lambda: None
 
-    def do(self, op: str, *args: int | str) -> None:
+    def run_step(self, op: str, *args: int | str) -> None:
         calls: dict[str, Callable[..., None]] = {
             "feed": self.feed,
             "kernel": self.kernel,
@@ -211,25 +211,25 @@ class _KernelRunner:
         calls[op](*args)
 
     def hold(self) -> None:
-        self.let_go = self.bench.hold(self.stream)
+        self.release = self.bench.hold(self.stream)
 
     def feed(self, expert: int) -> None:
-        self.bench.disturb(self.stream)
+        self.bench.inject_delay(self.stream)
         self.stream.launch(partial(self.ids.fill_, expert))
 
     def kernel(self, name: str) -> None:
         self.launch(name)
-        self.keep(name)
+        self.copy_result(name)
 
     def replay(self, name: str) -> None:
         if name not in self.graphs:
             self.graphs[name] = self.bench.accelerator.graph()
             self.graphs[name].capture(self.stream, partial(self.launch, name))
         self.graphs[name].replay(self.stream)
-        self.keep(name)
+        self.copy_result(name)
 
     def launch(self, name: str) -> None:
-        kernels, salt, live = self.bench.accelerator.kernels, Salt(0, 0, 0), self.live
+        kernels, salt, live = self.bench.accelerator.kernels, Salt(0, 0, 0), self.tables
         ids, slots, counts = self.ids, self.slots, self.counts
         if name == "count":
             kernels.count(ids, counts, self.stream)
@@ -245,7 +245,7 @@ class _KernelRunner:
         else:
             kernels.checksum(ids, self.total, self.stream)
 
-    def keep(self, name: str) -> None:
+    def copy_result(self, name: str) -> None:
         """Copy what the kernel has left, behind it on the stream."""
         results = {"count": self.counts, "solve": self.shares, "checksum": self.total}
         result = results.get(name, self.slots)
@@ -256,7 +256,7 @@ class _KernelRunner:
 
 def _kernel_runner(bench: RankContext) -> _KernelRunner:
     """With tables in which every expert has one slot, and ids of expert 0."""
-    stream, of = bench.accelerator.stream(Role.COMPUTE), partial(bench.filled, (EXPERTS,))
+    stream, of = bench.accelerator.stream(Role.COMPUTE), partial(bench.full, (EXPERTS,))
     live = routing_tables.zeroed_tables(bench, 1, EXPERTS, EXPERTS, 1)
     made = routing_tables.make_update(0, routing_tables.make_table(range(EXPERTS), [1] * EXPERTS))
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
@@ -272,7 +272,7 @@ def _kernel_runner(bench: RankContext) -> _KernelRunner:
         slots=of(-1, torch.int32),
         counts=of(-1, torch.int32),
         shares=of(-1, torch.int32),
-        total=bench.filled((1,), -1, torch.int64),
+        total=bench.full((1,), -1, torch.int64),
         rules={
             "row_hash": RowHash(1, of(EXPERTS, torch.int32)[:1]),
             "block_turns": BlockTurns(0),
@@ -294,14 +294,14 @@ def _expected_output(name: str, expert: int) -> list[int]:
 def _play_kernels(bench: RankContext, found: Program) -> Play:
     desk, expert, due = _kernel_runner(bench), 0, []
     for step in found.steps:
-        stuck = catch(partial(desk.do, step.op, *step.args), StreamTimeout)
+        stuck = catch(partial(desk.run_step, step.op, *step.args), StreamTimeout)
         require("G3", not stuck, f"{step} waits for a stream that is held: {stuck}")
         if step.op == "feed":
             expert = int(step.args[0])
         elif step.op != "hold":
             due.append((step, _expected_output(str(step.args[0]), expert)))
         yield NEXT
-    desk.let_go()
+    desk.release()
     bench.drain()
     for (step, wanted), row in zip(due, desk.rows, strict=True):
         require("G3", row.tolist() == wanted, f"{step} leaves {row.tolist()}, not {wanted}")

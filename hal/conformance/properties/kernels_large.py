@@ -100,8 +100,8 @@ class _LargeModelRunner:
 
     bench: RankContext
     stream: Stream
-    live: Tables
-    known: dict[int, RoutingTable]
+    tables: Tables
+    host_tables: dict[int, RoutingTable]
     key: int
 
     @property
@@ -110,27 +110,27 @@ class _LargeModelRunner:
 
     def install(self, layers: Sequence[int], key: int) -> None:
         """New tables of these layers, in one commit."""
-        slots, experts = self.live.slots, self.live.experts
-        self.known.update({layer: _table(experts, slots, key, layer) for layer in layers})
-        made = update_of_layers(layers, [self.known[layer] for layer in layers])
-        self.kernels.commit_tables(made, self.live, self.stream)
+        slots, experts = self.tables.slots, self.tables.experts
+        self.host_tables.update({layer: _table(experts, slots, key, layer) for layer in layers})
+        made = update_of_layers(layers, [self.host_tables[layer] for layer in layers])
+        self.kernels.commit_tables(made, self.tables, self.stream)
         self.bench.drain(self.stream)
 
-    def installed(self) -> None:
+    def check_installed(self) -> None:
         """Every layer's live set holds its own tables, and its word has gone on."""
-        words = to_host(self.live.generation).tolist()
-        for layer, table in self.known.items():
+        words = to_host(self.tables.generation).tolist()
+        for layer, table in self.host_tables.items():
             for name in ("start", "replicas", "cumulative"):
-                found = to_host(getattr(self.live, name))[words[layer] & 1, layer]
-                what = f"{name} of layer {layer} of {self.live.layers}, generation {words[layer]}"
+                found = to_host(getattr(self.tables, name))[words[layer] & 1, layer]
+                what = f"{name} of layer {layer} of {self.tables.layers}, generation {words[layer]}"
                 require_equal("G10", found, getattr(table, name), what)
 
     def route(self, layer: int, tokens: int) -> None:
         """Every kernel over one batch."""
-        bench, experts, table = self.bench, self.live.experts, self.known[layer]
+        bench, experts, table = self.bench, self.tables.experts, self.host_tables[layer]
         drawn = _generator(self.key, tokens, layer)
         ids = torch.randint(-1, experts + 1, (tokens,), generator=drawn, dtype=torch.int32)
-        near, salt = bench.of(ids), Salt(layer % 5, layer, self.key)
+        near, salt = bench.copy_of(ids), Salt(layer % 5, layer, self.key)
         rows = torch.tensor([tokens // TOP_K - 1], dtype=torch.int32)
         place = (salt.rank, salt.layer, salt.step)
         launches: dict[
@@ -138,13 +138,13 @@ class _LargeModelRunner:
         ] = {
             "hashed": (
                 lambda out: self.kernels.route_and_count(
-                    near, self.live, salt, out.slots, out.counts, self.stream
+                    near, self.tables, salt, out.slots, out.counts, self.stream
                 ),
                 route_hashed(ids, table, *place),
             ),
             "apportioned": (
                 lambda out: self.kernels.route_apportioned(
-                    near, self.live, bench.of(table.cumulative), salt, *_outputs(out), self.stream
+                    near, self.tables, bench.copy_of(table.cumulative), salt, *_outputs(out), self.stream
                 ),
                 route_apportioned(ids, table, salt.rank, salt.layer),
             ),
@@ -152,7 +152,7 @@ class _LargeModelRunner:
         for name, (launch, due) in launches.items():
             self.judge("G4", name, launch, ids, due)
         for rule, reference in (
-            (RowHash(TOP_K, bench.of(rows)), RowHash(TOP_K, rows)),
+            (RowHash(TOP_K, bench.copy_of(rows)), RowHash(TOP_K, rows)),
             (BlockTurns(self.key % 7), BlockTurns(self.key % 7)),
         ):
             launch = partial(self.by_rule, rule, near, layer)
@@ -162,7 +162,7 @@ class _LargeModelRunner:
         self, rule: ReplicaRule, ids: Tensor, layer: int, out: routing_tables.RoutingOutput
     ) -> None:
         """One pass."""
-        self.kernels.route_by_rule(rule, ids, self.live, layer, *_outputs(out), self.stream)
+        self.kernels.route_by_rule(rule, ids, self.tables, layer, *_outputs(out), self.stream)
 
     def judge(
         self,
@@ -173,31 +173,31 @@ class _LargeModelRunner:
         due: tuple[Tensor, Tensor],
     ) -> None:
         """Launch, and compare."""
-        out = routing_tables.empty_output(self.bench, ids.numel(), self.live.experts)
+        out = routing_tables.empty_output(self.bench, ids.numel(), self.tables.experts)
         launch(out)
         self.bench.drain(self.stream)
         what = (
-            f"{name}, {ids.numel()} ids of {self.live.experts} experts in {self.live.slots} slots"
+            f"{name}, {ids.numel()} ids of {self.tables.experts} experts in {self.tables.slots} slots"
         )
         require_equal(clause, out.slots, due[0], f"{what}: slots")
         require_equal(clause, out.counts, due[1], f"{what}: counts")
 
     def count_and_solve(self, layer: int, tokens: int) -> None:
         """Counts of a skewed batch, and the shares that level them."""
-        experts = self.live.experts
+        experts = self.tables.experts
         drawn = _generator(self.key, tokens, layer, 1)
         ids = (torch.rand(tokens, generator=drawn) ** 3 * experts).int()
         out = self.bench.empty((experts,), torch.int32)
-        self.kernels.count(self.bench.of(ids), out, self.stream)
+        self.kernels.count(self.bench.copy_of(ids), out, self.stream)
         load = count_experts(ids, experts).long()
-        shares = self.bench.empty((self.live.slots,), torch.int32)
-        given = self.bench.of(load)
-        self.kernels.solve_shares(given, self.live, layer, shares, self.stream)
+        shares = self.bench.empty((self.tables.slots,), torch.int32)
+        given = self.bench.copy_of(load)
+        self.kernels.solve_shares(given, self.tables, layer, shares, self.stream)
         self.bench.drain(self.stream)
         what = f"{tokens} ids of {experts} experts"
         require_equal("G4", out, load.int(), f"count of {what}")
-        due = solve_cumulative(load, self.known[layer], self.live.ranks)
-        require_equal("G4", shares, due, f"shares for {what} on {self.live.ranks} ranks")
+        due = solve_cumulative(load, self.host_tables[layer], self.tables.ranks)
+        require_equal("G4", shares, due, f"shares for {what} on {self.tables.ranks} ranks")
 
 
 def _outputs(out: routing_tables.RoutingOutput) -> tuple[Tensor, Tensor]:
@@ -214,7 +214,7 @@ def _play(bench: RankContext, found: Program) -> Play:
         everyone = torch.randperm(layers, generator=_generator(key, layers)).tolist()
         model.install(everyone, key)
         model.install(everyone[: (layers + 1) // 2], key + 1)
-        model.installed()
+        model.check_installed()
         for layer in {everyone[0], everyone[-1]}:
             model.route(layer, tokens)
             model.count_and_solve(layer, tokens)
@@ -241,7 +241,7 @@ def _play_checksums(bench: RankContext, found: Program) -> Play:
     stream, seen = bench.accelerator.stream(Role.COMPUTE), []
     for step in found.steps:
         length, key = (int(number) for number in step.args)
-        data, out = bench.of(random_bytes(length, key)), bench.empty((1,), torch.int64)
+        data, out = bench.copy_of(random_bytes(length, key)), bench.empty((1,), torch.int64)
         bench.accelerator.kernels.checksum(data, out, stream)
         seen.append((length, key, data, out))
         yield NEXT

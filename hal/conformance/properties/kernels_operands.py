@@ -39,7 +39,7 @@ class _OperandRunner:
     """Tables of two layers, and operands, of which each call gets one that does not fit."""
 
     bench: RankContext
-    live: Tables
+    tables: Tables
     outputs: list[Tensor] = field(default_factory=list)
 
     @property
@@ -51,11 +51,11 @@ class _OperandRunner:
         return self.bench.accelerator.stream(Role.COMPUTE)
 
     def ids(self, count: int = TOKENS, dtype: torch.dtype = torch.int32) -> Tensor:
-        return self.bench.filled((count,), 1, dtype)
+        return self.bench.full((count,), 1, dtype)
 
-    def out(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    def output(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """An output that a call which is refused leaves alone."""
-        self.outputs.append(self.bench.filled((count,), UNTOUCHED_VALUE, dtype))
+        self.outputs.append(self.bench.full((count,), UNTOUCHED_VALUE, dtype))
         return self.outputs[-1]
 
     def route(
@@ -68,45 +68,45 @@ class _OperandRunner:
         """A hashed pass."""
         self.kernels.route_and_count(
             self.ids() if ids is None else ids,
-            self.live,
+            self.tables,
             Salt(0, layer, 0),
-            self.out(TOKENS) if slots is None else slots,
-            self.out(EXPERTS) if counts is None else counts,
+            self.output(TOKENS) if slots is None else slots,
+            self.output(EXPERTS) if counts is None else counts,
             self.stream,
         )
 
     def apportion(self, cumulative: Tensor, layer: int = 0, ids: Tensor | None = None) -> None:
         given = self.ids() if ids is None else ids
-        slots, counts = self.out(TOKENS), self.out(EXPERTS)
+        slots, counts = self.output(TOKENS), self.output(EXPERTS)
         self.kernels.route_apportioned(
-            given, self.live, cumulative, Salt(0, layer, 0), slots, counts, self.stream
+            given, self.tables, cumulative, Salt(0, layer, 0), slots, counts, self.stream
         )
 
     def by_rule(self, ids: Tensor, layer: int = 0, rows: Tensor | None = None) -> None:
         rule = BlockTurns(0) if rows is None else RowHash(1, rows)
-        slots, counts = self.out(TOKENS), self.out(EXPERTS)
-        self.kernels.route_by_rule(rule, ids, self.live, layer, slots, counts, self.stream)
+        slots, counts = self.output(TOKENS), self.output(EXPERTS)
+        self.kernels.route_by_rule(rule, ids, self.tables, layer, slots, counts, self.stream)
 
     def solve(
         self, counts: Tensor | None = None, out: Tensor | None = None, layer: int = 0
     ) -> None:
-        load = self.bench.filled((EXPERTS,), 1, torch.int64) if counts is None else counts
-        shares = self.out(SLOTS) if out is None else out
-        self.kernels.solve_shares(load, self.live, layer, shares, self.stream)
+        load = self.bench.full((EXPERTS,), 1, torch.int64) if counts is None else counts
+        shares = self.output(SLOTS) if out is None else out
+        self.kernels.solve_shares(load, self.tables, layer, shares, self.stream)
 
     def commit(self, layers: tuple[int, ...], **parts: Tensor) -> None:
         table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
         made = replace(
             update_of_layers(range(len(layers)), [table] * len(layers)), layers=layers, **parts
         )
-        self.kernels.commit_tables(made, self.live, self.stream)
+        self.kernels.commit_tables(made, self.tables, self.stream)
 
     def strided(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """A column: every second element."""
-        return self.bench.filled((2 * count,), 1, dtype)[::2]
+        return self.bench.full((2 * count,), 1, dtype)[::2]
 
-    def strided_out(self, count: int) -> Tensor:
-        return self.out(2 * count)[::2]
+    def strided_output(self, count: int) -> Tensor:
+        return self.output(2 * count)[::2]
 
 
 WIDE_DTYPE = torch.int64
@@ -114,13 +114,13 @@ BAD_ROUTES: Mapping[str, Callable[[_OperandRunner], object]] = {
     "ids_of_strides": lambda d: d.route(ids=d.strided(TOKENS)),
     "wide_ids": lambda d: d.route(ids=d.ids(dtype=WIDE_DTYPE)),
     "ids_of_rows": lambda d: d.route(ids=d.ids().view(2, 2)),
-    "slots_of_strides": lambda d: d.route(slots=d.strided_out(TOKENS)),
-    "wide_slots": lambda d: d.route(slots=d.out(TOKENS, WIDE_DTYPE)),
-    "too_few_slots": lambda d: d.route(slots=d.out(TOKENS - 1)),
-    "too_many_slots": lambda d: d.route(slots=d.out(TOKENS + 1)),
-    "wide_counts": lambda d: d.route(counts=d.out(EXPERTS, WIDE_DTYPE)),
-    "too_few_counts": lambda d: d.route(counts=d.out(EXPERTS - 1)),
-    "too_many_counts": lambda d: d.route(counts=d.out(EXPERTS + 1)),
+    "slots_of_strides": lambda d: d.route(slots=d.strided_output(TOKENS)),
+    "wide_slots": lambda d: d.route(slots=d.output(TOKENS, WIDE_DTYPE)),
+    "too_few_slots": lambda d: d.route(slots=d.output(TOKENS - 1)),
+    "too_many_slots": lambda d: d.route(slots=d.output(TOKENS + 1)),
+    "wide_counts": lambda d: d.route(counts=d.output(EXPERTS, WIDE_DTYPE)),
+    "too_few_counts": lambda d: d.route(counts=d.output(EXPERTS - 1)),
+    "too_many_counts": lambda d: d.route(counts=d.output(EXPERTS + 1)),
     "layer_behind_the_last": lambda d: d.route(layer=LAYERS),
     "layer_below_the_first": lambda d: d.route(layer=-1),
     "shares_of_strides": lambda d: d.apportion(d.strided(SLOTS)),
@@ -133,22 +133,22 @@ BAD_ROUTES: Mapping[str, Callable[[_OperandRunner], object]] = {
 }
 BAD_COUNTS: Mapping[str, Callable[[_OperandRunner], object]] = {
     "counted_ids_of_strides": lambda d: d.kernels.count(
-        d.strided(TOKENS), d.out(EXPERTS), d.stream
+        d.strided(TOKENS), d.output(EXPERTS), d.stream
     ),
     "counted_wide_ids": lambda d: d.kernels.count(
-        d.ids(dtype=WIDE_DTYPE), d.out(EXPERTS), d.stream
+        d.ids(dtype=WIDE_DTYPE), d.output(EXPERTS), d.stream
     ),
-    "count_into_strides": lambda d: d.kernels.count(d.ids(), d.strided_out(EXPERTS), d.stream),
+    "count_into_strides": lambda d: d.kernels.count(d.ids(), d.strided_output(EXPERTS), d.stream),
     "narrow_load": lambda d: d.solve(counts=d.ids(EXPERTS)),
     "load_of_strides": lambda d: d.solve(counts=d.strided(EXPERTS, WIDE_DTYPE)),
     "too_short_load": lambda d: d.solve(counts=d.ids(EXPERTS - 1, WIDE_DTYPE)),
-    "solve_into_too_little": lambda d: d.solve(out=d.out(SLOTS - 1)),
-    "solve_into_strides": lambda d: d.solve(out=d.strided_out(SLOTS)),
+    "solve_into_too_little": lambda d: d.solve(out=d.output(SLOTS - 1)),
+    "solve_into_strides": lambda d: d.solve(out=d.strided_output(SLOTS)),
     "solved_layer_behind_the_last": lambda d: d.solve(layer=LAYERS),
-    "sum_into_narrow": lambda d: d.kernels.checksum(d.ids(), d.out(1), d.stream),
-    "sum_into_too_much": lambda d: d.kernels.checksum(d.ids(), d.out(2, WIDE_DTYPE), d.stream),
+    "sum_into_narrow": lambda d: d.kernels.checksum(d.ids(), d.output(1), d.stream),
+    "sum_into_too_much": lambda d: d.kernels.checksum(d.ids(), d.output(2, WIDE_DTYPE), d.stream),
     "sum_of_strides": lambda d: d.kernels.checksum(
-        d.strided(TOKENS), d.out(1, WIDE_DTYPE), d.stream
+        d.strided(TOKENS), d.output(1, WIDE_DTYPE), d.stream
     ),
 }
 BAD_COMMITS: Mapping[str, Callable[[_OperandRunner], object]] = {
@@ -189,7 +189,7 @@ def _play(bench: RankContext, found: Program) -> Play:
     desk = _operand_runner(bench)
     desk.commit((0, 1))
     bench.drain(desk.stream)
-    before = _table_contents(desk.live)
+    before = _table_contents(desk.tables)
     for step in found.steps:
         refusal = catch(partial(BAD_CALLS[step.op], desk), Exception)
         named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
@@ -202,7 +202,7 @@ def _play(bench: RankContext, found: Program) -> Play:
         k for k, out in enumerate(desk.outputs) if bool((to_host(out) != UNTOUCHED_VALUE).any())
     ]
     require("G11", not touched, "a refused call wrote to its output")
-    for name, part in _table_contents(desk.live).items():
+    for name, part in _table_contents(desk.tables).items():
         require_equal("G11", part, before[name], f"{name} of the tables after refused calls")
 
 
@@ -222,16 +222,16 @@ def _play_overwritten_update(bench: RankContext, found: Program) -> Play:
     table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
     made = update_of_layers([1], [table])
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
-    desk.kernels.warm(desk.live, desk.stream)
+    desk.kernels.warm(desk.tables, desk.stream)
     bench.drain(desk.stream)
     let_go = bench.hold(desk.stream)
-    desk.kernels.commit_tables(made, desk.live, desk.stream)
+    desk.kernels.commit_tables(made, desk.tables, desk.stream)
     yield NEXT
     getattr(made, str(found.steps[0].args[0])).fill_(UNTOUCHED_VALUE)
     let_go()
     bench.drain(desk.stream)
     for name in ("start", "replicas", "cumulative"):
-        seen = to_host(getattr(desk.live, name))[1, 1]
+        seen = to_host(getattr(desk.tables, name))[1, 1]
         require_equal(
             "G10", seen, getattr(table, name), f"{name}, of an update that was changed later"
         )
@@ -247,7 +247,7 @@ def _play_unsolved_layer(bench: RankContext, found: Program) -> Play:
     for committed in (False, True):
         if committed:
             desk.commit((1 - layer,))
-        out = desk.out(SLOTS)
+        out = desk.output(SLOTS)
         failed = catch(partial(desk.solve, out=out, layer=layer))
         require("G12", not failed, f"solving a layer without tables raised {failed!r}")
         yield NEXT

@@ -54,28 +54,28 @@ class _TableRunner:
     """
 
     bench: RankContext
-    live: Tables
-    read_by: Event | None = None
-    committed: Event | None = None
-    kept: list[object] = field(default_factory=list)
+    tables: Tables
+    last_read: Event | None = None
+    last_commit: Event | None = None
+    keepalive: list[object] = field(default_factory=list)
 
     def commit(self, kind: int) -> None:
         copy, compute = (self.bench.accelerator.stream(role) for role in (Role.COPY, Role.COMPUTE))
-        if self.read_by is not None:
-            copy.wait(self.read_by)
-        self.read_by = self.bench.accelerator.event()
-        compute.record(self.read_by)
+        if self.last_read is not None:
+            copy.wait(self.last_read)
+        self.last_read = self.bench.accelerator.event()
+        compute.record(self.last_read)
         made = routing_tables.make_update(0, _table(kind))
-        self.kept.append(made)
-        self.bench.accelerator.kernels.commit_tables(made, self.live, copy)
-        self.committed = self.bench.accelerator.event()
-        copy.record(self.committed)
+        self.keepalive.append(made)
+        self.bench.accelerator.kernels.commit_tables(made, self.tables, copy)
+        self.last_commit = self.bench.accelerator.event()
+        copy.record(self.last_commit)
 
     def read(self, how: "Read") -> Tensor:
         compute = self.bench.accelerator.stream(Role.COMPUTE)
-        if self.committed is not None:
-            compute.wait(self.committed)
-        self.bench.disturb(compute)
+        if self.last_commit is not None:
+            compute.wait(self.last_commit)
+        self.bench.inject_delay(compute)
         return how(self)
 
 
@@ -85,7 +85,7 @@ Read = Callable[[_TableRunner], Tensor]
 
 def _read_tables(desk: _TableRunner) -> Tensor:
     """Do as a routing kernel does: take the word once, then the arrays of its set."""
-    bench, live = desk.bench, desk.live
+    bench, live = desk.bench, desk.tables
     parts = (live.start, live.replicas, live.cumulative)
     out = bench.empty((EXPERTS + 1 + 2 * SLOTS,), torch.int32)
 
@@ -110,9 +110,9 @@ def _ids() -> Tensor:
 
 def _read_routing(desk: _TableRunner) -> Tensor:
     bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
-    ids = bench.of(_ids())
-    out = routing_tables.launch_routing(bench, ids, desk.live, SALT, stream)
-    desk.kept += [ids, out]  # a kernel owns nothing: what it counts lands here, too
+    ids = bench.copy_of(_ids())
+    out = routing_tables.launch_routing(bench, ids, desk.tables, SALT, stream)
+    desk.keepalive += [ids, out]  # a kernel owns nothing: what it counts lands here, too
     return out.slots
 
 
@@ -124,11 +124,11 @@ def _expected_routing(kind: int) -> tuple[int, ...]:
 
 def _read_rule_routing(desk: _TableRunner) -> Tensor:
     bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
-    ids, out = bench.of(_ids()), routing_tables.empty_output(bench, TABLE_TOKENS, EXPERTS)
+    ids, out = bench.copy_of(_ids()), routing_tables.empty_output(bench, TABLE_TOKENS, EXPERTS)
     bench.accelerator.kernels.route_by_rule(
-        RULE, ids, desk.live, SALT.layer, out.slots, out.counts, stream
+        RULE, ids, desk.tables, SALT.layer, out.slots, out.counts, stream
     )
-    desk.kept += [ids, out]
+    desk.keepalive += [ids, out]
     return out.slots
 
 
@@ -229,10 +229,10 @@ class _LayerRunner:
     bench: RankContext
     weights: Tensor
     store: SlotStore
-    live: Tables
+    routing_tables: Tables
     ids: Tensor
-    held: list[int] = field(default_factory=lambda: list(INITIAL_PLACEMENT))
-    kept: list[object] = field(default_factory=list)
+    placement: list[int] = field(default_factory=lambda: list(INITIAL_PLACEMENT))
+    keepalive: list[object] = field(default_factory=list)
 
     def stream(self, role: str) -> Stream:
         return self.bench.accelerator.stream(Role(role))
@@ -240,24 +240,24 @@ class _LayerRunner:
     def place(self, role: str, *held: int) -> Play:
         """Commit the slots that change, and the tables, between two reads."""
         stream, compute = self.stream(role), self.stream(Role.COMPUTE)
-        moved = [slot for slot in range(WEIGHT_SLOTS) if held[slot] != self.held[slot]]
-        blob = self.bench.of(_weights(held)[moved]).reshape(-1)
-        self.kept.append(blob)
+        moved = [slot for slot in range(WEIGHT_SLOTS) if held[slot] != self.placement[slot]]
+        blob = self.bench.copy_of(_weights(held)[moved]).reshape(-1)
+        self.keepalive.append(blob)
         self.store.unpack(blob, range(len(moved)), stream)
-        self.behind(stream, compute)
+        self.order_after(stream, compute)
         yield NEXT
         self.store.commit(list(enumerate(moved)), stream)
         yield NEXT
-        self.tables(held, stream)
-        self.behind(compute, stream)
-        self.held = list(held)
+        self.commit_tables(held, stream)
+        self.order_after(compute, stream)
+        self.placement = list(held)
 
-    def tables(self, held: tuple[int, ...], stream: Stream) -> None:
+    def commit_tables(self, held: tuple[int, ...], stream: Stream) -> None:
         made = routing_tables.make_update(0, routing_tables.make_table(held, [1] * WEIGHT_SLOTS))
-        self.kept.append(made)
-        self.bench.accelerator.kernels.commit_tables(made, self.live, stream)
+        self.keepalive.append(made)
+        self.bench.accelerator.kernels.commit_tables(made, self.routing_tables, stream)
 
-    def behind(self, later: Stream, earlier: Stream) -> None:
+    def order_after(self, later: Stream, earlier: Stream) -> None:
         """What is launched on `later` from now on comes after what is on `earlier`."""
         if later is not earlier:
             event = self.bench.accelerator.event()
@@ -267,9 +267,9 @@ class _LayerRunner:
     def read(self) -> Tensor:
         """Route, then read a byte of the slot that each token is sent to."""
         compute = self.stream(Role.COMPUTE)
-        out = routing_tables.launch_routing(self.bench, self.ids, self.live, Salt(0, 0, 0), compute)
+        out = routing_tables.launch_routing(self.bench, self.ids, self.routing_tables, Salt(0, 0, 0), compute)
         seen = self.bench.empty((WEIGHT_TOKENS, SLOT_BYTES))
-        self.kept.append(out)
+        self.keepalive.append(out)
 
         def program() -> None:
             slots = out.slots.long().clamp(0, WEIGHT_SLOTS - 1)
@@ -285,12 +285,12 @@ def _weights(held: tuple[int, ...]) -> Tensor:
 
 
 def _layer_runner(bench: RankContext) -> _LayerRunner:
-    weights = bench.of(_weights(INITIAL_PLACEMENT))
+    weights = bench.copy_of(_weights(INITIAL_PLACEMENT))
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=WEIGHT_SLOTS)
     live = routing_tables.zeroed_tables(bench, 1, WEIGHT_EXPERTS, WEIGHT_SLOTS, 1)
-    ids = bench.of(torch.arange(WEIGHT_TOKENS, dtype=torch.int32) % WEIGHT_EXPERTS)
+    ids = bench.copy_of(torch.arange(WEIGHT_TOKENS, dtype=torch.int32) % WEIGHT_EXPERTS)
     layer = _LayerRunner(bench, weights, bench.accelerator.slot_store(layout), live, ids)
-    layer.tables(INITIAL_PLACEMENT, layer.stream(Role.COMPUTE))
+    layer.commit_tables(INITIAL_PLACEMENT, layer.stream(Role.COMPUTE))
     return layer
 
 

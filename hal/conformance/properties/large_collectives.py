@@ -122,7 +122,7 @@ def _play_uneven(bench: RankContext, found: Program) -> Play:
         rows = _rows(giver, taker, size)
         return random_bytes(rows * ROW_BYTES, key + size * giver + taker).view(rows, ROW_BYTES)
 
-    given = bench.of(torch.cat([block(rank, taker) for taker in range(size)]))
+    given = bench.copy_of(torch.cat([block(rank, taker) for taker in range(size)]))
     out = bench.empty((sum(receives), ROW_BYTES))
     yield from wait_for_success(bench, group.all_to_all_uneven(out, given, receives, sends))
     due = torch.cat([block(giver, rank) for giver in range(size)])
@@ -148,7 +148,7 @@ def _play_messages(bench: RankContext, found: Program) -> Play:
         message, blob = random_bytes(length, key), random_bytes(length, key + 1)
         if group.rank == 0:
             # Kept until they have arrived: that a message owns its buffer is judged elsewhere (K1).
-            buffer, parcel = bench.of(message), PeerBuffer(1, bench.of(blob))
+            buffer, parcel = bench.copy_of(message), PeerBuffer(1, bench.copy_of(blob))
             first = group.isend(buffer, 1)
             second = group.exchange(Exchange((parcel,), ()))
             for work in (first, second):
@@ -195,7 +195,7 @@ SHAPES = (
         claim="So do collectives of thousands and of millions of elements.",
         programs=_collectives,
         play=_play_collectives,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
         large=True,
     ),
     Property(
@@ -205,7 +205,7 @@ SHAPES = (
         claim="One rank gives thousands of rows to another, and few or none to the rest.",
         programs=_uneven,
         play=_play_uneven,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
         large=True,
     ),
     Property(
@@ -216,7 +216,7 @@ SHAPES = (
         programs=_messages,
         play=_play_messages,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
         large=True,
     ),
 )
@@ -229,7 +229,7 @@ PROGRESS = (
         programs=_many_messages,
         play=_play_many_messages,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
         large=True,
     ),
 )

@@ -51,7 +51,7 @@ def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _turn(slots: list[int]) -> tuple[Step, Step]:
-    return Step("write", tuple(slots), host=MOVER), Step("read", host=MODEL)
+    return Step("write", tuple(slots), thread=MOVER), Step("read", thread=MODEL)
 
 
 @dataclass
@@ -79,9 +79,9 @@ class _TurnState:
 
 def _turn_state(bench: RankContext) -> _TurnState:
     """The one that both threads see: whoever comes second drops what it has made."""
-    weights = bench.filled((SLOTS, SLOT_BYTES), 0)
+    weights = bench.full((SLOTS, SLOT_BYTES), 0)
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=1)
-    lock = bench.accelerator.stream_lock(bench.patience)
+    lock = bench.accelerator.stream_lock(bench.timeout)
     mine = _TurnState(weights, lock, bench.accelerator.slot_store(layout))
     scene: _TurnState = bench.shared.setdefault("scene", mine)
     return scene
@@ -90,7 +90,7 @@ def _turn_state(bench: RankContext) -> _TurnState:
 def _play_turns(bench: RankContext, found: Program) -> Play:
     scene = _turn_state(bench)
     yield NEXT
-    if bench.host == MODEL:
+    if bench.thread == MODEL:
         yield from _play_model(bench, found, scene)
     else:
         yield from _play_mover(bench, found, scene)
@@ -98,16 +98,16 @@ def _play_turns(bench: RankContext, found: Program) -> Play:
 
 def _play_mover(bench: RankContext, found: Program, scene: _TurnState) -> Play:
     copy = bench.accelerator.stream(Role.COPY)
-    for turn, step in enumerate(found.of(0, MOVER)):
+    for turn, step in enumerate(found.steps_of(0, MOVER)):
         if turn:
             yield Until(partial(scene.released, turn), "the model's release")
-            late = catch(partial(scene.lock.wait, 0, bench.patience), StreamTimeout)
+            late = catch(partial(scene.lock.wait, 0, bench.timeout), StreamTimeout)
             require("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
         slots = [int(slot) for slot in step.args]
         page = bench.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
         scene.store.write(slots, [[page]] * len(slots), copy)
         yield NEXT
-        late = catch(partial(copy.synchronize, bench.patience), StreamTimeout)
+        late = catch(partial(copy.synchronize, bench.timeout), StreamTimeout)
         require("L5", not late, "a copy from the host does not end while a launched stream waits")
         scene.lock.signal(0)
         scene.signalled += 1
@@ -116,20 +116,20 @@ def _play_mover(bench: RankContext, found: Program, scene: _TurnState) -> Play:
 
 def _play_model(bench: RankContext, found: Program, scene: _TurnState) -> Play:
     compute = bench.accelerator.stream(Role.COMPUTE)
-    turns = len(found.of(0, MODEL))
-    rows = bench.filled((turns, SLOTS, SLOT_BYTES), 0)
+    turns = len(found.steps_of(0, MODEL))
+    rows = bench.full((turns, SLOTS, SLOT_BYTES), 0)
     for row in rows:
         scene.lock.acquire(compute)
         yield NEXT
         for half in (slice(None, SLOT_BYTES // 2), slice(SLOT_BYTES // 2, None)):
             compute.launch(partial(row[:, half].copy_, scene.weights[:, half]))
-            bench.disturb(compute)
+            bench.inject_delay(compute)
             yield NEXT
         scene.lock.release(compute)
         scene.launched += 1
         yield NEXT
     yield Until(lambda: scene.signalled == turns, "the mover's last signal")
-    late = catch(partial(compute.synchronize, bench.patience), StreamTimeout)
+    late = catch(partial(compute.synchronize, bench.timeout), StreamTimeout)
     require("O5", not late, "the last signal never wakes the model")
     _require_turns(found, rows)
 
@@ -137,7 +137,7 @@ def _play_model(bench: RankContext, found: Program, scene: _TurnState) -> Play:
 def _require_turns(found: Program, rows: Tensor) -> None:
     """Every section sees each slot as the latest turn up to its own has left it, whole."""
     due = [0] * SLOTS
-    for turn, (step, row) in enumerate(zip(found.of(0, MOVER), rows.tolist(), strict=True)):
+    for turn, (step, row) in enumerate(zip(found.steps_of(0, MOVER), rows.tolist(), strict=True)):
         for slot in step.args:
             due[int(slot)] = turn + 1
         for slot, (seen, wanted) in enumerate(zip(row, due, strict=True)):
@@ -154,7 +154,7 @@ TURNS = Property(
     programs=_turn_programs,
     play=_play_turns,
     needs=all_of(lock_support, independent_copies, concurrent_streams),
-    hosts=2,
+    threads=2,
 )
 
 
@@ -187,7 +187,7 @@ def _acquire_and_release(bench: RankContext, lock: StreamLock, role: str) -> Eve
 
 
 def _play_one_signal(bench: RankContext, found: Program) -> Play:
-    lock = bench.accelerator.stream_lock(bench.patience)
+    lock = bench.accelerator.stream_lock(bench.timeout)
     entered: list[Event] = []
     for step in found.steps:
         if step.op == "signal":
@@ -212,7 +212,7 @@ def _reached_count(events: list[Event]) -> int:
 
 def _any_reached(bench: RankContext, events: list[Event]) -> bool:
     """Whether one of them is reached while patience lasts."""
-    rounds = int(bench.patience / SHORT_WAIT / len(events)) + 1
+    rounds = int(bench.timeout / SHORT_WAIT / len(events)) + 1
     return any(
         catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout) is None
         for _ in range(rounds)
@@ -237,7 +237,7 @@ def _play_unsignalled(bench: RankContext, found: Program) -> Play:
     late = catch(bench.drain, StreamTimeout)
     require("L6", not late, "the deadline of the lock has passed, and a stream still waits")
     _require_poisoned(lock)
-    epoch = lock.drain(bench.patience)
+    epoch = lock.drain(bench.timeout)
     told = catch(lock.check, LockPoisoned)
     require("L6", not told, f"epoch {epoch} begins poisoned: {told}")
 
@@ -261,7 +261,7 @@ def _play_other_streams(bench: RankContext, found: Program) -> Play:
 
 
 def _stop_by_lock(bench: RankContext, stream: Stream) -> Callable[[], None]:
-    lock = bench.accelerator.stream_lock(bench.patience)
+    lock = bench.accelerator.stream_lock(bench.timeout)
     lock.acquire(stream)
     return partial(lock.signal, lock.epoch)
 
@@ -323,7 +323,7 @@ class _CapturedLockRunner:
         value: uint8 [NBYTES]; turn k writes k + 1 into every byte.
         read: uint8 [NBYTES], where the graph copies `value` to.
         rows: uint8 [MOST_TURNS, NBYTES], `read` after each replay.
-        passed: events behind the replays.
+        replay_events: events behind the replays.
     """
 
     bench: RankContext
@@ -332,8 +332,8 @@ class _CapturedLockRunner:
     value: Tensor
     read: Tensor
     rows: Tensor
-    passed: list[Event] = field(default_factory=list)
-    written: int = 0
+    replay_events: list[Event] = field(default_factory=list)
+    turns_written: int = 0
 
     def stream(self) -> Stream:
         return self.bench.accelerator.stream(Role.COMPUTE)
@@ -350,28 +350,28 @@ class _CapturedLockRunner:
 
     def replay(self) -> None:
         self.graph.replay(self.stream())
-        self.stream().launch(partial(self.rows[len(self.passed)].copy_, self.read))
-        self.passed.append(self.bench.accelerator.event())
-        self.stream().record(self.passed[-1])
+        self.stream().launch(partial(self.rows[len(self.replay_events)].copy_, self.read))
+        self.replay_events.append(self.bench.accelerator.event())
+        self.stream().record(self.replay_events[-1])
 
     def write(self) -> Play:
-        patience = self.bench.patience
-        if self.written:
-            turn = self.written - 1
+        patience = self.bench.timeout
+        if self.turns_written:
+            turn = self.turns_written - 1
             late = catch(partial(self.lock.wait, 0, patience), StreamTimeout)
             require(_violated_clause(turn), not late, f"replay {turn} never releases")
         copy = self.bench.accelerator.stream(Role.COPY)
-        copy.launch(partial(self.value.fill_, self.written + 1))
+        copy.launch(partial(self.value.fill_, self.turns_written + 1))
         copy.synchronize(patience)
         yield NEXT
         self.lock.signal(0)
-        self.written += 1
+        self.turns_written += 1
 
-    def look(self) -> None:
+    def check_replays(self) -> None:
         """No replay goes through without a signal of its own."""
-        passed = sum(event.query() for event in self.passed)
-        what = f"replay {passed - 1} went through after {self.written} signals"
-        require(_violated_clause(passed - 1), passed <= self.written, what)
+        passed = sum(event.query() for event in self.replay_events)
+        what = f"replay {passed - 1} went through after {self.turns_written} signals"
+        require(_violated_clause(passed - 1), passed <= self.turns_written, what)
 
 
 def _violated_clause(turn: int) -> str:
@@ -381,10 +381,10 @@ def _violated_clause(turn: int) -> str:
 
 def _play_captured_lock(bench: RankContext, found: Program) -> Play:
     opened = bench.accelerator
-    value, read = bench.filled((VALUE_BYTES,), 0), bench.filled((VALUE_BYTES,), 0)
-    rows = bench.filled((MAX_TURNS, VALUE_BYTES), 0)
+    value, read = bench.full((VALUE_BYTES,), 0), bench.full((VALUE_BYTES,), 0)
+    rows = bench.full((MAX_TURNS, VALUE_BYTES), 0)
     desk = _CapturedLockRunner(
-        bench, opened.stream_lock(bench.patience), opened.graph(), value, read, rows
+        bench, opened.stream_lock(bench.timeout), opened.graph(), value, read, rows
     )
     desk.capture()
     for step in found.steps:
@@ -393,17 +393,17 @@ def _play_captured_lock(bench: RankContext, found: Program) -> Play:
         else:
             yield from desk.write()
         yield NEXT
-        desk.look()
+        desk.check_replays()
     yield from _end(bench, desk)
 
 
 def _end(bench: RankContext, desk: _CapturedLockRunner) -> Play:
     """Give the signals that are still missing, then compare what was read."""
-    while desk.written < len(desk.passed):
+    while desk.turns_written < len(desk.replay_events):
         yield from desk.write()
-    late = catch(partial(desk.stream().synchronize, bench.patience), StreamTimeout)
+    late = catch(partial(desk.stream().synchronize, bench.timeout), StreamTimeout)
     require("O6", not late, "every replay has its signal, and the stream still waits")
-    for turn, row in enumerate(desk.rows[: len(desk.passed)].tolist()):
+    for turn, row in enumerate(desk.rows[: len(desk.replay_events)].tolist()):
         what = f"replay {turn} reads {row}, not {turn + 1} throughout"
         require(_violated_clause(turn), row == [turn + 1] * VALUE_BYTES, what)
 
@@ -453,8 +453,8 @@ def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
         "wait": model.wait,
         "drain": model.drain,
         "poison": model.poison,
-        "late signal": model.late,
-        "late wait": model.late,
+        "late signal": model.late_call,
+        "late wait": model.late_call,
     }
     return verbs[op]()
 
@@ -467,13 +467,13 @@ class _LockRunner:
     lock: StreamLock
     stream: Stream
     model: LockModel = field(default_factory=LockModel)
-    entered: list[Event] = field(default_factory=list)
+    section_events: list[Event] = field(default_factory=list)
 
-    def do(self, op: str) -> None:
+    def run_step(self, op: str) -> None:
         """Make one call, and compare what it raises with what the model says."""
         epoch, clause = self.model.epoch, self.clause(op)
         due = _expected_errors(self.model, op)
-        patience = EXPIRING_WAIT if due == (StreamTimeout,) else self.bench.patience
+        patience = EXPIRING_WAIT if due == (StreamTimeout,) else self.bench.timeout
         raised = catch(partial(self.call, op, epoch, patience), StreamError)
         fits = isinstance(raised, due) if due else raised is None
         names = " or ".join(error.__name__ for error in due) or "nothing"
@@ -497,7 +497,7 @@ class _LockRunner:
         self.lock.acquire(self.stream)
         self.stream.record(event)
         self.lock.release(self.stream)
-        self.entered.append(event)
+        self.section_events.append(event)
 
     def clause(self, op: str) -> str:
         """Which one a wrong answer breaks: void epochs first, then those that are not the first."""
@@ -505,34 +505,34 @@ class _LockRunner:
             return "L6"
         return "L3" if self.model.epoch or op == "drain" else "O5"
 
-    def look(self) -> None:
+    def check_visible_state(self) -> None:
         """Compare what the host can see at any time."""
         model, clause = self.model, self.clause("look")
         require("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
         told = catch(self.lock.check, *model.check() or (StreamError,))
         require(clause, bool(told) == model.poisoned, f"check says {told!r}")
-        inside = sum(event.query() for event in self.entered)
-        what = f"{inside} sections have begun, though only {model.passed} may"
-        require(clause, inside <= model.passed, what)
+        inside = sum(event.query() for event in self.section_events)
+        what = f"{inside} sections have begun, though only {model.sections_passed} may"
+        require(clause, inside <= model.sections_passed, what)
 
-    def settle(self) -> None:
+    def check_sections(self) -> None:
         """What may pass passes, and nothing else."""
         clause = self.clause("look")
-        for number, event in enumerate(self.entered):
-            due = number < self.model.passed
-            patience = self.bench.patience if due else EXPIRING_WAIT
+        for number, event in enumerate(self.section_events):
+            due = number < self.model.sections_passed
+            patience = self.bench.timeout if due else EXPIRING_WAIT
             late = catch(partial(event.synchronize, patience), StreamTimeout)
             require(clause, (late is None) == due, f"section {number}: passed is {late is None}")
 
 
 def _play_lock(bench: RankContext, found: Program) -> Play:
     stream = bench.accelerator.stream(Role.COMPUTE)
-    desk = _LockRunner(bench, bench.accelerator.stream_lock(bench.patience), stream)
+    desk = _LockRunner(bench, bench.accelerator.stream_lock(bench.timeout), stream)
     for step in found.steps:
-        desk.do(step.op)
+        desk.run_step(step.op)
         yield NEXT
-        desk.look()
-    desk.settle()
+        desk.check_visible_state()
+    desk.check_sections()
     desk.lock.poison()
     bench.drain()
 

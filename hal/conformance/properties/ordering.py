@@ -45,7 +45,7 @@ class _FailedStreamRunner:
 
     Attributes:
         flags: uint8, one a launch, raised when it runs.
-        causes: what the launched programs raise, in the order of issue.
+        raised: what the launched programs raise, in the order of issue.
         events: recorded behind the first program that raises.
         issued: numbers of the launches that came before the first program that raises.
     """
@@ -53,28 +53,28 @@ class _FailedStreamRunner:
     bench: RankContext
     stream: Stream
     flags: Tensor
-    causes: list[PlannedError] = field(default_factory=list)
+    raised: list[PlannedError] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    due: set[int] = field(default_factory=set)
+    expected_launches: set[int] = field(default_factory=set)
     launched: int = 0
 
-    def do(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         """Make one call; it may already know of the failure."""
-        calls = {"launch": self.launch, "raise": self.fail, "record": self.record}
+        calls = {"launch": self.launch, "raise": self.launch_raising, "record": self.record}
         refusal = catch(calls[step.op], StreamFailed)
         if refusal is not None:
-            self.blames_the_first(step.op, refusal)
+            self.require_first_cause(step.op, refusal)
 
     def launch(self) -> None:
         number, flags = self.launched, self.flags
         self.launched += 1
-        if not self.causes:
-            self.due.add(number)
+        if not self.raised:
+            self.expected_launches.add(number)
         self.stream.launch(lambda: flags[number].fill_(1))
 
-    def fail(self) -> None:
-        cause = PlannedError(f"number {len(self.causes)}")
-        self.causes.append(cause)
+    def launch_raising(self) -> None:
+        cause = PlannedError(f"number {len(self.raised)}")
+        self.raised.append(cause)
 
         def program() -> None:
             raise cause
@@ -84,14 +84,14 @@ class _FailedStreamRunner:
     def record(self) -> None:
         event = self.bench.accelerator.event()
         self.stream.record(event)
-        if self.causes:
+        if self.raised:
             self.events.append(event)
 
-    def blames_the_first(self, what: str, refusal: BaseException | None) -> None:
+    def require_first_cause(self, what: str, refusal: BaseException | None) -> None:
         """The call raised, and its cause is what was raised first."""
         require("E7", refusal, f"{what} on a stream that has failed raised nothing")
         cause = refusal.__cause__ if refusal is not None else None
-        wanted = self.causes[0] if self.causes else None
+        wanted = self.raised[0] if self.raised else None
         require("E7", cause is wanted, f"{what} blames {cause!r} instead of {wanted!r}")
 
 
@@ -99,15 +99,15 @@ def _play_failed_stream(bench: RankContext, found: Program) -> Play:
     stream = bench.accelerator.stream(Role(str(found.setting("role"))))
     before = bench.accelerator.event()
     stream.record(before)
-    desk = _FailedStreamRunner(bench, stream, bench.filled((MAX_FAILED_STREAM_STEPS,), 0))
+    desk = _FailedStreamRunner(bench, stream, bench.full((MAX_FAILED_STREAM_STEPS,), 0))
     for step in found.steps:
-        desk.do(step)
+        desk.run_step(step)
         yield NEXT
     for what, call in _last_calls(bench, desk, before).items():
-        desk.blames_the_first(what, catch(call, StreamFailed))
+        desk.require_first_cause(what, catch(call, StreamFailed))
     _passed_on(bench, stream, desk)
     ran = {number for number, flag in enumerate(desk.flags.tolist()) if flag}
-    require("E7", ran == desk.due, f"launches {sorted(ran)} ran, not {sorted(desk.due)}")
+    require("E7", ran == desk.expected_launches, f"launches {sorted(ran)} ran, not {sorted(desk.expected_launches)}")
 
 
 def _last_calls(
@@ -116,15 +116,15 @@ def _last_calls(
     """Every call must raise once `synchronize` has told the host, which is the first of them."""
     stream, event = desk.stream, bench.accelerator.event()
     calls: dict[str, Callable[[], None]] = {
-        "synchronize": partial(stream.synchronize, bench.patience),
+        "synchronize": partial(stream.synchronize, bench.timeout),
         "launch": lambda: stream.launch(lambda: None),
         "wait": partial(stream.wait, before),
         "record": partial(stream.record, event),
-        "the second synchronize": partial(stream.synchronize, bench.patience),
-        "the accelerator's synchronize": partial(bench.accelerator.synchronize, bench.patience),
+        "the second synchronize": partial(stream.synchronize, bench.timeout),
+        "the accelerator's synchronize": partial(bench.accelerator.synchronize, bench.timeout),
     }
     for number, recorded in enumerate(desk.events):
-        calls[f"event {number}'s synchronize"] = partial(recorded.synchronize, bench.patience)
+        calls[f"event {number}'s synchronize"] = partial(recorded.synchronize, bench.timeout)
     return calls
 
 
@@ -133,7 +133,7 @@ def _passed_on(bench: RankContext, stream: Stream, desk: _FailedStreamRunner) ->
     others = [bench.accelerator.stream(role) for role in Role if role != stream.role]
     for event, other in zip(desk.events, others, strict=False):
         refusal = catch(partial(other.wait, event), StreamFailed)
-        refusal = refusal or catch(partial(other.synchronize, bench.patience), StreamFailed)
+        refusal = refusal or catch(partial(other.synchronize, bench.timeout), StreamFailed)
         require("E7", refusal, "a stream that waits for a recording which failed goes on")
 
 
@@ -177,15 +177,15 @@ class _EventRunner:
 
     Attributes:
         marks: int, one a stream: how many launches of it have run.
-        due: by event, the stream and the count that its latest recording stands for.
-        ran: by event, whether it has said that it was reached.
+        expected: by event, the stream and the count that its latest recording stands for.
+        require_launch_ran: by event, whether it has said that it was reached.
     """
 
     bench: RankContext
     marks: dict[str, Tensor]
     launched: dict[str, int] = field(default_factory=dict)
     events: dict[int, Event] = field(default_factory=dict)
-    due: dict[int, tuple[str, int]] = field(default_factory=dict)
+    expected: dict[int, tuple[str, int]] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
 
     def stream(self, role: str) -> Stream:
@@ -194,12 +194,12 @@ class _EventRunner:
     def launch(self, role: str, event: int) -> None:
         """A delay of the executor's choice, a mark, a recording."""
         stream, mark = self.stream(role), self.marks[role]
-        self.bench.disturb(stream)
+        self.bench.inject_delay(stream)
         self.launched[role] = count = self.launched.get(role, 0) + 1
         stream.launch(lambda: mark.fill_(count))
         self.events.setdefault(event, self.bench.accelerator.event())
         stream.record(self.events[event])
-        self.due[event] = (role, count)
+        self.expected[event] = (role, count)
         self.reached.discard(event)
 
     def query(self, event: int) -> bool:
@@ -210,26 +210,26 @@ class _EventRunner:
         what = f"event {event} was reached, and is not any more"
         require("O7", said or event not in self.reached, what)
         if said:
-            self.ran(event, "query says that it was reached")
+            self.require_launch_ran(event, "query says that it was reached")
         return said
 
     def synchronize(self, event: int) -> None:
         """Wait; what was waited for has run, and says so."""
         if event in self.events:
-            self.events[event].synchronize(self.bench.patience)
-            self.ran(event, "synchronize has returned")
+            self.events[event].synchronize(self.bench.timeout)
+            self.require_launch_ran(event, "synchronize has returned")
             require("O7", self.events[event].query(), f"event {event} was waited for, query denies")
 
-    def ran(self, event: int, why: str) -> None:
+    def require_launch_ran(self, event: int, why: str) -> None:
         """What stands before its recording has happened."""
         self.reached.add(event)
-        role, count = self.due[event]
+        role, count = self.expected[event]
         seen = int(to_host(self.marks[role]))
         require("O7", seen >= count, f"event {event}: {why}, ahead of launch {count} on {role}")
 
 
 def _play_events(bench: RankContext, found: Program) -> Play:
-    desk = _EventRunner(bench, {role: bench.filled((1,), 0) for role in EVENT_ROLES})
+    desk = _EventRunner(bench, {role: bench.full((1,), 0) for role in EVENT_ROLES})
     for step in found.steps:
         if step.op == "launch":
             desk.launch(str(step.args[0]), int(step.args[1]))
@@ -300,7 +300,7 @@ def _valid(steps: list[Step]) -> list[Step]:
     """Without waits on what was never recorded, and with a bounded number of launches."""
     order, kept = HappensBefore(), []
     for step in steps:
-        if step.op == "wait" and not order.recorded(int(step.args[1])):
+        if step.op == "wait" and not order.is_recorded(int(step.args[1])):
             continue
         if step.op == "launch" and len(order.launches) >= MOST_LAUNCHES:
             continue
@@ -349,9 +349,9 @@ class _LaunchRunner:
     rows: Tensor
     events: dict[int, Event] = field(default_factory=dict)
     launched: int = 0
-    let_go: Callable[[], None] = lambda: None
+    release: Callable[[], None] = lambda: None
 
-    def do(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         """Make one call."""
         calls: dict[str, Callable[..., None]] = {
             "launch": self.launch,
@@ -375,7 +375,7 @@ class _LaunchRunner:
             row.copy_(flags)
             flags[number] = 1
 
-        self.bench.disturb(self.stream(role))
+        self.bench.inject_delay(self.stream(role))
         self.stream(role).launch(mark)
 
     def record(self, number: int, role: str) -> None:
@@ -386,10 +386,10 @@ class _LaunchRunner:
 
     def hold(self, role: str) -> None:
         """To the oracle this is a launch: one that does not run until it is let go."""
-        self.let_go = self.bench.hold(self.stream(role))
+        self.release = self.bench.hold(self.stream(role))
         self.launch(role)
 
-    def passed(self, role: str) -> Event:
+    def record_after(self, role: str) -> Event:
         """A fresh event behind all that was launched on the stream."""
         event = self.bench.accelerator.event()
         self.stream(role).record(event)
@@ -409,7 +409,7 @@ class _LaunchRunner:
 def _launch_runner(bench: RankContext) -> _LaunchRunner:
     """A desk with all flags down."""
     most = MOST_LAUNCHES + 1  # the hold has a number too
-    return _LaunchRunner(bench, bench.filled((most,), 0), bench.filled((most, most), 0))
+    return _LaunchRunner(bench, bench.full((most,), 0), bench.full((most, most), 0))
 
 
 def _violated_clause(steps: tuple[Step, ...]) -> str:
@@ -429,7 +429,7 @@ def _play_launches(bench: RankContext, found: Program) -> Play:
         if step.op == "pause":
             yield NEXT
             continue
-        desk.do(step)
+        desk.run_step(step)
         _apply_to_model(order, step)
     desk.judge(order, _violated_clause(found.steps))
 
@@ -442,16 +442,16 @@ def _play_held(bench: RankContext, found: Program) -> Play:
         if step.op == "pause":
             yield NEXT
             continue
-        desk.do(step)
+        desk.run_step(step)
         _apply_to_model(order, step)
         if step.op == "launch":
-            passed[desk.launched - 1] = desk.passed(str(step.args[0]))
+            passed[desk.launched - 1] = desk.record_after(str(step.args[0]))
     hold = [step.op for step in found.steps if step.op in ("launch", "hold")].index("hold")
     for number, event in passed.items():
         if not order.before(hold, number):
-            late = catch(partial(event.synchronize, bench.patience), StreamTimeout)
+            late = catch(partial(event.synchronize, bench.timeout), StreamTimeout)
             require(clause, not late, f"launch {number} is held up, though nothing orders it so")
-    desk.let_go()
+    desk.release()
     desk.judge(order, clause)
 
 
@@ -468,7 +468,7 @@ def _play_unrecorded(bench: RankContext, found: Program) -> Play:
     require("O3", not event.query(), "a fresh event says that it was reached")
     for what, call in (
         ("stream.wait", lambda: stream.wait(event)),
-        ("event.synchronize", lambda: event.synchronize(bench.patience)),
+        ("event.synchronize", lambda: event.synchronize(bench.timeout)),
     ):
         raised = catch(call, EventNotRecorded)
         require("O3", raised, f"{what} on an event that was never recorded raised nothing")

@@ -39,13 +39,13 @@ class OverlapTimes:
     """Seconds, medians of `MEASUREMENTS` interleaved measurements.
 
     Attributes:
-        apart: a copy and a computation, one after the other.
-        together: the same two at once.
+        sequential: a copy and a computation, one after the other.
+        concurrent: the same two at once.
         spread: the largest of `together` minus the smallest.
     """
 
-    apart: float
-    together: float
+    sequential: float
+    concurrent: float
     spread: float
 
 
@@ -90,7 +90,7 @@ def _play_measure(bench: RankContext, _: Program) -> Play:
     """Returns the figures; whatever they are, nothing is violated."""
     yield NEXT
     found = measure_overlap(bench)
-    return [found.apart, found.together, found.spread]
+    return [found.sequential, found.concurrent, found.spread]
 
 
 def _format_times(_: Program, answers: Sequence[Any]) -> str:
@@ -121,6 +121,6 @@ PROPERTIES = (
         play=_play_measure,
         judge=_format_times,
         needs=concurrent_streams,
-        where=has_clock,
+        applies_to=has_clock,
     ),
 )

@@ -117,7 +117,7 @@ ROUNDS = (
         programs=_round_programs,
         play=_play_rounds,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="links-warmed-in-one-order-carry-traffic",
@@ -127,7 +127,7 @@ ROUNDS = (
         programs=_warm_programs,
         play=_play_warm,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -139,7 +139,7 @@ INITIAL_BYTE = 0x11
 
 
 def _stream_order_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (None if traits.groups.stream_ordered else "stream_ordered")
+    return several_ranks(traits) or (None if traits.comm_capabilities.stream_ordered else "stream_ordered")
 
 
 def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -175,9 +175,9 @@ def _issue_late(
     """Launch what writes the buffer last, and issue the message behind it."""
     source, target, nbytes = int_arguments(order[0])
     data = payload(order[1], source, target, nbytes)
-    buffer, given = bench.filled((nbytes,), INITIAL_BYTE), bench.of(data)
+    buffer, given = bench.full((nbytes,), INITIAL_BYTE), bench.copy_of(data)
     stream = bench.accelerator.stream(Role(roles[bench.rank == target]))
-    bench.disturb(stream)
+    bench.inject_delay(stream)
     if bench.rank == target:
         stream.launch(lambda: buffer.fill_(INITIAL_BYTE))
     else:
@@ -239,11 +239,11 @@ class _Copies:
     bench: RankContext
     pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
 
-    def take(self, transfer: IssuedOperation, stream: Stream) -> None:
+    def copy_after(self, transfer: IssuedOperation, stream: Stream) -> None:
         """Copy the results behind the operation, on the stream."""
         transfer.work.wait(stream)
-        for found, wanted in transfer.results:
-            seen = self.bench.filled(found.shape, INITIAL_BYTE, found.dtype)
+        for found, wanted in transfer.outputs:
+            seen = self.bench.full(found.shape, INITIAL_BYTE, found.dtype)
             stream.launch(lambda seen=seen, found=found: seen.copy_(found))  # type: ignore[misc]
             self.pairs.append((seen, wanted, f"{transfer.what}, seen by a stream that waited"))
 
@@ -263,7 +263,7 @@ def _play_awaited(bench: RankContext, found: Program) -> Play:
                 transfers[number] = made
         elif step.args[0] in transfers:
             stream = bench.accelerator.stream(Role(str(step.args[1])))
-            copies.take(transfers[int(step.args[0])], stream)
+            copies.copy_after(transfers[int(step.args[0])], stream)
         yield NEXT
     for transfer in transfers.values():
         yield Until(transfer.work.done, transfer.what)
@@ -280,7 +280,7 @@ STREAMED = (
         programs=_ordered_programs,
         play=_play_ordered,
         needs=_stream_order_support,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="a-stream-waits-for-an-operation-without-the-host",
@@ -290,7 +290,7 @@ STREAMED = (
         programs=_awaited_programs,
         play=_play_awaited,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -377,7 +377,7 @@ OVERLAPPING_OPERANDS = (
         claim="A collective whose output overlaps its input gives the same, or does nothing.",
         programs=_in_place_programs,
         play=_play_in_place,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -447,13 +447,13 @@ def _deduplicate_by_thread(steps: list[Step]) -> list[Step]:
     return [
         step
         for host in range(THREADS)
-        for step in deduplicate_messages(s for s in steps if s.host == host)
+        for step in deduplicate_messages(s for s in steps if s.thread == host)
     ]
 
 
 def _independent_groups_support(traits: Traits) -> str | None:
     return several_ranks(traits) or (
-        None if traits.groups.independent_groups else "independent_groups"
+        None if traits.comm_capabilities.independent_groups else "independent_groups"
     )
 
 
@@ -461,8 +461,8 @@ def _play_groups(bench: RankContext, found: Program) -> Play:
     groups = yield from shared_communicators(bench, *PURPOSES)
     transfers = []
     for number, step in enumerate(found.steps):
-        if step.host == bench.host:
-            transfers.append(issue_step(bench, groups[PURPOSES[bench.host]], step, number))
+        if step.thread == bench.thread:
+            transfers.append(issue_step(bench, groups[PURPOSES[bench.thread]], step, number))
             yield NEXT
     yield from wait_and_check(bench, transfers, "P4")
 
@@ -479,7 +479,7 @@ def _play_turns(bench: RankContext, found: Program) -> Play:
     issued: list[threading.Event] = bench.shared.setdefault("issued", fresh)
     transfers = []
     for number, step in enumerate(found.steps):
-        if step.host != bench.host:
+        if step.thread != bench.thread:
             continue
         if number:
             yield from _wait_for_turn(bench, issued[number - 1], number)
@@ -491,7 +491,7 @@ def _play_turns(bench: RankContext, found: Program) -> Play:
 
 def _wait_for_turn(bench: RankContext, before: threading.Event, number: int) -> Play:
     yield Until(before.is_set, f"the turn of step {number}")
-    require("C8", before.wait(bench.patience), f"the turn of step {number} never came")
+    require("C8", before.wait(bench.timeout), f"the turn of step {number} never came")
 
 
 def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -525,7 +525,7 @@ PROPERTIES = (
         programs=_ring_programs,
         play=_play_ring,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="messages-between-two-ranks-keep-their-order",
@@ -535,7 +535,7 @@ PROPERTIES = (
         programs=_order_programs,
         play=_play_order,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="two-communicators-go-on-without-each-other",
@@ -545,8 +545,8 @@ PROPERTIES = (
         programs=_groups_programs,
         play=_play_groups,
         needs=_independent_groups_support,
-        ranks=PropertyScope.GROUP,
-        hosts=THREADS,
+        scope=PropertyScope.GROUP,
+        threads=THREADS,
     ),
     Property(
         name="threads-take-turns-on-one-communicator",
@@ -556,8 +556,8 @@ PROPERTIES = (
         programs=_turns_programs,
         play=_play_turns,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
-        hosts=THREADS,
+        scope=PropertyScope.GROUP,
+        threads=THREADS,
     ),
     Property(
         name="a-rank-may-close-what-it-has-just-opened",
@@ -567,7 +567,7 @@ PROPERTIES = (
         programs=_early_close_programs,
         play=_play_early_close,
         needs=several_ranks,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     *CROWDS,
     *ROUNDS,

@@ -89,7 +89,7 @@ def _play_declarations(bench: RankContext, found: Program) -> Play:
 
 
 def _probe(bench: RankContext) -> None:
-    before = bench.surroundings.leftovers()
+    before = bench.environment.leftovers()
     try:
         answer = bench.backend.probe()
     except Exception as error:
@@ -99,7 +99,7 @@ def _probe(bench: RankContext) -> None:
     count = bench.backend.devices()
     fits = (count > 0) == isinstance(answer, Available)
     require("B1", fits, f"probe answered {answer!r}, and {count} devices can be opened")
-    require_no_more("B1", before, bench.surroundings.leftovers(), "after a probe")
+    require_no_more("B1", before, bench.environment.leftovers(), "after a probe")
 
 
 def require_no_more(
@@ -131,7 +131,7 @@ class _DeviceRunner:
     streams: dict[str, Stream] = field(default_factory=dict)
     memory: list[Tensor] = field(default_factory=list)
 
-    def do(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         """Make one call."""
         if step.op == "stream":
             self.stream(str(step.args[0]))
@@ -163,16 +163,16 @@ class _DeviceRunner:
         device = self.bench.accelerator.device
         if device.type != "cpu":
             stream = self.bench.accelerator.adopt(native_stream(device))
-            seen = self.bench.filled((1,), 0)
+            seen = self.bench.full((1,), 0)
             stream.launch(lambda: seen.fill_(1))
-            stream.synchronize(self.bench.patience)
+            stream.synchronize(self.bench.timeout)
             require("B5", int(to_host(seen)), "a launch on an adopted stream has not run")
             refusal = catch(lambda: stream.launch(_raise), StreamFailed)
             cause = refusal.__cause__ if refusal is not None else None
             said = f"a launch on an adopted stream whose program raised raised {refusal!r}"
             require("E7", isinstance(cause, ZeroDivisionError), said)
             stream.launch(lambda: seen.fill_(2))
-            stream.synchronize(self.bench.patience)
+            stream.synchronize(self.bench.timeout)
             require(
                 "E7", int(to_host(seen)) == 2, "an adopted stream does not go on after a failure"
             )
@@ -192,7 +192,7 @@ def _raise() -> None:
 def _play_device(bench: RankContext, found: Program) -> Play:
     desk = _DeviceRunner(bench)
     for step in found.steps:
-        desk.do(step)
+        desk.run_step(step)
         yield NEXT
     desk.end()
 
@@ -214,13 +214,13 @@ def _play_optional(bench: RankContext, found: Program) -> Play:
     """The memory of a slot is made before the store is asked for; it is dropped with the error."""
     name = found.steps[0].op
     declared = _declares(bench.backend.capabilities, name)
-    before = dict(bench.surroundings.leftovers())
+    before = dict(bench.environment.leftovers())
     try:
         OPTIONAL[name](bench)
     except Unsupported as refusal:
         require("R2", not declared, f"{name} is declared, yet: {refusal}")
         yield NEXT
-        require_no_more("R2", before, bench.surroundings.leftovers(), "after a refusal")
+        require_no_more("R2", before, bench.environment.leftovers(), "after a refusal")
     except Exception as error:
         what = f"{type(error).__name__}: {error}, not Unsupported"
         raise Violation("R2", f"{name} is not declared and raised {what}") from error
@@ -339,14 +339,14 @@ def _slots(bench: RankContext) -> Resources:
     lease.release()
     place.unpack([0], 1, SLOT_ROLES[1])
     place.store.commit([(0, 0)], place.stream(SLOT_ROLES[2]))
-    blob = place.look([0], SLOT_ROLES[0])
+    blob = place.read_in_launch([0], SLOT_ROLES[0])
     reader.detach()
     yield from (place.store, reader, lease, blob, place.pack([0], SLOT_ROLES[1]))
 
 
 def _pages(bench: RankContext) -> Resources:
     pool = bench.accelerator.host_pool(WIDTH, 1)
-    page = pool.take(bench.patience)
+    page = pool.take(bench.timeout)
     page.give_back(None)
     yield from (pool, page)
 
@@ -356,13 +356,13 @@ def _lock(bench: RankContext) -> Resources:
     lock.signal(lock.epoch)
     lock.acquire(bench.accelerator.stream(Role(stream)))
     lock.release(bench.accelerator.stream(Role(stream)))
-    lock.wait(lock.epoch, bench.patience)
+    lock.wait(lock.epoch, bench.timeout)
     yield lock
 
 
 def _graph(bench: RankContext) -> Resources:
     graph, stream = bench.accelerator.graph(), bench.accelerator.stream(Role(SLOT_ROLES[0]))
-    cell = bench.filled((1,), 0)
+    cell = bench.full((1,), 0)
     graph.capture(stream, lambda: stream.launch(lambda: cell.fill_(1)))
     graph.replay(stream)
     yield from (graph, cell)
@@ -393,7 +393,7 @@ def _play_uses(bench: RankContext, found: Program) -> Play:
         bench.drain()
         yield NEXT
         gc.collect(1)
-        bases.append(bench.surroundings.leftovers())
+        bases.append(bench.environment.leftovers())
     remembered = [name for cycle in cycles[:-1] for name, made in cycle if _is_alive(made)]
     require("R1", not remembered, f"{len(remembered)} used up and still alive: {remembered}")
     require_no_more("R1", bases[0], bases[-1], f"after {REPEATS} cycles")
@@ -447,7 +447,7 @@ def _closed(_: Traits) -> st.SearchStrategy[Program]:
 def _play_closed(bench: RankContext, found: Program) -> Play:
     before = set(threading.enumerate())
     extra = bench.backend.open(0)
-    flag = bench.filled((1,), 0)
+    flag = bench.full((1,), 0)
     for step in found.steps:
         if step.op == "launch":
             extra.stream(Role(str(step.args[0]))).launch(lambda: None)

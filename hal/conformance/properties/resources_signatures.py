@@ -86,7 +86,7 @@ def _device_objects(bench: RankContext) -> Iterable[tuple[type, object]]:
     yield from ((Stream, stream), (Event, device.event()), (SlotStore, store))
     yield from ((Reader, store.attach(stream)), (Lease, store.lease([0])))
     pool = device.host_pool(1, 1)
-    yield from ((HostPool, pool), (Page, pool.take(bench.patience)))
+    yield from ((HostPool, pool), (Page, pool.take(bench.timeout)))
     if bench.backend.capabilities.stream_lock:
         yield StreamLock, device.stream_lock(bench.deadline)
     if bench.backend.capabilities.graph_capture:
@@ -120,6 +120,6 @@ PROPERTIES = (
         claim="The same for fabrics, communicators, works and the control plane.",
         programs=_empty_program,
         play=_play_group,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )

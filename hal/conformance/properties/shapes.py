@@ -77,7 +77,7 @@ def row_counts(found: Program) -> list[list[int]]:
 
 
 def _block(found: Program, rows: int, giver: int, taker: int) -> Tensor:
-    shape = (rows, found.number("width"))
+    shape = (rows, found.int_setting("width"))
     return small_integers(
         CollectiveCall("rows", dtype_named(found.setting("dtype")), shape), giver, taker
     )
@@ -87,7 +87,7 @@ def _play_uneven(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     table, rank, ranks = row_counts(found), group.rank, range(found.size)
     sends, receives = table[rank], [table[giver][rank] for giver in ranks]
-    tensor = bench.of(torch.cat([_block(found, sends[r], rank, r) for r in ranks]))
+    tensor = bench.copy_of(torch.cat([_block(found, sends[r], rank, r) for r in ranks]))
     wanted = torch.cat([_block(found, receives[r], r, rank) for r in ranks])
     out = bench.empty(tuple(wanted.shape), wanted.dtype)
     work = group.all_to_all_uneven(out, tensor, receives, sends)
@@ -103,7 +103,7 @@ UNEVEN = (
         claim="All-to-all moves any number of rows between any two ranks, none and all included.",
         programs=_uneven_programs,
         play=_play_uneven,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -120,7 +120,7 @@ def _subgroup_programs(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(call.map(_step), min_size=1, max_size=MAX_SUBGROUP_CALLS)
         return drawn.map(lambda steps: program(filter(_possible, steps), size))
 
-    return programs_by_size(traits.sizes, sized)
+    return programs_by_size(traits.group_sizes, sized)
 
 
 def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -164,7 +164,7 @@ SUBGROUPS = (
         claim="Collectives work in groups of every size, and among any of the ranks in any order.",
         programs=_subgroup_programs,
         play=_play_subgroups,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -239,10 +239,10 @@ def _play_shaped(bench: RankContext, found: Program) -> Play:
 def _play_misaligned(bench: RankContext, found: Program) -> Play:
     group = yield from bench.communicator()
     for call in calls_in(found):
-        buffers = GuardedBuffers(bench, found.number("offset"))
+        buffers = GuardedBuffers(bench, found.int_setting("offset"))
         require_results("S4", group, (yield from run_calls(bench, group, [call], buffers)))
         what = f"rank {bench.rank}: {call} changed bytes beside its buffers"
-        require("A4", buffers.intact(), what)
+        require("A4", buffers.guards_intact(), what)
 
 
 PROPERTIES = (
@@ -253,7 +253,7 @@ PROPERTIES = (
         claim="Every collective gives what its definition says, on every declared dtype.",
         programs=_plain,
         play=_play_plain,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="every-shape-travels",
@@ -262,7 +262,7 @@ PROPERTIES = (
         claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",
         programs=_shaped,
         play=_play_shaped,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     Property(
         name="misaligned-buffers-arrive-and-their-neighbours-stay",
@@ -271,7 +271,7 @@ PROPERTIES = (
         claim="Addresses 1, 2 and 4 bytes off work, and nothing beside a buffer is written.",
         programs=_misaligned,
         play=_play_misaligned,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
     *SIZES,
     *LAYOUTS,

@@ -90,16 +90,16 @@ class LaidOutBuffers:
 
     Attributes:
         kind: one of `KINDS`, or `CONTIGUOUS`.
-        which: input or output.
-        before: the memory of each operand, uint8, and what it held at first, on the host.
+        operand: input or output.
+        initial_bytes: the memory of each operand, uint8, and what it held at first, on the host.
     """
 
     bench: RankContext
     kind: str
-    which: str
-    before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    operand: str
+    initial_bytes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def of(self, values: Tensor) -> Tensor:
+    def copy_of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
         kind, shape = self._kind("input"), tuple(values.shape)
         flat = _flat(kind, shape, values.dtype)
@@ -110,22 +110,22 @@ class LaidOutBuffers:
             made.copy_(values)
         return self._brought(flat, kind, shape)
 
-    def out(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def output(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Device memory for a result."""
         kind = self._kind("output")
         return self._brought(_flat(kind, tuple(shape), dtype), kind, tuple(shape))
 
     def untouched(self) -> bool:
         """Whether every operand is as it was made, and what lies between its elements too."""
-        return all(torch.equal(to_host(now), was) for now, was in self.before)
+        return all(torch.equal(to_host(now), was) for now, was in self.initial_bytes)
 
     def _kind(self, which: str) -> str:
-        return self.kind if which == self.which else CONTIGUOUS
+        return self.kind if which == self.operand else CONTIGUOUS
 
     def _brought(self, flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
         data = flat.view(torch.uint8)
-        made = self.bench.of(data)
-        self.before.append((made, data))
+        made = self.bench.copy_of(data)
+        self.initial_bytes.append((made, data))
         return _view(made.view(flat.dtype), kind, shape)
 
 
@@ -188,9 +188,9 @@ def _play_layouts(bench: RankContext, found: Program) -> Play:
     require_results("S2", group, probes)
     for one in tried:
         if one.flight is not None:
-            yield from one.flight.land(bench)
+            yield from one.flight.wait(bench)
             require_results("S2", group, [one.flight], _values(one.operands))
-        where = f"rank {group.rank}: {one.operands.which} {one.operands.kind}, {one.call}"
+        where = f"rank {group.rank}: {one.operands.operand} {one.operands.kind}, {one.call}"
         kept = one.flight is not None or one.operands.untouched()
         require("S2", kept, f"{where}: rejected, but its operands changed")
     return [one.flight is not None for one in tried]
@@ -211,7 +211,7 @@ LAYOUTS = (
         programs=_layout_programs,
         play=_play_layouts,
         judge=_judge,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )
 
@@ -240,7 +240,7 @@ def _unsupported_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
     moved = {dtype_name(dtype) for dtype in copyable_dtypes(traits)}
-    summed = {dtype_name(dtype) for dtype in traits.groups.reductions}
+    summed = {dtype_name(dtype) for dtype in traits.comm_capabilities.reductions}
     alien = [dtype_name(dtype) for dtype in ALL_DTYPES if dtype_name(dtype) not in moved]
     return [
         _steps("dtype", DTYPE_CHECKED_OPS, alien),
@@ -273,20 +273,20 @@ class _UnsupportedCalls:
     def shape(self, op: str, how: object) -> None:
         """The side that holds a row for every rank has one too few, or one too many."""
         rows = self.group.size + (1 if how == "one row too many" else -1)
-        wide, narrow = self.operands.out((rows, 2), torch.int32), (2,)
+        wide, narrow = self.operands.output((rows, 2), torch.int32), (2,)
         if op == "all_gather":
-            self.group.all_gather(wide, self.operands.out(narrow, torch.int32))
+            self.group.all_gather(wide, self.operands.output(narrow, torch.int32))
         elif op == "reduce_scatter":
-            self.group.reduce_scatter(self.operands.out(narrow, torch.int32), wide)
+            self.group.reduce_scatter(self.operands.output(narrow, torch.int32), wide)
         else:
-            self.group.all_to_all(self.operands.out((rows, 2), torch.int32), wide)
+            self.group.all_to_all(self.operands.output((rows, 2), torch.int32), wide)
 
     def mixed(self, op: str, name: object) -> None:
         """Output and input of two element types, both declared."""
         size = self.group.size
         narrow, wide = ((2,), (size, 2)) if op == "all_gather" else ((size, 2), (size, 2))
-        tensor = self.operands.out(narrow, torch.uint8)
-        out = self.operands.out(wide, dtype_named(name))
+        tensor = self.operands.output(narrow, torch.uint8)
+        out = self.operands.output(wide, dtype_named(name))
         (self.group.all_gather if op == "all_gather" else self.group.all_to_all)(out, tensor)
 
     def rows(self, _: str, how: object) -> None:
@@ -298,14 +298,14 @@ class _UnsupportedCalls:
             "a negative count": [-1, *good[1:-1], 3] if size > 1 else [-1],
             "more rows than there are": [2, *good[1:]],
         }[str(how)]
-        tensor, out = (self.operands.out((size, 2), torch.uint8) for _ in range(2))
+        tensor, out = (self.operands.output((size, 2), torch.uint8) for _ in range(2))
         self.group.all_to_all_uneven(out, tensor, good, sends)
 
     def peer(self, op: str, by: object) -> None:
         """A rank that is not of the group: so far below the first, or above the last."""
         distance = int(str(by))
         peer = distance if distance < 0 else self.group.size + distance
-        data = self.operands.out((4,), torch.uint8)
+        data = self.operands.output((4,), torch.uint8)
         calls: dict[str, Callable[[], object]] = {
             "isend": lambda: self.group.isend(data, peer),
             "irecv": lambda: self.group.irecv(data, peer),
@@ -358,6 +358,6 @@ REJECTIONS = (
         "any side effect.",
         programs=_unsupported_programs,
         play=_play_unsupported,
-        ranks=PropertyScope.GROUP,
+        scope=PropertyScope.GROUP,
     ),
 )

@@ -65,7 +65,7 @@ class _HeldStream:
         stream: it stands still until the lock is signalled.
         gate: the lock that holds it.
         lock: a lock that it holds itself, and releases once it goes on.
-        point: recorded behind.
+        event: recorded behind.
         pool: of one page, given back behind.
     """
 
@@ -73,10 +73,10 @@ class _HeldStream:
     stream: Stream
     gate: StreamLock
     lock: StreamLock
-    point: Event
+    event: Event
     pool: HostPool
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Signal, once; a lock that was poisoned too early has let it go already, and is judged."""
         with suppress(LockPoisoned):
             self.gate.signal(self.gate.epoch)
@@ -85,7 +85,7 @@ class _HeldStream:
         """Every wait of the host for what stands still."""
         return {
             "stream": self.stream.synchronize,
-            "event": self.point.synchronize,
+            "event": self.event.synchronize,
             "accelerator": self.bench.accelerator.synchronize,
             "lock": partial(self.lock.wait, self.lock.epoch),
             "drain": self.lock.drain,
@@ -99,9 +99,9 @@ WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 def _hold_stream(bench: RankContext, role: str) -> _HeldStream:
     """The stream holds a lock, and then waits for a signal that nobody has given."""
     accelerator, stream = bench.accelerator, bench.accelerator.stream(Role(role))
-    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(bench.patience)
+    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(bench.timeout)
     pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
-    page = pool.take(bench.patience)
+    page = pool.take(bench.timeout)
     lock.acquire(stream)
     lock.signal(lock.epoch)
     gate.acquire(stream)
@@ -135,14 +135,14 @@ def _play_expiring_waits(bench: RankContext, found: Program) -> Play:
         told = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
         what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {told}"
         require("E11", isinstance(raised, due), what)
-        require("E11", not held.point.query(), f"{what}, after the point was reached")
+        require("E11", not held.event.query(), f"{what}, after the point was reached")
         yield NEXT
-    held.let_go()
+    held.release()
     yield NEXT
     for name in ("event", "stream", "accelerator", "lock", "pool"):
-        failed = catch(partial(held.waits()[name], bench.patience), EquipoiseError)
+        failed = catch(partial(held.waits()[name], bench.timeout), EquipoiseError)
         require("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
-    failed = catch(partial(held.point.synchronize, 0.0), EquipoiseError)
+    failed = catch(partial(held.event.synchronize, 0.0), EquipoiseError)
     require(
         "E11", not failed, f"a wait without time for a point that was reached raised {failed!r}"
     )
@@ -170,8 +170,8 @@ def _play_late_release(bench: RankContext, found: Program) -> Play:
     for step in found.steps:
         name = str(step.args[0])
         held = _hold_stream(bench, str(found.setting("role")))
-        with _call_after(RELEASE_DELAY, held.let_go):
-            failed = catch(partial(held.waits()[name], bench.patience), EquipoiseError)
+        with _call_after(RELEASE_DELAY, held.release):
+            failed = catch(partial(held.waits()[name], bench.timeout), EquipoiseError)
         told = f"raised {failed!r}, which was ahead of its time-out"
         require(
             "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {told}"
@@ -202,7 +202,7 @@ def _play_late_peer(bench: RankContext, found: Program) -> Play:
     work = _issue_part(bench, group, step.op)
     if work is None:
         return
-    failed = catch(partial(work.result, bench.patience), CommunicatorFailed, ResultPending)
+    failed = catch(partial(work.result, bench.timeout), CommunicatorFailed, ResultPending)
     what = f"rank {bench.rank}: {step.op}, whose peer came after {LATE_PEER_FRACTION:g} of its deadline,"
     require("E11", not failed, f"{what} failed: {failed!r}")
 
@@ -216,7 +216,7 @@ def _issue_part(bench: RankContext, group: Communicator, op: str) -> Work | None
         return None
     peer = ends[group.rank == 0]
     sends = (op == "isend") == (group.rank == 0)
-    buffer = bench.filled((UNMATCHED_BYTES,), group.rank)
+    buffer = bench.full((UNMATCHED_BYTES,), group.rank)
     return group.isend(buffer, peer) if sends else group.irecv(buffer, peer)
 
 
@@ -238,7 +238,7 @@ PROPERTIES = (
         programs=_late_release_programs,
         play=_play_late_release,
         needs=lock_support,
-        where=_has_own_clock,
+        applies_to=_has_own_clock,
         large=True,
     ),
     Property(
@@ -249,8 +249,8 @@ PROPERTIES = (
         programs=_late_peer_programs,
         play=_play_late_peer,
         needs=several_ranks,
-        where=_has_own_clock,
-        ranks=PropertyScope.GROUP,
-        pace=DeadlineLength.BRISK,
+        applies_to=_has_own_clock,
+        scope=PropertyScope.GROUP,
+        deadline=DeadlineLength.SHORT,
     ),
 )

@@ -54,27 +54,27 @@ class _ReaderRunner:
     """Makes the calls of a program, with every stream a reader.
 
     Attributes:
-        place: the store.
+        fixture: the store.
         states: the versions of all slots, at first and after each call that changed them.
         reads: of each look, in words what it is, and where its bytes land.
-        used: how many staging buffers were used up.
+        staging_used: how many staging buffers were used up.
     """
 
-    place: SlotStoreFixture
+    fixture: SlotStoreFixture
     states: list[list[int]]
     reads: list[tuple[str, Tensor]] = field(default_factory=list)
-    used: int = 0
+    staging_used: int = 0
 
-    def do(self, version: int, step: Step) -> None:
+    def run_step(self, version: int, step: Step) -> None:
         """Make one call; its version is the number of its step, from 1."""
         role, everything = str(step.args[-1]), range(len(self.states[0]))
         if step.op == "look":
             what = f"step {version}: {role} saw"
-            self.reads.append((what, self.place.look(everything, role)))
+            self.reads.append((what, self.fixture.read_in_launch(everything, role)))
             return
         slots = [slot for slot in everything if int(step.args[0]) >> slot & 1]
         if step.op == "write":
-            self.place.write(slots, version, role)
+            self.fixture.write(slots, version, role)
         else:
             self.commit(slots, version, role)
         before = self.states[-1]
@@ -82,10 +82,10 @@ class _ReaderRunner:
 
     def commit(self, slots: list[int], version: int, role: str) -> None:
         """Many slots in one call, through staging buffers that nothing else uses."""
-        staging = range(self.used, self.used + len(slots))
-        self.place.unpack(staging, version, role)
-        self.place.store.commit(list(zip(staging, slots, strict=True)), self.place.stream(role))
-        self.used += len(slots)
+        staging = range(self.staging_used, self.staging_used + len(slots))
+        self.fixture.unpack(staging, version, role)
+        self.fixture.store.commit(list(zip(staging, slots, strict=True)), self.fixture.stream(role))
+        self.staging_used += len(slots)
 
 
 def _play_readers(
@@ -97,7 +97,7 @@ def _play_readers(
         place.store.attach(bench.accelerator.stream(Role(role)))
     desk = _ReaderRunner(place, [[0] * slots])
     for version, step in enumerate(found.steps, start=1):
-        desk.do(version, step)
+        desk.run_step(version, step)
         yield NEXT
     bench.drain()
     return desk
@@ -157,18 +157,18 @@ class _StoreRunner:
     Every verb that brings bytes brings a version of its own: the number of its step, from 1.
 
     Attributes:
-        shelf: the store.
-        due: of each read, in words what it is, where its bytes land, and the version due.
-        slots: the version of each slot, by the order of issue.
-        staging: how many staging buffers were used up.
+        fixture: the store.
+        expected_reads: of each read, in words what it is, where its bytes land, and the version due.
+        slot_versions: the version of each slot, by the order of issue.
+        staging_used: how many staging buffers were used up.
     """
 
-    shelf: SlotStoreFixture
-    due: list[tuple[str, Tensor, int]] = field(default_factory=list)
-    slots: dict[int, int] = field(default_factory=dict)
-    staging: int = 0
+    fixture: SlotStoreFixture
+    expected_reads: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    slot_versions: dict[int, int] = field(default_factory=dict)
+    staging_used: int = 0
 
-    def do(self, version: int, step: Step) -> None:
+    def run_step(self, version: int, step: Step) -> None:
         """Make one call."""
         slot, role = int(step.args[0]), str(step.args[-1])
         if step.op == "commit":
@@ -180,26 +180,26 @@ class _StoreRunner:
 
     def commit(self, version: int, slot: int, arrives: str, role: str) -> None:
         """Through a staging buffer that nothing else uses."""
-        self.shelf.unpack([self.staging], version, arrives)
-        self.shelf.store.commit([(self.staging, slot)], self.shelf.stream(role))
-        self.slots[slot] = version
-        self.staging += 1
+        self.fixture.unpack([self.staging_used], version, arrives)
+        self.fixture.store.commit([(self.staging_used, slot)], self.fixture.stream(role))
+        self.slot_versions[slot] = version
+        self.staging_used += 1
 
     def write(self, version: int, slot: int, role: str) -> None:
-        self.shelf.write([slot], version, role)
-        self.slots[slot] = version
+        self.fixture.write([slot], version, role)
+        self.slot_versions[slot] = version
 
     def pack(self, version: int, slot: int, role: str) -> None:
         what = f"step {version}: what was packed of slot {slot} on {role}"
-        self.due.append((what, self.shelf.pack([slot], role), self.slots.get(slot, 0)))
+        self.expected_reads.append((what, self.fixture.pack([slot], role), self.slot_versions.get(slot, 0)))
 
-    def end(self) -> None:
+    def pack_changed_slots(self) -> None:
         """A last pack of every slot that was changed."""
-        for slot, version in self.slots.items():
-            self.due.append(
-                (f"slot {slot} in the end", self.shelf.pack([slot], SLOT_ROLES[0]), version)
+        for slot, version in self.slot_versions.items():
+            self.expected_reads.append(
+                (f"slot {slot} in the end", self.fixture.pack([slot], SLOT_ROLES[0]), version)
             )
-        self.shelf.bench.drain()
+        self.fixture.bench.drain()
 
 
 def _require_versions(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
@@ -227,10 +227,10 @@ def _issue_order_programs(_: Traits) -> st.SearchStrategy[Program]:
 def _play_issue_order(bench: RankContext, found: Program) -> Play:
     desk = _StoreRunner(make_plain_slot_store(bench, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
     for version, step in enumerate(found.steps, start=1):
-        desk.do(version, step)
+        desk.run_step(version, step)
         yield NEXT
-    desk.end()
-    _require_versions("V5", desk.due)
+    desk.pack_changed_slots()
+    _require_versions("V5", desk.expected_reads)
 
 
 def _staging_reuse_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -297,15 +297,15 @@ def _event_ordered_programs(_: Traits) -> st.SearchStrategy[Program]:
 class _EventOrderedRunner(_StoreRunner):
     """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
 
-    written: dict[int, Event] = field(default_factory=dict)
-    seen: dict[int, list[Event]] = field(default_factory=dict)
+    write_events: dict[int, Event] = field(default_factory=dict)
+    read_events: dict[int, list[Event]] = field(default_factory=dict)
 
-    def do(self, version: int, step: Step) -> None:
+    def run_step(self, version: int, step: Step) -> None:
         slot, role = int(step.args[0]), str(step.args[-1])
         if step.op == "host":
-            self.host(version, slot)
+            self.read_on_host(version, slot)
         elif step.op == "look":
-            self.look(version, slot, role)
+            self.read_in_launch(version, slot, role)
         else:
             self.bring(version, step.op, slot, role)
 
@@ -314,41 +314,41 @@ class _EventOrderedRunner(_StoreRunner):
 
         Behind the last one too: that a store orders its verbs by itself is judged elsewhere (V5).
         """
-        before = [self.written[slot]] if slot in self.written else []
-        for event in (*before, *self.seen.pop(slot, [])):
-            self.shelf.stream(role).wait(event)
+        before = [self.write_events[slot]] if slot in self.write_events else []
+        for event in (*before, *self.read_events.pop(slot, [])):
+            self.fixture.stream(role).wait(event)
         if op == "commit":
             self.commit(version, slot, role, role)
         else:
             self.write(version, slot, role)
-        self.written[slot] = self.record(role)
+        self.write_events[slot] = self.record(role)
 
-    def look(self, version: int, slot: int, role: str) -> None:
-        if slot in self.written:
-            self.shelf.stream(role).wait(self.written[slot])
+    def read_in_launch(self, version: int, slot: int, role: str) -> None:
+        if slot in self.write_events:
+            self.fixture.stream(role).wait(self.write_events[slot])
         what = f"step {version}: what {role} saw in slot {slot} behind the event"
-        self.due.append((what, self.shelf.look([slot], role), self.slots.get(slot, 0)))
-        self.seen.setdefault(slot, []).append(self.record(role))
+        self.expected_reads.append((what, self.fixture.read_in_launch([slot], role), self.slot_versions.get(slot, 0)))
+        self.read_events.setdefault(slot, []).append(self.record(role))
 
-    def host(self, version: int, slot: int) -> None:
-        if slot in self.written:
-            self.written[slot].synchronize(self.shelf.bench.patience)
+    def read_on_host(self, version: int, slot: int) -> None:
+        if slot in self.write_events:
+            self.write_events[slot].synchronize(self.fixture.bench.timeout)
         what = f"step {version}: what the host saw in slot {slot} after the event"
-        self.due.append((what, self.shelf.bytes_of(slot), self.slots.get(slot, 0)))
+        self.expected_reads.append((what, self.fixture.read_slot(slot), self.slot_versions.get(slot, 0)))
 
     def record(self, role: str) -> Event:
-        event = self.shelf.bench.accelerator.event()
-        self.shelf.bench.accelerator.stream(Role(role)).record(event)
+        event = self.fixture.bench.accelerator.event()
+        self.fixture.bench.accelerator.stream(Role(role)).record(event)
         return event
 
 
 def _play_event_ordered(bench: RankContext, found: Program) -> Play:
     desk = _EventOrderedRunner(make_plain_slot_store(bench, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
     for version, step in enumerate(found.steps, start=1):
-        desk.do(version, step)
+        desk.run_step(version, step)
         yield NEXT
     bench.drain()
-    _require_versions("V1", desk.due)
+    _require_versions("V1", desk.expected_reads)
 
 
 PROPERTIES = (

@@ -29,16 +29,16 @@ class ClientView:
     def __init__(self, client: Any, ranks: RankCapacity) -> None:
         self._client = ref(client)
         self._ranks = ranks
-        self._seen: object = client.lb_engines  # what stands there before the first report
+        self._last_reports: object = client.lb_engines  # what stands there before the first report
         self.ranks = ranks
 
     @property
-    def dead(self) -> bool:
+    def engine_dead(self) -> bool:
         """Whether the engine has died or was shut down: its own errors reach every request."""
         client = self._client()
         return client is None or bool(client.resources.engine_dead)
 
-    def reports(self, shares: RankLoads) -> tuple[WorkerReport, ...]:
+    def new_reports(self, shares: RankLoads) -> tuple[WorkerReport, ...]:
         """What the ranks said last, all of them; empty where that was read already.
 
         The coordinator sends a new list about every 100 ms while something changes. Before vLLM
@@ -46,25 +46,25 @@ class ClientView:
         long there as this client's own are, which `shares` tells.
         """
         client = self._client()
-        if client is None or client.lb_engines is self._seen:
+        if client is None or client.lb_engines is self._last_reports:
             return ()
-        self._seen = client.lb_engines
+        self._last_reports = client.lb_engines
         told = client.lb_engines[: self._ranks.count]
         if all(len(one) > NUM_COUNT_FIELDS for one in told):
             return tuple(self._report(*one) for one in told)
-        return tuple(map(self._guessed, told, _loads_or_total(shares())))
+        return tuple(map(self._estimated_report, told, _loads_or_total(shares())))
 
     def _report(self, waiting: int, running: int, usage: float) -> WorkerReport:
-        tokens = int(usage * (self._ranks.kv_tokens or 0))
+        tokens = int(usage * (self._ranks.kv_cache_tokens or 0))
         return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
 
-    def _guessed(self, counts: Sequence[int], share: RankLoad) -> WorkerReport:
+    def _estimated_report(self, counts: Sequence[int], share: RankLoad) -> WorkerReport:
         waiting, running = counts
         tokens = (waiting + running) * share.tokens // max(1, share.requests)
-        usage = min(1.0, tokens / self._ranks.kv_tokens) if self._ranks.kv_tokens else 0.0
+        usage = min(1.0, tokens / self._ranks.kv_cache_tokens) if self._ranks.kv_cache_tokens else 0.0
         return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
 
-    def routes(self, request: Any) -> bool:
+    def policy_may_route(self, request: Any) -> bool:
         """Whether a policy is to choose; else the engine's own rule does, at once.
 
         It does for what only releases memory elsewhere, for further parts of an input that it has
@@ -76,7 +76,7 @@ class ClientView:
         there = rank is None or 0 <= rank < self._ranks.count
         return there and not begun and not request.abort_immediately
 
-    def rank_of(self, request: Any) -> int | None:
+    def required_rank(self, request: Any) -> int | None:
         """The only rank that may serve it: one that was asked for, or that has what it needs."""
         if request.data_parallel_rank is not None:
             return int(request.data_parallel_rank)
@@ -87,7 +87,7 @@ class ClientView:
         )
         return None if index is None else int(index)
 
-    def end(self, requests: Iterable[str], reason: str) -> None:
+    def finish_requests(self, requests: Iterable[str], reason: str) -> None:
         """Have requests that the engine never saw end as if it had ended them.
 
         Args:

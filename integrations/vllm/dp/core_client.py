@@ -111,7 +111,7 @@ def _choose(choose: Callable[..., Any]) -> Callable[..., Any]:
     def get_core_engine_for_request(self: Any, request: Any) -> Any:
         desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
         rule = partial(choose, self)
-        return rule(request) if desk is None else desk.choose(request, rule)
+        return rule(request) if desk is None else desk.choose_engine(request, rule)
 
     return get_core_engine_for_request
 
@@ -122,7 +122,7 @@ def _process(process: Async) -> Async:
         await process(self, outputs)
         desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
         if desk is not None:
-            desk.observe(outputs)
+            desk.on_outputs(outputs)
 
     return process_engine_outputs
 
@@ -163,7 +163,7 @@ def _abort_queued(client: Any, mode: str) -> None:
     """To abort all requests concerns those that no rank has seen yet as well."""
     desk: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
     if desk is not None and mode == "abort":
-        desk.end_held()
+        desk.abort_queued()
 
 
 _MAKE: Mapping[str, Callable[[Any], Any]] = {

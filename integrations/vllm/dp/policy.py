@@ -20,15 +20,15 @@ class RankCapacity:
 
     Attributes:
         count: of them; numbered as the engine numbers them.
-        slots: requests that each has at once.
-        kv_tokens: tokens in the KV cache of each, as the engine says; None: it did not.
-        room: the same, as far as the policy is to keep to it; None: not at all.
+        max_running: requests that each has at once.
+        kv_cache_tokens: tokens in the KV cache of each, as the engine says; None: it did not.
+        kv_token_limit: the same, as far as the policy is to keep to it; None: not at all.
     """
 
     count: int
-    slots: int
-    kv_tokens: int | None
-    room: int | None
+    max_running: int
+    kv_cache_tokens: int | None
+    kv_token_limit: int | None
 
 
 def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> RankCapacity:
@@ -44,9 +44,9 @@ def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> 
     room = None if getattr(cache, "enable_prefix_caching", False) else tokens
     return RankCapacity(
         count=count,
-        slots=settings.slots or int(config.scheduler_config.max_num_seqs),
-        kv_tokens=None if tokens is None else int(tokens),
-        room=settings.room or room,
+        max_running=settings.slots or int(config.scheduler_config.max_num_seqs),
+        kv_cache_tokens=None if tokens is None else int(tokens),
+        kv_token_limit=settings.room or room,
     )
 
 
@@ -75,7 +75,7 @@ def make_policy(
 ) -> RoutingPolicy:
     """Raises `ConfigError`, as `factory`, and `UsageError` where another's makes none."""
     made = policy_factory(settings, clients, client)
-    return made([ranks.slots] * ranks.count, [ranks.room] * ranks.count)
+    return made([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 
 def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:

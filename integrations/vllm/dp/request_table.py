@@ -26,22 +26,22 @@ from equipoise.hal.errors import RequestError
 class DpRequestState(Enum):
     """Where a request is."""
 
-    HELD = "held"
+    QUEUED = "held"
     """It waits in the policy."""
-    BOUND = "bound"
+    ASSIGNED = "bound"
     """The policy has chosen; it is not handed over yet."""
-    SENT = "sent"
+    RUNNING = "sent"
     """The engine has it, and will say when it ended."""
-    LEAVING = "leaving"
+    ABORTING = "leaving"
     """The engine has it, and was told that nobody wants it any more."""
-    BESIDE = "beside"
+    FALLBACK_QUEUED = "beside"
     """It was taken out of the policy, and is not handed over yet."""
-    PASSED = "passed"
+    FALLBACK_RUNNING = "passed"
     """The engine has it, and the policy does not know."""
 
 
-UNSENT_STATES = frozenset({DpRequestState.HELD, DpRequestState.BOUND, DpRequestState.BESIDE})
-POLICY_TRACKED_STATES = frozenset({DpRequestState.SENT, DpRequestState.LEAVING})
+UNSENT_STATES = frozenset({DpRequestState.QUEUED, DpRequestState.ASSIGNED, DpRequestState.FALLBACK_QUEUED})
+POLICY_TRACKED_STATES = frozenset({DpRequestState.RUNNING, DpRequestState.ABORTING})
 """The policy is told what becomes of it."""
 
 
@@ -58,25 +58,25 @@ class DpRequest:
 
     Attributes:
         id: the engine's name for it.
-        size: prompt tokens, at least 1.
-        rank: the only one that may serve it; None: any.
-        since: when it arrived, in seconds.
+        prompt_tokens: prompt tokens, at least 1.
+        required_rank: the only one that may serve it; None: any.
+        arrived_at: when it arrived, in seconds.
         send: hands a message to the engine as the engine itself would.
         messages: that wait to be handed over, in order; input that streams comes in several.
-        stage: where it is.
-        worker: that the policy has chosen.
-        tokens: that it has made.
+        state: where it is.
+        assigned_rank: that the policy has chosen.
+        generated_tokens: that it has made.
     """
 
     id: str
-    size: int
-    rank: int | None
-    since: float
+    prompt_tokens: int
+    required_rank: int | None
+    arrived_at: float
     send: Callable[[Any], Awaitable[None]]
     messages: list[Any]
-    stage: DpRequestState = DpRequestState.HELD
-    worker: int | None = None
-    tokens: int = 0
+    state: DpRequestState = DpRequestState.QUEUED
+    assigned_rank: int | None = None
+    generated_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -88,112 +88,112 @@ class RequestTable:
     Attributes:
         policy: nobody else calls it.
         workers: that it has.
-        tickets: of requests that have not ended, by id.
-        held: of them, those that wait in the policy, the oldest first.
-        bound: those that the policy chose for since they were taken last.
+        requests: of requests that have not ended, by id.
+        queued: of them, those that wait in the policy, the oldest first.
+        assigned: those that the policy chose for since they were taken last.
     """
 
     policy: RoutingPolicy
     workers: int
-    tickets: dict[str, DpRequest] = field(default_factory=dict)
-    held: dict[str, DpRequest] = field(default_factory=dict)
-    bound: list[DpRequest] = field(default_factory=list)
+    requests: dict[str, DpRequest] = field(default_factory=dict)
+    queued: dict[str, DpRequest] = field(default_factory=dict)
+    assigned: list[DpRequest] = field(default_factory=list)
 
-    def enter(self, ticket: DpRequest) -> None:
+    def add(self, ticket: DpRequest) -> None:
         """It is there; the policy does not know yet."""
-        self.tickets[ticket.id] = self.held[ticket.id] = ticket
+        self.requests[ticket.id] = self.queued[ticket.id] = ticket
 
-    def arrive(self, ticket: DpRequest) -> None:
+    def notify_policy(self, ticket: DpRequest) -> None:
         """Tell the policy of what has entered."""
-        request = Request(id=ticket.id, size=ticket.size, worker=ticket.rank)
+        request = Request(id=ticket.id, size=ticket.prompt_tokens, worker=ticket.required_rank)
         self._apply(self.policy.on_arrival(request))
 
-    def step(self, counts: Mapping[str, int], ended: Iterable[str]) -> None:
+    def on_step(self, counts: Mapping[str, int], ended: Iterable[str]) -> None:
         """Tokens that were made, and requests that ended, since the last step."""
         told: dict[RequestId, int] = {
             name: count for name, count in counts.items() if self._grown(name, count)
         }
-        gone = [self.tickets.pop(name) for name in dict.fromkeys(ended) if name in self.tickets]
-        finished = [one.id for one in gone if one.stage is DpRequestState.SENT and one.tokens]
+        gone = [self.requests.pop(name) for name in dict.fromkeys(ended) if name in self.requests]
+        finished = [one.id for one in gone if one.state is DpRequestState.RUNNING and one.generated_tokens]
         if told or finished:
             self._apply(self.policy.on_tokens(told, finished))
         for ticket in gone:
             # To a policy, what made no token was given up.
-            if ticket.stage in POLICY_TRACKED_STATES and ticket.id not in finished:
+            if ticket.state in POLICY_TRACKED_STATES and ticket.id not in finished:
                 self._apply(self.policy.on_abort(ticket.id))
 
-    def shares(self) -> list[RankLoad]:
+    def rank_loads(self) -> list[RankLoad]:
         """What of the requests that the policy knows each worker has."""
         counts, tokens = [0] * self.workers, [0] * self.workers
-        for ticket in self.tickets.values():
-            if ticket.worker is not None and ticket.stage in POLICY_TRACKED_STATES:
-                counts[ticket.worker] += 1
-                tokens[ticket.worker] += ticket.size + ticket.tokens
+        for ticket in self.requests.values():
+            if ticket.assigned_rank is not None and ticket.state in POLICY_TRACKED_STATES:
+                counts[ticket.assigned_rank] += 1
+                tokens[ticket.assigned_rank] += ticket.prompt_tokens + ticket.generated_tokens
         return list(map(RankLoad, counts, tokens))
 
-    def report(self, reports: Iterable[WorkerReport]) -> None:
+    def on_reports(self, reports: Iterable[WorkerReport]) -> None:
         """What the workers say of themselves, in their order."""
         for worker, report in enumerate(reports):
             self._apply(self.policy.on_worker_change(WorkerChange(worker=worker, report=report)))
 
-    def drop(self, ticket: DpRequest) -> None:
+    def remove(self, ticket: DpRequest) -> None:
         """It is over, wherever it is: the engine will say nothing of it."""
-        known = self.tickets.pop(ticket.id, None) is not None
-        self.held.pop(ticket.id, None)
+        known = self.requests.pop(ticket.id, None) is not None
+        self.queued.pop(ticket.id, None)
         ticket.messages.clear()
-        if known and ticket.stage not in (DpRequestState.BESIDE, DpRequestState.PASSED):
+        if known and ticket.state not in (DpRequestState.FALLBACK_QUEUED, DpRequestState.FALLBACK_RUNNING):
             self._apply(self.policy.on_abort(ticket.id))
 
-    def set_beside(self, ticket: DpRequest) -> None:
+    def fall_back(self, ticket: DpRequest) -> None:
         """Take one that is held out of the policy, for the engine's own rule to choose."""
-        del self.held[ticket.id]
-        ticket.stage = DpRequestState.BESIDE
+        del self.queued[ticket.id]
+        ticket.state = DpRequestState.FALLBACK_QUEUED
         self._apply(self.policy.on_abort(ticket.id))
 
-    def dissolve(self) -> list[DpRequest]:
+    def fall_back_all(self) -> list[DpRequest]:
         """The policy is not to be called any more; returns what is not handed over."""
-        stray = [one for one in self.tickets.values() if one.stage in UNSENT_STATES]
-        for ticket in self.tickets.values():
-            ticket.stage = (
-                DpRequestState.BESIDE if ticket.stage in UNSENT_STATES else DpRequestState.PASSED
+        stray = [one for one in self.requests.values() if one.state in UNSENT_STATES]
+        for ticket in self.requests.values():
+            ticket.state = (
+                DpRequestState.FALLBACK_QUEUED if ticket.state in UNSENT_STATES else DpRequestState.FALLBACK_RUNNING
             )
-        self.held.clear()
-        self.bound.clear()
+        self.queued.clear()
+        self.assigned.clear()
         return stray
 
     def close(self) -> None:
         """Part with the policy."""
-        self.dissolve()
+        self.fall_back_all()
         del self.policy
 
-    def take_bound(self) -> Iterator[DpRequest]:
+    def take_assigned(self) -> Iterator[DpRequest]:
         """Those that the policy has chosen for, and that still wait to be handed over."""
-        bound, self.bound = self.bound, []
+        bound, self.assigned = self.assigned, []
         return (
-            one for one in bound if one.stage is DpRequestState.BOUND and one.id in self.tickets
+            one for one in bound if one.state is DpRequestState.ASSIGNED and one.id in self.requests
         )
 
     def _grown(self, name: str, count: int) -> bool:
-        ticket = self.tickets.get(name)
-        if ticket is None or ticket.stage not in POLICY_TRACKED_STATES:
+        ticket = self.requests.get(name)
+        if ticket is None or ticket.state not in POLICY_TRACKED_STATES:
             return False
-        ticket.tokens += count
+        ticket.generated_tokens += count
         return True
 
     def _apply(self, decision: Decision) -> None:
         for assignment in decision.assignments:
-            ticket = self.held.pop(str(assignment.request), None)
+            ticket = self.queued.pop(str(assignment.request), None)
             wrong = not 0 <= assignment.worker < self.workers
-            if ticket is None or wrong or ticket.rank not in (None, assignment.worker):
+            if ticket is None or wrong or ticket.required_rank not in (None, assignment.worker):
                 raise RequestError(f"the policy cannot bind so: {assignment}")
-            ticket.stage, ticket.worker = DpRequestState.BOUND, assignment.worker
-            self.bound.append(ticket)
+            ticket.state, ticket.assigned_rank = DpRequestState.ASSIGNED, assignment.worker
+            self.assigned.append(ticket)
 
 
 def mark_sent(ticket: DpRequest) -> int | None:
     """Its first message is on its way; returns the worker that the policy has chosen, if it has."""
-    if ticket.stage is DpRequestState.BOUND:
-        ticket.stage = DpRequestState.SENT
-        return ticket.worker
-    ticket.stage = DpRequestState.PASSED
+    if ticket.state is DpRequestState.ASSIGNED:
+        ticket.state = DpRequestState.RUNNING
+        return ticket.assigned_rank
+    ticket.state = DpRequestState.FALLBACK_RUNNING
     return None

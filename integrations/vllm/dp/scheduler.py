@@ -60,36 +60,36 @@ class DpRequestScheduler:
         hold_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._front, self._ledger = front, ledger
+        self._client, self._table = front, ledger
         self._hold_seconds, self.clock = hold_seconds, clock
-        self._meters = RoutingMetrics()
+        self._metrics = RoutingMetrics()
         self._counts: Counter[str] = Counter()
-        self._ended: list[str] = []
-        self._flushing: asyncio.Handle | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._finished: list[str] = []
+        self._flush_handle: asyncio.Handle | None = None
+        self._poll_task: asyncio.Task[None] | None = None
+        self._send_tasks: set[asyncio.Task[None]] = set()
         self.mode = RoutingMode.POLICY
 
     @property
-    def tickets(self) -> tuple[DpRequest, ...]:
+    def requests(self) -> tuple[DpRequest, ...]:
         """Of requests that have not ended."""
-        return tuple(self._ledger.tickets.values())
+        return tuple(self._table.requests.values())
 
     @property
     def policy(self) -> RoutingPolicy:
         """What chooses, as long as `mode` says so; only to be looked at."""
-        return self._ledger.policy
+        return self._table.policy
 
     async def add(self, request: Any, send: Callable[[Any], Awaitable[None]]) -> None:
         """A request arrived, or a further part of one: hand it over, now or later.
 
         Raises what `send` raises, where it is now.
         """
-        ticket = self._ledger.tickets.get(request.request_id)
+        ticket = self._table.requests.get(request.request_id)
         if ticket is not None and ticket.messages:
             ticket.messages.append(request)
         elif (
-            ticket is not None or self.mode is RoutingMode.ENGINE or not self._front.routes(request)
+            ticket is not None or self.mode is RoutingMode.ENGINE or not self._client.policy_may_route(request)
         ):
             await send(request)
         else:
@@ -98,38 +98,38 @@ class DpRequestScheduler:
     async def _enter(self, request: Any, send: Callable[[Any], Awaitable[None]]) -> None:
         ticket = DpRequest(
             id=request.request_id,
-            size=self._size(request),
-            rank=self._front.rank_of(request),
-            since=self.clock(),
+            prompt_tokens=self._size(request),
+            required_rank=self._client.required_rank(request),
+            arrived_at=self.clock(),
             send=send,
             messages=[request],
         )
-        self._ledger.enter(ticket)
-        self._do(partial(self._arrived, ticket), apart_from=ticket)
-        if ticket.stage is DpRequestState.HELD:
-            self._watch()
+        self._table.add(ticket)
+        self._apply_event(partial(self._arrived, ticket), apart_from=ticket)
+        if ticket.state is DpRequestState.QUEUED:
+            self._start_polling()
             return
         try:
             await _deliver(ticket)
         except Exception:
-            self._do(partial(self._ledger.drop, ticket))
+            self._apply_event(partial(self._table.remove, ticket))
             raise
 
     def _size(self, request: Any) -> int:
         """No more than a rank holds, or it would wait for one that does."""
-        return min(prompt_length(request), self._front.ranks.room or prompt_length(request))
+        return min(prompt_length(request), self._client.ranks.kv_token_limit or prompt_length(request))
 
     def _arrived(self, ticket: DpRequest) -> None:
-        self._settle()
-        self._ledger.arrive(ticket)
+        self._flush_events()
+        self._table.notify_policy(ticket)
 
-    def choose(self, request: Any, rule: Callable[[Any], Any]) -> Any:
+    def choose_engine(self, request: Any, rule: Callable[[Any], Any]) -> Any:
         """The engine for a request that is handed over; the engine's `rule` keeps its books.
 
         A rank that is asked for is the rule's first concern, so a choice is told to it as one.
         """
-        ticket = self._ledger.tickets.get(request.request_id)
-        worker = None if ticket is None else self._worker_of(ticket)
+        ticket = self._table.requests.get(request.request_id)
+        worker = None if ticket is None else self._rank_for(ticket)
         if worker is None:
             return rule(request)
         asked, request.data_parallel_rank = request.data_parallel_rank, worker
@@ -138,37 +138,37 @@ class DpRequestScheduler:
         finally:
             request.data_parallel_rank = asked
 
-    def _worker_of(self, ticket: DpRequest) -> int | None:
+    def _rank_for(self, ticket: DpRequest) -> int | None:
         """None: the engine's own rule chooses."""
-        if ticket.stage in POLICY_TRACKED_STATES:
-            return ticket.worker  # a further part of it, which vLLM before 0.32 sends anywhere
-        if ticket.stage is DpRequestState.HELD:
+        if ticket.state in POLICY_TRACKED_STATES:
+            return ticket.assigned_rank  # a further part of it, which vLLM before 0.32 sends anywhere
+        if ticket.state is DpRequestState.QUEUED:
             return None
         worker = mark_sent(ticket)
         if worker is not None:
-            self._meters.routed(worker)
+            self._metrics.routed(worker)
         return worker
 
     async def abort(
         self, requests: Sequence[str], abort: Callable[[list[str]], Awaitable[None]]
     ) -> None:
         """Requests were given up: what the engine has not seen, it never will."""
-        tickets = self._ledger.tickets
+        tickets = self._table.requests
         known = [tickets[one] for one in requests if one in tickets]
-        unsent = [one for one in known if one.stage in UNSENT_STATES]
+        unsent = [one for one in known if one.state in UNSENT_STATES]
         for ticket in known:
-            if ticket.stage is not DpRequestState.LEAVING:
-                self._meters.aborted()
-            if ticket.stage is DpRequestState.SENT:
-                ticket.stage = DpRequestState.LEAVING
-            if ticket.stage not in UNSENT_STATES:
+            if ticket.state is not DpRequestState.ABORTING:
+                self._metrics.aborted()
+            if ticket.state is DpRequestState.RUNNING:
+                ticket.state = DpRequestState.ABORTING
+            if ticket.state not in UNSENT_STATES:
                 # Further parts that are about to be handed over would come after the abort, and
                 # the engine would take the first of them for a new request.
                 ticket.messages.clear()
         for ticket in unsent:
             messages = list(ticket.messages)
-            self._do(partial(self._ledger.drop, ticket))
-            if releases_remote_kv(messages[0]) and not self._front.dead:
+            self._apply_event(partial(self._table.remove, ticket))
+            if releases_remote_kv(messages[0]) and not self._client.engine_dead:
                 messages[0].abort_immediately = True
                 await ticket.send(messages[0])
         mine = {one.id for one in unsent}
@@ -179,96 +179,96 @@ class DpRequestScheduler:
     def close(self) -> None:
         """The client is gone, or the process ends, which is to find no policy of C++ left."""
         self.mode = RoutingMode.ENGINE
-        self._ledger.close()
+        self._table.close()
 
-    def end_held(self) -> None:
+    def abort_queued(self) -> None:
         """The engine gives up all that it has: so is what it would have had."""
-        unsent = [one for one in self._ledger.tickets.values() if one.stage in UNSENT_STATES]
+        unsent = [one for one in self._table.requests.values() if one.state in UNSENT_STATES]
         for ticket in unsent:
-            self._do(partial(self._ledger.drop, ticket))
-        self._front.end((one.id for one in unsent), "ABORT")
+            self._apply_event(partial(self._table.remove, ticket))
+        self._client.finish_requests((one.id for one in unsent), "ABORT")
 
-    def observe(self, outputs: Any) -> None:
+    def on_outputs(self, outputs: Any) -> None:
         """What a step of an engine brought; told to the policy with what else this turn brings."""
-        tickets = self._ledger.tickets
+        tickets = self._table.requests
         for output in outputs.outputs:
             if output.new_token_ids and output.request_id in tickets:
                 self._counts[output.request_id] += len(output.new_token_ids)
-        self._ended += [one for one in outputs.finished_requests or () if one in tickets]
-        if (self._counts or self._ended) and self._flushing is None:
-            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+        self._finished += [one for one in outputs.finished_requests or () if one in tickets]
+        if (self._counts or self._finished) and self._flush_handle is None:
+            self._flush_handle = asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._do(self._settle)
+        self._apply_event(self._flush_events)
 
-    def _settle(self) -> None:
+    def _flush_events(self) -> None:
         """Tell the policy what has happened so far."""
-        counts, ended = self._counts, self._ended
-        self._counts, self._ended = Counter(), []
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
-        self._ledger.step(counts, ended)
+        counts, ended = self._counts, self._finished
+        self._counts, self._finished = Counter(), []
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        self._table.on_step(counts, ended)
         if self.mode is RoutingMode.POLICY:
-            self._ledger.report(self._front.reports(self._ledger.shares))
+            self._table.on_reports(self._client.new_reports(self._table.rank_loads))
 
-    def tick(self) -> None:
+    def poll(self) -> None:
         """Look at reports, and at what is held too long."""
-        self._do(self._settle)
+        self._apply_event(self._flush_events)
         now = self.clock()
-        for ticket in list(self._ledger.held.values()):
-            if now - ticket.since < self._hold_seconds:
+        for ticket in list(self._table.queued.values()):
+            if now - ticket.arrived_at < self._hold_seconds:
                 break
-            if ticket.stage is not DpRequestState.HELD:
+            if ticket.state is not DpRequestState.QUEUED:
                 continue  # a slot was left to it by one that is set beside
-            self._meters.overdue()
-            self._do(partial(self._ledger.set_beside, ticket))
-            self._carry([ticket])
+            self._metrics.overdue()
+            self._apply_event(partial(self._table.fall_back, ticket))
+            self._send_soon([ticket])
 
-    def _do(self, event: Callable[[], None], apart_from: DpRequest | None = None) -> None:
+    def _apply_event(self, event: Callable[[], None], apart_from: DpRequest | None = None) -> None:
         """An event of the ledger, and what follows; a policy that fails is not called again."""
         try:
             event()
-            ready: Iterable[DpRequest] = self._ledger.take_bound()
+            ready: Iterable[DpRequest] = self._table.take_assigned()
         except Exception:
-            ready = self._give_up()
-        self._carry([one for one in ready if one is not apart_from])
-        self._meters.held(len(self._ledger.held))
+            ready = self._fall_back()
+        self._send_soon([one for one in ready if one is not apart_from])
+        self._metrics.held(len(self._table.queued))
 
-    def _give_up(self) -> list[DpRequest]:
+    def _fall_back(self) -> list[DpRequest]:
         LOG.exception("equipoise: the policy failed; the engine's own rule routes from now on")
-        self._meters.failed()
+        self._metrics.failed()
         self.mode = RoutingMode.ENGINE
-        return self._ledger.dissolve()
+        return self._table.fall_back_all()
 
-    def _carry(self, tickets: list[DpRequest]) -> None:
+    def _send_soon(self, tickets: list[DpRequest]) -> None:
         if tickets:
             task = asyncio.get_running_loop().create_task(self._deliver_all(tickets))
-            self._carrying.add(task)
-            task.add_done_callback(self._carrying.discard)
+            self._send_tasks.add(task)
+            task.add_done_callback(self._send_tasks.discard)
 
     async def _deliver_all(self, tickets: list[DpRequest]) -> None:
         for ticket in tickets:
             try:
                 await _deliver(ticket)
             except Exception:
-                self._undelivered(ticket)
+                self._on_send_failed(ticket)
 
-    def _undelivered(self, ticket: DpRequest) -> None:
-        self._do(partial(self._ledger.drop, ticket))
-        if self._front.dead:
+    def _on_send_failed(self, ticket: DpRequest) -> None:
+        self._apply_event(partial(self._table.remove, ticket))
+        if self._client.engine_dead:
             return  # the engine tells everybody who waits
         LOG.exception("equipoise: request %s could not be handed over", ticket.id)
-        self._front.end([ticket.id], "ERROR")
+        self._client.finish_requests([ticket.id], "ERROR")
 
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.get_running_loop().create_task(self._look())
+    def _start_polling(self) -> None:
+        if self._poll_task is None or self._poll_task.done():
+            self._poll_task = asyncio.get_running_loop().create_task(self._poll_loop())
 
-    async def _look(self) -> None:
-        while self._ledger.held and not self._front.dead:
+    async def _poll_loop(self) -> None:
+        while self._table.queued and not self._client.engine_dead:
             await asyncio.sleep(POLL_SECONDS)
-            self.tick()
+            self.poll()
 
 
 async def _deliver(ticket: DpRequest) -> None:

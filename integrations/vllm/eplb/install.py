@@ -51,16 +51,16 @@ class EplbRequest:
     """What a worker asked for.
 
     Attributes:
-        parallel: its parallel configuration, by which it is known; kept, so that nobody has its id.
-        model: configuration of the model that it serves; others are drafts.
+        parallel_config: its parallel configuration, by which it is known; kept, so that nobody has its id.
+        target_config: configuration of the model that it serves; others are drafts.
         settings: of the part.
-        made: the states that were made for it.
+        states: the states that were made for it.
     """
 
-    parallel: Any
-    model: Any
+    parallel_config: Any
+    target_config: Any
     settings: EplbSettings
-    made: list[Any]
+    states: list[Any]
 
 
 EPLB_REQUESTS: dict[int, EplbRequest] = {}
@@ -103,7 +103,7 @@ def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
 
 def current_placement(worker: Any) -> list[list[int]] | None:
     """By layer of the model that came last, the target's: the expert in every slot."""
-    states = EPLB_REQUESTS[id(worker.vllm_config.parallel_config)].made
+    states = EPLB_REQUESTS[id(worker.vllm_config.parallel_config)].states
     served = [each for state in states for each in state.model_states.values()]
     if not served:
         return None
@@ -123,8 +123,8 @@ def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(parallel_config, device)
         from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-        found.made.append(EquipoiseEplbState(parallel_config, device, found.settings, found.model))
-        return found.made[-1]
+        found.states.append(EquipoiseEplbState(parallel_config, device, found.settings, found.target_config))
+        return found.states[-1]
 
     return state
 

@@ -23,13 +23,13 @@ class LayerState(EplbLayerState):  # type: ignore[misc]
 
     def __init__(self, rows: PhysicalExpertRouter, stock: EplbLayerState) -> None:
         super().__init__(**vars(stock))
-        self._rows = rows
+        self._router = rows
 
     def map_and_record(self, topk_ids: Tensor, micro_batch: int = 0) -> Tensor:
         """Slot ids for expert ids, both [rows, top_k]; counts the rows that are no padding."""
         filled = self.num_unpadded_tokens_tensors
         assert filled is not None
-        return self._rows.map(topk_ids, filled[micro_batch])
+        return self._router.to_slots(topk_ids, filled[micro_batch])
 
 
 def _wrap_apply_eplb_mapping(

@@ -129,16 +129,16 @@ def _whole(old: Tensor | None, slots: int) -> Tensor | None:
 
 
 def _tell(found: PolicyPlan, shape: ExpertShape) -> None:
-    COUNTERS.add("policy_moves", found.moves)
-    before = "none" if found.before is None else f"{found.before:.4f}"
-    facts: tuple[Any, ...] = (found.layers, shape.layers, found.moves, shape.layers * shape.slots)
+    COUNTERS.add("policy_moves", found.moved_slots)
+    before = "none" if found.balancedness_before is None else f"{found.balancedness_before:.4f}"
+    facts: tuple[Any, ...] = (found.changed_layers, shape.layers, found.moved_slots, shape.layers * shape.slots)
     LOG.log(
         _level(),
         "equipoise policy: %d of %d layers change, %d of %d slots move, "
         "balancedness %s -> %.4f predicted",
         *facts,
         before,
-        found.after,
+        found.balancedness_after,
     )
 
 

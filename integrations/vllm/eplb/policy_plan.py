@@ -26,19 +26,19 @@ class PolicyPlan:
 
     Attributes:
         placement: int64 (layers, slots), the expert in each slot.
-        layers: how many change.
-        moves: slots that change; each takes one copy from another rank, since an expert that stays
+        changed_layers: how many change.
+        moved_slots: slots that change; each takes one copy from another rank, since an expert that stays
             on its rank stays in its slot.
-        before: balancedness of what is installed under the load planned on: the mean over ranks
+        balancedness_before: balancedness of what is installed under the load planned on: the mean over ranks
             divided by the largest, both summed over layers; None where nothing is installed.
-        after: the same of `placement`.
+        balancedness_after: the same of `placement`.
     """
 
     placement: npt.NDArray[np.int64]
-    layers: int
-    moves: int
-    before: float | None
-    after: float
+    changed_layers: int
+    moved_slots: int
+    balancedness_before: float | None
+    balancedness_after: float
 
 
 def valid_placement(old: Counts, shape: ExpertShape) -> Placement | None:
@@ -79,10 +79,10 @@ def plan_placement(
     differs = chosen != installed
     return PolicyPlan(
         placement=chosen,
-        layers=int(differs.any(axis=1).sum()),
-        moves=int(differs.sum()),
-        before=balancedness(load, installed, shape.ranks),
-        after=balancedness(load, chosen.astype(np.int32), shape.ranks),
+        changed_layers=int(differs.any(axis=1).sum()),
+        moved_slots=int(differs.sum()),
+        balancedness_before=balancedness(load, installed, shape.ranks),
+        balancedness_after=balancedness(load, chosen.astype(np.int32), shape.ranks),
     )
 
 

@@ -23,12 +23,12 @@ class StepCounter:
 
     Attributes:
         step: its number.
-        announced: how many forwards with tokens were announced.
+        announced_forwards: how many forwards with tokens were announced.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        self.announced = 0
+        self.announced_forwards = 0
 
 
 class PrecomputedIndices:
@@ -56,7 +56,7 @@ class PrecomputedIndices:
             return self._numbers[:count].view(-1, 1)
         return torch.arange(count, dtype=torch.int32, device=self._device).view(-1, 1)
 
-    def turns(self, like: Tensor) -> Tensor:
+    def slots_in_turn(self, like: Tensor) -> Tensor:
         """Slots in turn, int32 and of the shape of `like`."""
         count = like.numel()
         if count <= PRECOMPUTED_ELEMENTS:
@@ -75,7 +75,7 @@ class PhysicalExpertRouter:
         indices: of the model.
 
     Attributes:
-        asked: whether the layer has ever come for slots.
+        was_called: whether the layer has ever come for slots.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class PhysicalExpertRouter:
         streams: EngineStreams,
         indices: PrecomputedIndices,
     ) -> None:
-        self.asked = False
+        self.was_called = False
         self._router = router
-        self._clock = clock
+        self._step_counter = clock
         self._streams = streams
         self._indices = indices
 
     @torch.inference_mode(False)
-    def map(self, topk_ids: Tensor, filled: Tensor) -> Tensor:
+    def to_slots(self, topk_ids: Tensor, filled: Tensor) -> Tensor:
         """Slot ids for expert ids, both [rows, top_k]; counts the first `filled` rows.
 
         Rows behind them are padding and go to slots in turn: they are computed too, and would else
@@ -103,17 +103,17 @@ class PhysicalExpertRouter:
             topk_ids: of any integer type, which the slots have too.
             filled: int32 scalar on the device; read when the stream comes to it.
         """
-        self.asked = True
+        self.was_called = True
         ids = topk_ids.to(torch.int32).contiguous()
         real = self._indices.rows(ids.shape[0]) < filled
-        slots = self._routed(torch.where(real, ids, self._indices.padding))
+        slots = self._route(torch.where(real, ids, self._indices.padding))
         COUNTERS.add("routed_batches")
-        found = torch.where(real, slots, self._indices.turns(slots))
+        found = torch.where(real, slots, self._indices.slots_in_turn(slots))
         return torch.where(ids < 0, ids, found).to(topk_ids.dtype)
 
-    def _routed(self, ids: Tensor) -> Tensor:
+    def _route(self, ids: Tensor) -> Tensor:
         """Routers are asked by a program of the stream: they may meet other ranks within."""
         found: list[Tensor] = []
-        step = self._clock.step
-        self._streams.forward(lambda on: found.append(self._router.route(step, ids, on)))
+        step = self._step_counter.step
+        self._streams.launch_in_forward(lambda on: found.append(self._router.route(step, ids, on)))
         return found[0]

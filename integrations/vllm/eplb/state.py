@@ -88,7 +88,7 @@ class EventSinks:
 
     def __call__(self, berth: LayerGroupContext) -> EventSink:
         """Of one family."""
-        name = f"{self._config.name}.{berth.number}"
+        name = f"{self._config.name}.{berth.group_number}"
         kept = () if self._told is None else (PrometheusSink(self._told, name),)
         lines = log_sinks(self._config, self._rank)
         self._opened.append(AsyncEventSink((*lines, *kept, RebalanceCounter())))
@@ -114,75 +114,75 @@ class BalancedModel:
 
     Attributes:
         balancer: of the model.
-        couriers: tell of its epochs.
-        filled: int32 scalars on the device, one a micro-batch: rows that hold a token.
-        clock: its step.
-        before: what was counted before this step, int32 [layers, experts] a family.
+        event_sinks: tell of its epochs.
+        unpadded_rows: int32 scalars on the device, one a micro-batch: rows that hold a token.
+        step_counter: its step.
+        counts_before_step: what was counted before this step, int32 [layers, experts] a family.
         streams: the engine's.
-        asks: which layers have to, in every forward with tokens.
-        layers: what asks for slots, by layer.
+        coverage: which layers have to, in every forward with tokens.
+        routers: what asks for slots, by layer.
     """
 
     balancer: ModelBalancer
-    couriers: EventSinks
-    filled: Sequence[Tensor]
-    clock: StepCounter
-    before: Sequence[Tensor]
+    event_sinks: EventSinks
+    unpadded_rows: Sequence[Tensor]
+    step_counter: StepCounter
+    counts_before_step: Sequence[Tensor]
     streams: EngineStreams
-    asks: LayerCoverage
-    layers: list[PhysicalExpertRouter] = field(default_factory=list)
+    coverage: LayerCoverage
+    routers: list[PhysicalExpertRouter] = field(default_factory=list)
 
-    def fill(self, counts: Sequence[int]) -> None:
+    def set_unpadded_rows(self, counts: Sequence[int]) -> None:
         """The next forward has so many rows with a token, by micro-batch."""
-        self.clock.announced += 1
-        for tensor, count in zip(self.filled, counts, strict=False):
+        self.step_counter.announced_forwards += 1
+        for tensor, count in zip(self.unpadded_rows, counts, strict=False):
             tensor.fill_(count)
 
-    def fill_all(self) -> None:
+    def count_all_rows(self) -> None:
         """Nobody says how many rows hold a token: every row is taken for one."""
-        for tensor in self.filled:
+        for tensor in self.unpadded_rows:
             tensor.fill_(ALL_ROWS)
 
-    def route(self, model: Any) -> None:
+    def install_routers(self, model: Any) -> None:
         """Have the model's layers ask this balancer for slots."""
-        indices = PrecomputedIndices(model.num_physical_experts, self.filled[0].device)
+        indices = PrecomputedIndices(model.num_physical_experts, self.unpadded_rows[0].device)
         for number, layer in enumerate(model.moe_layers):
-            layer.eplb_state.num_unpadded_tokens_tensors = self.filled
+            layer.eplb_state.num_unpadded_tokens_tensors = self.unpadded_rows
             router = self.balancer.router(number)
-            self.layers.append(PhysicalExpertRouter(router, self.clock, self.streams, indices))
-            layer.router.eplb_state = LayerState(self.layers[-1], layer.eplb_state)
+            self.routers.append(PhysicalExpertRouter(router, self.step_counter, self.streams, indices))
+            layer.router.eplb_state = LayerState(self.routers[-1], layer.eplb_state)
 
-    def open_step(self) -> None:
+    def begin_step(self) -> None:
         """The boundary before the next step."""
-        self.balancer.before_step(self.clock.step)
-        for kept, counters in zip(self.before, self.balancer.counters, strict=True):
-            self.streams.home.launch(partial(kept.copy_, counters))
+        self.balancer.before_step(self.step_counter.step)
+        for kept, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
+            self.streams.compute_stream.launch(partial(kept.copy_, counters))
 
-    def proven(self) -> bool:
+    def verify_routed(self) -> bool:
         """Whether a forward with tokens has come by, and every layer of it for slots.
 
         Raises `IntegrationError` where one has not: it computes by tables that nobody renews.
         """
-        if not self.clock.announced:
+        if not self.step_counter.announced_forwards:
             return False
-        silent = [number for number, rows in enumerate(self.layers) if not rows.asked]
-        most = 0 if self.asks is LayerCoverage.EVERY_LAYER else max(0, len(self.layers) - 1)
+        silent = [number for number, rows in enumerate(self.routers) if not rows.was_called]
+        most = 0 if self.coverage is LayerCoverage.EVERY_LAYER else max(0, len(self.routers) - 1)
         if len(silent) > most:
             raise IntegrationError(
-                f"layers {silent} of {len(self.layers)} have computed a forward without asking for "
+                f"layers {silent} of {len(self.routers)} have computed a forward without asking for "
                 "slots: they route in a way of their own"
             )
         return True
 
-    def forget_step(self) -> None:
+    def discard_step(self) -> None:
         """The step that was launched carried no tokens of anybody: it does not count."""
-        for kept, counters in zip(self.before, self.balancer.counters, strict=True):
-            self.streams.home.launch(partial(counters.copy_, kept))
+        for kept, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
+            self.streams.compute_stream.launch(partial(counters.copy_, kept))
 
     def close(self) -> None:
         """End it; bounded."""
         self.balancer.close()
-        self.couriers.close()
+        self.event_sinks.close()
 
 
 def unpadded_row_tensors(micro_batches: int, device: torch.device) -> list[Tensor]:
@@ -210,12 +210,12 @@ class EquipoiseEplbState:
         self.device = device
         self._settings = settings
         self._target = target
-        self._site: WorkerContext | None = None
+        self._worker_context: WorkerContext | None = None
         self._registry: Any | None = None
         self._exporter: metrics.MetricsServer | None = None
         self.model_states: dict[str, BalancedModel] = {}
         """By the hash of the model's configuration, as vLLM has them."""
-        self._unproven: list[BalancedModel] = []
+        self._unverified: list[BalancedModel] = []
         """Models whose layers have still to be seen asking for slots."""
         self._by_config: dict[int, tuple[Any, BalancedModel]] = {}
         """By the id of the configuration, which is kept beside: every forward asks, and to hash one
@@ -227,16 +227,16 @@ class EquipoiseEplbState:
 
         Raises what `expert_model` and `open_balancers` raise.
         """
-        site = self._met()
-        self._tell(model)
+        site = self._connect()
+        self._list_expert_weights(model)
         number = len(self.model_states)
         made = expert_model(model, f"model{number}", self.device)
         group = get_ep_group()
         check_shared_scales(shared_scales(model), group.cpu_group)
         alike = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
-        eplb, nodes = self.parallel_config.eplb_config, node_count(site.nodes_of_ranks)
+        eplb, nodes = self.parallel_config.eplb_config, node_count(site.node_of_rank)
         config = balancer_config(self._settings, eplb, number, alike, nodes)
-        couriers = EventSinks(config, group.rank_in_group, self._metrics(group.rank_in_group))
+        couriers = EventSinks(config, group.rank_in_group, self._metrics_registry(group.rank_in_group))
         balancers = open_balancers(
             site.accelerator,
             site.fabric,
@@ -254,10 +254,10 @@ class EquipoiseEplbState:
         served = BalancedModel(
             balancer, couriers, filled, StepCounter(), before, site.streams, asks
         )
-        served.route(model)
-        with site.streams.turn():
-            served.open_step()
-        self._unproven.append(served)
+        served.install_routers(model)
+        with site.streams.ordered_section():
+            served.begin_step()
+        self._unverified.append(served)
         self.model_states[model_config.compute_hash()] = served
         self._by_config[id(model_config)] = model_config, served
 
@@ -269,13 +269,13 @@ class EquipoiseEplbState:
         if known is None:
             # The configuration was replaced: whose rows these are, nobody says.
             for served in self.model_states.values():
-                served.fill_all()
+                served.count_all_rows()
             return
         served = known[1]
-        if not served.clock.announced:
-            with self._met().streams.turn():
-                served.forget_step()  # what engines warm up with is nobody's traffic
-        served.fill(_rows(num_unpadded_tokens, ubatch_slices))
+        if not served.step_counter.announced_forwards:
+            with self._connect().streams.ordered_section():
+                served.discard_step()  # what engines warm up with is nobody's traffic
+        served.set_unpadded_rows(_rows(num_unpadded_tokens, ubatch_slices))
 
     @torch.inference_mode(False)
     def step(
@@ -293,13 +293,13 @@ class EquipoiseEplbState:
         """
         if is_profile:
             return
-        self._unproven = [served for served in self._unproven if not served.proven()]
-        with self._met().streams.turn():
+        self._unverified = [served for served in self._unverified if not served.verify_routed()]
+        with self._connect().streams.ordered_section():
             for served in self.model_states.values():
                 if is_dummy:
-                    served.forget_step()
-                served.clock.step += 1
-                served.open_step()
+                    served.discard_step()
+                served.step_counter.step += 1
+                served.begin_step()
 
     def start_async_loop(self) -> None:
         """Nothing: threads of ours have started."""
@@ -315,11 +315,11 @@ class EquipoiseEplbState:
         close_all(served)
         if self._exporter is not None:
             self._exporter.close()
-        if self._site is not None:
-            self._site.close()
-            self._site = None
+        if self._worker_context is not None:
+            self._worker_context.close()
+            self._worker_context = None
 
-    def _metrics(self, rank: int) -> Any | None:
+    def _metrics_registry(self, rank: int) -> Any | None:
         """Where metrics are kept; answers on the port from the first model on."""
         port = self._settings.metrics_port
         if port is None:
@@ -333,13 +333,13 @@ class EquipoiseEplbState:
             self._exporter = metrics.serve_metrics(self._registry, port + stage * ranks + rank)
         return self._registry
 
-    def _met(self) -> WorkerContext:
-        if self._site is None:
+    def _connect(self) -> WorkerContext:
+        if self._worker_context is None:
             deadline, communicator = self._settings.deadline, self._settings.communicator
-            self._site = open_worker_context(get_ep_group(), self.device, deadline, communicator)
-        return self._site
+            self._worker_context = open_worker_context(get_ep_group(), self.device, deadline, communicator)
+        return self._worker_context
 
-    def _tell(self, model: Any) -> None:
+    def _list_expert_weights(self, model: Any) -> None:
         """Have the model list what moves; it takes tables for that, which nobody reads here."""
         layers, slots = len(model.moe_layers), model.num_physical_experts
         counts = torch.zeros(layers, slots, dtype=torch.int32, device=self.device)

@@ -47,7 +47,7 @@ class StreamOrderedHandle:
 
     def wait(self) -> None:
         """Raises what the message's own handle raises."""
-        with self._streams.turn():
+        with self._streams.ordered_section():
             self._inner.wait()
 
 
@@ -77,7 +77,7 @@ class TensorDictTransport:
         wrong is raised by the next message, for which there is no room then.
         """
         whole = None if all_gather_group is None or all_gather_group.world_size == 1 else self
-        with self._streams.turn():
+        with self._streams.ordered_section():
             handles = self._group.isend_tensor_dict(tensor_dict, dst, whole, all_gather_tensors)
         COUNTERS.add("packed_messages")
         return [CompletedHandle() for _ in handles]
@@ -90,7 +90,7 @@ class TensorDictTransport:
     ) -> tuple[Any, list[CommHandle], list[Callable[[], None]]]:
         """See `TensorDictGroup.irecv_tensor_dict`."""
         COUNTERS.add("received_messages")
-        with self._streams.turn():
+        with self._streams.ordered_section():
             values, handles, behind = self._group.irecv_tensor_dict(src)
         return values, [StreamOrderedHandle(handle, self._streams) for handle in handles], behind
 
@@ -117,9 +117,9 @@ def install_transport(settings: PpTransportSettings, device: torch.device) -> It
         place = EdgeContext(
             fabric=site.fabric,
             accelerator=site.accelerator,
-            stream=site.streams.home,
+            stream=site.streams.compute_stream,
             deadline=settings.deadline,
-            slices=_open_slice_group(site, ranks_within(world, get_tp_group())),
+            slice_group=_open_slice_group(site, ranks_within(world, get_tp_group())),
         )
         ranks = ranks_within(world, stages)
         group = open_tensor_dict_group(f"vllm stages from {ranks[0]} on", ranks, place)

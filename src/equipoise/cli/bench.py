@@ -168,8 +168,8 @@ def plan_of(request: BenchRequest) -> "LoadPlan":
     workload = _sized(request, _workload(request))
     if request.rate is not None:
         timed = request.trace is not None and workload.arrivals is not None and workload.count > 1
-        scaled = workload.scaled_to(request.rate) if timed else None
-        workload = scaled or workload.with_poisson(request.rate, request.seed)
+        scaled = workload.scaled_to_rate(request.rate) if timed else None
+        workload = scaled or workload.with_poisson_arrivals(request.rate, request.seed)
     elif request.concurrency is not None or workload.arrivals is None:
         closed = ClosedLoop(request.concurrency or DEFAULT_CONCURRENCY)
         return LoadPlan(workload, closed, request.seed)
@@ -186,7 +186,7 @@ def _workload(request: BenchRequest) -> "Workload":
 
     with usage_errors("--trace"):
         found = read_trace(request.trace, most=request.requests)
-    return found.take(min(found.count, request.requests))
+    return found.first(min(found.count, request.requests))
 
 
 def _sized(request: BenchRequest, workload: "Workload") -> "Workload":
@@ -216,6 +216,6 @@ def _target(request: BenchRequest) -> "LoadTarget":
         model=request.model or "",
         path=CHAT if request.endpoint == "chat" else COMPLETIONS,
         key=keys[0] if keys else None,
-        patience=request.timeout,
+        timeout=request.timeout,
         fields=() if request.stop_early else (("ignore_eos", True),),
     )

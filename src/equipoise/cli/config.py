@@ -82,5 +82,5 @@ def _value(path: Path, known: Mapping[str, Option], key: object, value: object) 
     try:
         return option.kind.from_yaml(value)
     except ValueError:
-        expected = f"expected {option.kind.word}, got {value!r}"
+        expected = f"expected {option.kind.expected}, got {value!r}"
         raise UsageError(f"{path}: key {key!r}: {expected}") from None

@@ -81,7 +81,7 @@ class ConformanceProgressBar:
         if self._bar is None:
             return
         if finding.status is Status.VIOLATED:
-            self._bar.write(f"violated: {finding.claim}", file=self._stream)
+            self._bar.write(f"violated: {finding.property_name}", file=self._stream)
         self._bar.update(1)
 
     def done(self) -> None:
@@ -111,7 +111,7 @@ class ConformanceProgressLines:
         """Name a violation."""
         self._count += 1
         if finding.status is Status.VIOLATED:
-            self._say(f"violated: {finding.claim}")
+            self._say(f"violated: {finding.property_name}")
 
     def done(self) -> None:
         """Nothing stays open."""

@@ -74,7 +74,7 @@ def convert(arguments: Namespace, command: str) -> int:
     lost = _write(request, found)
     if lost:
         warn(f"{request.out}: {lost}")
-    print_written(request.progress, [f"{_origin(found.origin)} -> {place}"])
+    print_written(request.progress, [f"{_origin(found.source)} -> {place}"])
     return 0
 
 

@@ -145,7 +145,7 @@ class OptionKind:
     Both readers raise ValueError for what is not of the kind; `word` completes "expected ...".
     """
 
-    word: str
+    expected: str
     from_text: Callable[[str], object]
     from_yaml: Callable[[object], object]
 

@@ -57,14 +57,14 @@ def demo_memory_report(run: RunSettings) -> MemoryReport:
 
 def demo_memory(run: RunSettings) -> dict[str, int | None]:
     """The same as numbers; None where nobody can say."""
-    return {entry.what: entry.nbytes for entry in demo_memory_report(run).entries}
+    return {entry.name: entry.nbytes for entry in demo_memory_report(run).items}
 
 
 def render_memory_report(run: RunSettings) -> str:
     """The ledger as a few lines, for whoever starts a run."""
     ledger = demo_memory_report(run)
-    rows = [(entry.what, bytes_or_unknown(entry.nbytes), entry.why) for entry in ledger.entries]
-    unknown = any(entry.nbytes is None for entry in ledger.entries)
+    rows = [(entry.name, bytes_or_unknown(entry.nbytes), entry.reason) for entry in ledger.items]
+    unknown = any(entry.nbytes is None for entry in ledger.items)
     rows.append(("total", bytes_or_unknown(ledger.total), "at least" if unknown else ""))
     first = max(len(what) for what, _, _ in rows)
     lines = [f"  {what:<{first}}  {size:>9}  {why}".rstrip() for what, size, why in rows]
@@ -79,7 +79,7 @@ def bytes_or_unknown(nbytes: int | None) -> str:
 def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryItem:
     """What is packed while it travels, `expert` bytes a slot."""
     try:
-        rounds = RoundOrder.over(_backend(run).capabilities)
+        rounds = RoundOrder.of_communicator(_backend(run).capabilities)
     except BackendUnavailable:
         return MemoryItem("packed slots", None, "no backend")
     packed = packed_slots(staging, slots, run.parcel, rounds)

@@ -64,7 +64,7 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
     warn_of_dropped_layers(path, statistics)
     if during is not None:
         with usage_errors(f"--range: {path}"):
-            statistics = statistics.during(during)
+            statistics = statistics.select_iterations(during)
     if not statistics.counts.any():
         where = path if during is None else f"{path}, iterations {during}"
         raise UsageError(f"{where}: all counts are 0: there is nothing to balance")
@@ -73,10 +73,10 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
 
 def warn_of_dropped_layers(path: Path, statistics: "Statistics") -> None:
     """Warn of layers of the file that have no rows, which plans and files are without."""
-    if statistics.left_out:
+    if statistics.empty_layers:
         from equipoise.balancer.experts.weights.expert_weights import format_ranges
 
-        layers = format_ranges(list(statistics.left_out))
+        layers = format_ranges(list(statistics.empty_layers))
         warn(f"{path}: layers {layers} have no rows, as dense ones: they are left out")
 
 

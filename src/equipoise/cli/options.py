@@ -176,7 +176,7 @@ class RunRequest:
     html: Path
     progress: str
     trace: Path | None = None
-    said: frozenset[str] = frozenset()
+    explicit_options: frozenset[str] = frozenset()
 
 
 def resolve_run_request(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequest:
@@ -192,7 +192,7 @@ def resolve_run_request(command_line: Mapping[str, Any], file: Mapping[str, Any]
         html=values.get("html", settings.out / "report.html"),
         progress="hidden" if values.get("quiet") else "shown",
         trace=values.get("trace"),
-        said=frozenset(values),
+        explicit_options=frozenset(values),
     )
 
 

@@ -369,7 +369,7 @@ def _reader(kind: OptionKind) -> Callable[[str], object]:
         try:
             return kind.from_text(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected {kind.word}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text!r}") from None
 
     return read
 

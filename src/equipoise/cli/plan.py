@@ -155,8 +155,8 @@ def plan(arguments: Namespace, command: str) -> int:
     request = request_of(vars(arguments))
     validate(request)
     read = load_statistics(request.statistics)
-    statistics = read.with_rows()
-    if not read.left_out:
+    statistics = read.without_empty_layers()
+    if not read.empty_layers:
         warn_of_dropped_layers(request.statistics, statistics)
     installed = _installed(request, statistics)
     request = _completed(request, installed)

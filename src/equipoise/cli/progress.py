@@ -161,11 +161,11 @@ LINES = 8
 class SimulationProgress(Protocol):
     """Is told where a comparison is."""
 
-    def at(self, label: str, seed: int, part: float) -> None:
+    def update(self, label: str, seed: int, part: float) -> None:
         """`part` of the run of this policy and seed is done, 0 to 1."""
         ...
 
-    def ended(self) -> None:
+    def finish_run(self) -> None:
         """A run is over."""
         ...
 
@@ -177,10 +177,10 @@ class SimulationProgress(Protocol):
 class NoSimulationProgress:
     """Nobody hears of it."""
 
-    def at(self, label: str, seed: int, part: float) -> None:
+    def update(self, label: str, seed: int, part: float) -> None:
         """Nothing."""
 
-    def ended(self) -> None:
+    def finish_run(self) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -197,12 +197,12 @@ class SimulationProgressBar:
             total=runs, file=stream, bar_format=shape, dynamic_ncols=True
         )
 
-    def at(self, label: str, seed: int, part: float) -> None:
+    def update(self, label: str, seed: int, part: float) -> None:
         """Show it."""
         self._bar.set_description_str(f"{label}, seed {seed}", refresh=False)
         self._bar.update(self._whole + min(part, 1.0) - self._bar.n)
 
-    def ended(self) -> None:
+    def finish_run(self) -> None:
         """Show it."""
         self._whole += 1
         self._bar.update(self._whole - self._bar.n)
@@ -218,10 +218,10 @@ class SimulationProgressLines:
     def __init__(self, runs: int, stream: TextIO) -> None:
         self._runs, self._stream, self._done = runs, stream, 0
 
-    def at(self, label: str, seed: int, part: float) -> None:
+    def update(self, label: str, seed: int, part: float) -> None:
         """Not told."""
 
-    def ended(self) -> None:
+    def finish_run(self) -> None:
         """Told where it completes an eighth of all."""
         before = self._done * LINES // self._runs
         self._done += 1

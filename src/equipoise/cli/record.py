@@ -67,7 +67,7 @@ class RecordRequest:
     out: Path | None = None
     format: str | None = None
     progress: str = "shown"
-    said: frozenset[str] = frozenset()
+    explicit_options: frozenset[str] = frozenset()
 
 
 def resolve_record_request(
@@ -80,7 +80,7 @@ def resolve_record_request(
     return RecordRequest(
         settings=run_settings({"balance": Balance.OFF} | served),
         progress="hidden" if values.get("quiet") else "shown",
-        said=frozenset(values),
+        explicit_options=frozenset(values),
         **own,
     )
 
@@ -122,7 +122,7 @@ def validate(request: RecordRequest) -> None:
         _check_needless(request)
         return
     if request.settings.balance is Balance.OFF:
-        check_unbalanced_options(request.said, "without --balance on")
+        check_unbalanced_options(request.explicit_options, "without --balance on")
     validate_settings(request.settings)
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
@@ -155,7 +155,7 @@ def _check_new(folder: Path) -> None:
 
 
 def _check_needless(request: RecordRequest) -> None:
-    for key in sorted(request.said.difference(RECORD_KEYS)):
+    for key in sorted(request.explicit_options.difference(RECORD_KEYS)):
         raise UsageError(f"{BY_KEY[key].name} has no meaning with --run: nothing is served")
 
 
@@ -172,10 +172,10 @@ def _taken(request: RecordRequest) -> None:
     path = _record_of(request.run)
     done = load_record(path)
     with usage_errors(f"--run: {path}"):
-        found = Statistics(done.expert_rows, iterations=0, top_k=done.top_k)
+        found = Statistics(done.expert_rows, first_iteration=0, top_k=done.top_k)
     if request.range is not None:
         with usage_errors(f"--range: {path}"):
-            found = found.during(request.range)
+            found = found.select_iterations(request.range)
     _write(request, found, done.ranks)
     print(f"a run keeps the sum of its ranks: `report` and `plan` need --ranks {done.ranks}")
 
@@ -225,7 +225,7 @@ def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
         warn(f"{request.out}: {lost}")
     rows = f"{int(found.counts.sum()):,} rows"
     layers, experts = len(found.layers), found.experts
-    print(f"{_closing(found.span, ranks)}: {rows} of {layers} layers of {experts} experts")
+    print(f"{_closing(found.iteration_range, ranks)}: {rows} of {layers} layers of {experts} experts")
     print_written(request.progress, [f"statistics: {place}"])
 
 

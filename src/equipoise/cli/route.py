@@ -207,7 +207,7 @@ def route_settings(request: RouteRequest) -> RouteSettings:
         reports=reports,
         access=_access(request),
         limits=Limits(**_whole(by_group[LIMITS])),
-        patience=Timeouts(**by_group[WAITS]),
+        timeouts=Timeouts(**by_group[WAITS]),
         health=HealthSettings(**by_group[HEALTH]),  # type: ignore[arg-type]  # as their kinds say
         client_rank=request.client_rank,
         log=request.log,

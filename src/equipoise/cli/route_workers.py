@@ -62,7 +62,7 @@ def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerS
     limit = said.get("room", room)
     if limit is None:
         return found
-    return replace(found, room=_count(where, "room", limit, MOST_ROOM))
+    return replace(found, kv_tokens=_count(where, "room", limit, MOST_ROOM))
 
 
 def _mapping(where: str, entry: object) -> Mapping[object, object]:
@@ -158,7 +158,7 @@ def _read(key: str, value: object) -> object:
 
 def _check(settings: ReportSettings, workers: Sequence[WorkerSettings]) -> None:
     if settings.tokens is None:
-        roomless = [one.name for one in workers if one.room is None]
+        roomless = [one.name for one in workers if one.kv_tokens is None]
         if settings.kv_usage is None or roomless:
             of = f" of worker {roomless[0]}" if roomless else ""
             raise UsageError(

@@ -61,7 +61,7 @@ def with_placement(request: RunRequest) -> RunRequest:
 
     with usage_errors("--placement"), naming_ranks_option():
         found = read_matching(path, settings.stage_ranks, LAYERS, EXPERTS)
-    if "slots" in request.said and settings.slots != found.slots:
+    if "slots" in request.explicit_options and settings.slots != found.slots:
         raise UsageError(f"--placement: has {found.slots} slots, and --slots is {settings.slots}")
     return replace(request, settings=replace(settings, slots=found.slots))
 
@@ -70,7 +70,7 @@ def _check_wishes(request: RunRequest) -> None:
     if request.settings.balance is Balance.OFF:
         raise UsageError("--placement and --no-balance: give one; the unbalanced run is served too")
     for key, why in INEFFECTIVE_WITH_PLACEMENT.items():
-        if key in request.said:
+        if key in request.explicit_options:
             flag = key.replace("_", "-")
             raise UsageError(f"--{flag} has no meaning with --placement: {why}")
 

@@ -268,7 +268,7 @@ def run_simulation(request: SimulateRequest) -> "SimulationResult":
     subject = SimulationSubject.of(staged.trial, staged.sampling, staged.arrivals)
     _warn_of_seeds(request, staged)
     points = sweep_points(request)
-    runs = len(staged.entered) * request.seeds * (1 + len(points))
+    runs = len(staged.contenders) * request.seeds * (1 + len(points))
     progress = simulation_progress_for(request.progress, runs)
     try:
         results = _compared(staged, progress, watch.keep)
@@ -277,7 +277,7 @@ def run_simulation(request: SimulateRequest) -> "SimulationResult":
         progress.close()
     seeds = tuple(staged.trial.seeds)
     return SimulationResult(
-        subject=subject, seeds=seeds, results=results, seen=watch.seen(), sweep=sweep
+        subject=subject, seeds=seeds, results=results, plot_data=watch.plot_data(), sweep=sweep
     )
 
 
@@ -315,17 +315,17 @@ def _compared(
 ) -> "tuple[PolicyResult, ...]":
     from equipoise.balancer.requests.policy_comparison import compare_policies
 
-    count = staged.trial.draw(staged.trial.seeds[0]).count
+    count = staged.trial.workload_factory(staged.trial.seeds[0]).count
 
     def told(label: str, seed: int, done: int) -> None:
-        progress.at(label, seed, done / count)
+        progress.update(label, seed, done / count)
 
     def ended(contender: "NamedPolicy", seed: int, outcome: "SimulationRun") -> None:
         if kept is not None:
             kept(contender, seed, outcome)
-        progress.ended()
+        progress.finish_run()
 
-    return compare_policies(staged.trial, staged.entered, told, ended)
+    return compare_policies(staged.trial, staged.contenders, told, ended)
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def _refused() -> Iterator[None]:
 
 
 def _warn_of_seeds(request: SimulateRequest, staged: "TrialSetup") -> None:
-    drawn = staged.trial.load is not None and not staged.trial.own_times
+    drawn = staged.trial.load is not None and not staged.trial.keep_arrival_gaps
     if request.sampling == "recorded" and request.seeds > 1 and not drawn:
         warn("--sampling recorded: seeds differ in nothing but what policies and noise draw")
 

@@ -220,13 +220,13 @@ class TrialSetup:
 
     Attributes:
         trial: workloads, seeds, cluster.
-        entered: the contenders.
+        contenders: the contenders.
         sampling: what seeds differ in, in words.
         arrivals: how requests come, in words.
     """
 
     trial: ComparisonSetup
-    entered: tuple[NamedPolicy, ...]
+    contenders: tuple[NamedPolicy, ...]
     sampling: str
     arrivals: str
 
@@ -241,7 +241,7 @@ def load_trace(request: SimulateRequest) -> Workload | None:
     if request.requests is not None and found.count < request.requests:
         warn(f"--requests {request.requests}: {request.trace} gave {found.count}")
     elif request.requests is not None:
-        found = found.take(request.requests)
+        found = found.first(request.requests)
     if request.cached_blocks and found.hashes is None:
         raise UsageError(f"--cached-blocks: {request.trace} has no hashes of prompts")
     return _limited(request, found)
@@ -252,12 +252,12 @@ def set_up_trial(request: SimulateRequest, trace: Workload | None) -> TrialSetup
     sampling = _sampling(request)
     share = FIXED_SHARE if request.fixed_share is None else request.fixed_share
     trial = ComparisonSetup(
-        draw=_drawn(request) if trace is None else _of_trace(trace, sampling),
+        workload_factory=_drawn(request) if trace is None else _of_trace(trace, sampling),
         seeds=range(request.seed, request.seed + request.seeds),
         scenario=_scenario(request),
         fixed_share=share if request.step_model == "share" else None,
         load=request.offered,
-        own_times=request.arrivals == "trace",
+        keep_arrival_gaps=request.arrivals == "trace",
     )
     times = "times of arrival are drawn" if _poisson(request) else "they differ in what is drawn"
     words = SAMPLING_TEXTS[sampling].format(times)

@@ -64,7 +64,7 @@ def check_engine(settings: RunSettings) -> None:
 
 def check_ineffective_options(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
-    settings, said = request.settings, request.said
+    settings, said = request.settings, request.explicit_options
     if settings.balance is Balance.OFF:
         alone = "variants" in said and "balance" not in said
         check_unbalanced_options(said, f"with --{'variants unbalanced' if alone else 'no-balance'}")
@@ -319,7 +319,7 @@ def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
 
     found = registry.accelerator(backend)
     links = registry.communicator(communicator or found.communicator)
-    if links.joined() is not None or isinstance(found.probe(), Unavailable):
+    if links.launcher_rendezvous() is not None or isinstance(found.probe(), Unavailable):
         return  # a launcher has started them; or there is more to say than a number
     try:
         check_device_count(found, links, ranks)

@@ -42,7 +42,7 @@ the slot behind the last one is of no account."""
 class TokenDispatcher(Protocol):
     """Called by programs of the compute stream."""
 
-    def carry(
+    def dispatch_and_combine(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
         """Results by token and choice.
@@ -66,7 +66,7 @@ class PortableDispatcher:
     def __init__(self, exchange: VariableSizeExchange) -> None:
         self._exchange = exchange
 
-    def carry(
+    def dispatch_and_combine(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
         """See `TokenDispatcher`."""
@@ -93,7 +93,7 @@ class FixedCapacityDispatcher:
         self._stream = stream
         self._deadline = deadline
 
-    def carry(
+    def dispatch_and_combine(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
         """See `TokenDispatcher`. Raises `GenerationMismatch` behind the last layer."""
@@ -102,7 +102,7 @@ class FixedCapacityDispatcher:
         none = torch.zeros(0, dtype=torch.int32).to(x.device)
         sent = self._exchange.dispatch(Batch(slots, (x,), stamp, none), stream)
         arrivals = sent.wait(stream)
-        back = sent.combine(compute(arrivals.gather(0), arrivals.slots.long()), stream)
+        back = sent.combine(compute(arrivals.gather_payload(0), arrivals.entry_slots.long()), stream)
         results = back.wait(stream).clone()
         back.release(stream)
         if layer == self._last:
@@ -110,7 +110,7 @@ class FixedCapacityDispatcher:
         return results
 
     def _check(self) -> None:
-        verdict = self._exchange.read(self._stream).result(self._deadline)
+        verdict = self._exchange.read_status(self._stream).result(self._deadline)
         if not isinstance(verdict, StepFitted):
             raise ExchangeError(f"a capacity that cannot overflow has: {verdict}")
 
@@ -146,7 +146,7 @@ class SlotWeights:
         self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width).to(device)
         self.down = torch.zeros(*lead, config.expert_width, config.hidden).to(device)
 
-    def family(self) -> LayerGroup:
+    def layer_group(self) -> LayerGroup:
         """All slots: every layer has the same descriptor."""
         registry = ModelRegistry("demo", self.down.shape[1], self._experts)
         for layer, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
@@ -190,7 +190,7 @@ class ExpertParallel:
     ) -> None:
         self._router = router
         self._generation = generation
-        self._carrier = carrier
+        self._dispatcher = carrier
         self._weights = weights
         self._clock = clock
         self._reading = reading
@@ -200,7 +200,7 @@ class ExpertParallel:
         """See `equipoise.demo.model.MoeLayer`."""
         slots = self._router.route(layer, self._clock.turn, expert_ids)
         compute, generation = partial(self._compute, layer), self._generation(layer)
-        return combine_in_order(self._carrier.carry(layer, x, slots, generation, compute), gates)
+        return combine_in_order(self._dispatcher.dispatch_and_combine(layer, x, slots, generation, compute), gates)
 
     def _compute(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
         """Each slot's expert on the rows sent to it; those of the slot behind the last are none."""

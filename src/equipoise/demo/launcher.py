@@ -272,7 +272,7 @@ def join_launcher(communicator: str) -> None:
 
     Raises: as `CommunicatorBackend.joined`.
     """
-    seat = None if is_launched() else registry.communicator(communicator).joined()
+    seat = None if is_launched() else registry.communicator(communicator).launcher_rendezvous()
     if seat is not None:
         os.environ.update(
             RANK=str(seat.rank),

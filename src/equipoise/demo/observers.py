@@ -27,11 +27,11 @@ class ObservedPass:
     """One pass under observation.
 
     Attributes:
-        journal: told what happens.
+        events: told what happens.
         spans: what is kept of it, whole once the pass is over.
     """
 
-    journal: EventSink
+    events: EventSink
     spans: TraceBuffer
 
 
@@ -53,7 +53,7 @@ class Observers:
         _write_lines(settings)
 
     @contextmanager
-    def watching(self, config: BalancerConfig) -> Iterator[ObservedPass]:
+    def observe(self, config: BalancerConfig) -> Iterator[ObservedPass]:
         """The journal of one pass; closed when the pass is over, however it ends."""
         spans = TraceBuffer(self._rank)
         journals = [spans, *log_sinks(config, self._rank), *self._wandb(config)]

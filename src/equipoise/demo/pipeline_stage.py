@@ -57,14 +57,14 @@ class StageContext:
     accelerator: Accelerator
     slices: Communicator | None
 
-    def sliced(self, moe: MoeLayer, compute: Stream) -> MoeLayer:
+    def slice_moe(self, moe: MoeLayer, compute: Stream) -> MoeLayer:
         """Experts as this rank asks for them: for a slice of its rows, where others have them."""
         return moe if self.slices is None else SlicedMoe(moe, self.slices, compute)
 
     @property
-    def desk_count(self) -> int:
+    def scheduler_count(self) -> int:
         """Among how many desks the requests of a step are divided."""
-        return self.grid.data * self.micro_batches
+        return self.grid.data_parallel_size * self.micro_batches
 
     @property
     def is_first(self) -> bool:
@@ -90,15 +90,15 @@ def column_pipeline(
         micro_batches: turns in flight.
         name: no two pipelines of a run have one name.
     """
-    desks = grid.data * micro_batches
+    desks = grid.data_parallel_size * micro_batches
     sequences = cache_slots(traffic, desks)
-    split = SliceMode.SLICED if grid.tensor > 1 else SliceMode.WHOLE
+    split = SliceMode.SLICED if grid.tensor_parallel_size > 1 else SliceMode.WHOLE
     field = RowField(HIDDEN, (hidden,), torch.float32, split)
     return PipelineSpec(
-        name=f"{name} {rank % grid.per_stage}",
+        name=f"{name} {rank % grid.ranks_per_stage}",
         ranks=grid.column(rank),
-        handed=SchemaTemplate((field,), most=most_rows(traffic, desks)),
-        sequences=sequences,
+        template=SchemaTemplate((field,), max_rows=most_rows(traffic, desks)),
+        max_sequences=sequences,
         in_flight=micro_batches,
         depth=micro_batches + 1,
     )
@@ -110,16 +110,16 @@ def course(site: RunContext, name: str) -> Iterator[StageContext]:
     grid, rank, turns = site.grid, site.rank, site.settings.turns
     members = grid.slices(rank)
     opened = [
-        site.run.open(f"{name}.{purpose} of {members[0]}", members)
+        site.run_fabric.open(f"{name}.{purpose} of {members[0]}", members)
         for purpose in ("gathering", "comparing", "rows")
-        if grid.tensor > 1
+        if grid.tensor_parallel_size > 1
     ]
     place = EdgeContext(
-        fabric=site.run,
+        fabric=site.run_fabric,
         accelerator=site.accelerator,
-        stream=site.post.compute,
-        deadline=site.post.deadline,
-        slices=SliceGroup(opened[0], opened[1]) if opened else None,
+        stream=site.serving.compute,
+        deadline=site.serving.deadline,
+        slice_group=SliceGroup(opened[0], opened[1]) if opened else None,
     )
     hidden = site.weights.config.hidden
     pipeline = column_pipeline(grid, rank, site.traffic, hidden, turns, f"{name}, column")
@@ -144,36 +144,36 @@ class ModelStage:
 
     Attributes:
         post: where it serves; the weights are of its layers only.
-        course: how.
+        context: how.
         traffic: what is served.
         moe: the experts of its layers.
         meter: counts.
         around_step: entered around the launch of a forward, with its number.
         watch: called behind each step.
         name: of what is served.
-        journal: is told of steps.
+        events: is told of steps.
         finished: digest by request id, on the ranks that sample; of every request once.
     """
 
     post: ServeContext
-    course: StageContext
+    context: StageContext
     traffic: Traffic
     moe: MoeLayer
     meter: PassMeasurements
     around_step: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
-    journal: EventSink
+    events: EventSink
     finished: dict[int, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        course, weights = self.course, self.post.weights
-        micro, count = course.micro_batches, course.desk_count
+        course, weights = self.context, self.post.weights
+        micro, count = course.micro_batches, course.scheduler_count
         first = course.grid.group(course.rank) * micro
         slots = cache_slots(self.traffic, count)
         self._counting = CountingMoe(self.moe, self.meter)
         self._decoder = Decoder(weights)
-        self._desks = [
+        self._schedulers = [
             RequestScheduler(self.traffic, first + number, count) for number in range(micro)
         ]
         self._caches = [KVCache(weights.config, slots, weights.device) for _ in range(micro)]
@@ -185,28 +185,28 @@ class ModelStage:
 
         Raises what `StageLoop.run` raises.
         """
-        course, deadline = self.course, self.post.deadline * 2
+        course, deadline = self.context, self.post.deadline * 2
         loop = StageLoop(
             self, course.ends, course.accelerator, self.post.compute, course.micro_batches, deadline
         )
         loop.run(self.traffic.steps * course.micro_batches)
         if course.is_last and course.grid.slice(course.rank) == 0:
-            for desk in self._desks:
+            for desk in self._schedulers:
                 desk.close()
                 self.finished |= desk.finished
         return self.finished
 
     def begin(self, number: int) -> MicroBatch:
         """See `Stage`."""
-        step, micro = divmod(number, self.course.micro_batches)
-        batch = self._desks[micro].batch(step)
+        step, micro = divmod(number, self.context.micro_batches)
+        batch = self._schedulers[micro].next_batch(step)
         self._under_way[number] = _UnderWay(batch)
         return MicroBatch(number, batch.rows, len(list(batch)))
 
     @contextmanager
     def around(self, number: int) -> Iterator[None]:
         """See `Stage`."""
-        enter, step = self.post.control.enter, number // self.course.micro_batches
+        enter, step = self.post.control.set_operation, number // self.context.micro_batches
         enter(f"the vote before step {step} ({self.name})")
         with self.around_step(number):
             enter(f"step {step} ({self.name})")
@@ -216,34 +216,34 @@ class ModelStage:
         self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
     ) -> Mapping[str, Tensor]:
         """See `Stage`."""
-        self.meter.step, micro = divmod(turn.number, self.course.micro_batches)
+        self.meter.step, micro = divmod(turn.number, self.context.micro_batches)
         self.meter.turn = turn.number
         under_way, cache = self._under_way[turn.number], self._caches[micro]
         plan = plan_rows(under_way.batch, cache)
         x = self._decoder.embed(plan, cache) if handed is None else handed[HIDDEN]
         layers = range(self.post.weights.config.layers)
         x = self._decoder.run_layers(layers, x, plan, cache, self._counting)
-        if not self.course.is_last:
+        if not self.context.is_last:
             return {HIDDEN: x}
         under_way.logits = self._decoder.head(x)
         return {SAMPLED_TOKENS: _sampled(under_way.batch, under_way.logits)}
 
     def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         """See `Stage`."""
-        step, micro = divmod(turn.number, self.course.micro_batches)
-        under_way, desk = self._under_way.pop(turn.number), self._desks[micro]
+        step, micro = divmod(turn.number, self.context.micro_batches)
+        under_way, desk = self._under_way.pop(turn.number), self._schedulers[micro]
         if under_way.logits is not None:
-            desk.take(under_way.batch, under_way.logits.cpu())
+            desk.add_logits(under_way.batch, under_way.logits.cpu())
         else:
             known = [0] * turn.sequences if tokens is None else tokens.tolist()
-            desk.follow(under_way.batch, known)
-        if micro == self.course.micro_batches - 1:
+            desk.add_tokens(under_way.batch, known)
+        if micro == self.context.micro_batches - 1:
             self._close_step(step)
 
     def _close_step(self, step: int) -> None:
         ended = now()
         self.meter.seconds[step] = ended - self._began
-        self.journal.emit(StepDone(step, self._began, ended))
+        self.events.emit(StepDone(step, self._began, ended))
         self._began = ended
         self.watch(step)
 

@@ -67,7 +67,7 @@ class Gatherer:
         """(steps, layers, experts): what all ranks' tokens asked for."""
         return self._sum(torch.from_numpy(meter.experts.copy())).numpy()
 
-    def slowest(self, meter: PassMeasurements) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def slowest_step_seconds(self, meter: PassMeasurements) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """(steps,): seconds of the slowest rank."""
         mine = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
         everybody = mine.new_empty((self._communicator.size, *mine.shape))
@@ -82,7 +82,7 @@ class Gatherer:
         total = self._sum(table).to(torch.uint8)
         return {number: bytes(row) for number, row in enumerate(total.tolist())}
 
-    def texts(self, mine: str) -> list[str]:
+    def gather_texts(self, mine: str) -> list[str]:
         """What every rank says, in order of rank; UTF-8 travels."""
         data = torch.tensor(list(mine.encode()) or [0], dtype=torch.uint8)
         sizes = torch.zeros(self._communicator.size, dtype=torch.int64)
@@ -120,10 +120,10 @@ def serve_rank(
     fabric, where = _meet(settings, rendezvous)
     with _blaming(fabric.control, settings):
         site = _settle_in(settings, fabric, where)
-        ways = variants(settings, site.post.weights.config.experts)
+        ways = variants(settings, site.serving.weights.config.experts)
         served = [(way, *_serve(site, way, progress)) for way in ways]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
-    fabric.control.enter("the reference pass")
+    fabric.control.set_operation("the reference pass")
     record = None if where.rank else _record(site, served, progress)
     _part(site)
     return record
@@ -147,10 +147,10 @@ def record_rank(
     with _blaming(fabric.control, settings):
         site = _settle_in(settings, fabric, where)
         recorder = _recorder(site, recording)
-        _pass(site, variants(settings, site.post.weights.config.experts)[-1], progress, recorder)
-        fabric.control.enter("the writing of statistics")
+        _pass(site, variants(settings, site.serving.weights.config.experts)[-1], progress, recorder)
+        fabric.control.set_operation("the writing of statistics")
         recorder.close()
-        fabric.open("recorded").barrier().result(site.post.deadline)
+        fabric.open("recorded").barrier().result(site.serving.deadline)
     _part(site)
 
 
@@ -162,7 +162,7 @@ def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendez
 
 def _part(site: RunContext) -> None:
     site.observers.close()
-    site.run.close()
+    site.run_fabric.close()
     site.accelerator.close()
 
 
@@ -190,7 +190,7 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
         compute=compute,
         control=within.control,
         rank=within.control.rank,
-        ranks=grid.per_stage,
+        ranks=grid.ranks_per_stage,
         deadline=rendezvous.deadline,
     )
     traffic = Traffic(load_phases(settings.text), settings.steps, seed=settings.seed)
@@ -224,11 +224,11 @@ def _stage_fabric(fabric: Fabric, grid: Grid) -> Fabric:
 
 
 def _recorder(site: RunContext, recording: RecordingSettings) -> Recorder:
-    config = site.post.weights.config
+    config = site.serving.weights.config
     return Recorder(
         recording.folder,
-        rank=site.post.rank,
-        ranks=site.post.ranks,
+        rank=site.serving.rank,
+        ranks=site.serving.ranks,
         iterations=recording.steps,
         layers=range(config.layers),
         experts=config.experts,
@@ -260,15 +260,15 @@ def _serve(
 ) -> tuple[PassResult, VariantRecord, torch.Tensor, tuple[RecordedSpan, ...]]:
     """One pass, and what all ranks together made of it."""
     done = _pass(site, variant, progress)
-    site.post.control.enter(f"gathering the results ({variant.name})")
-    results = site.run.open(f"{variant.name}.results")
-    gatherer = Gatherer(results, site.accelerator.device, site.post.deadline)
+    site.serving.control.set_operation(f"gathering the results ({variant.name})")
+    results = site.run_fabric.open(f"{variant.name}.results")
+    gatherer = Gatherer(results, site.accelerator.device, site.serving.deadline)
     requests = site.traffic.steps * site.traffic.requests_per_step
     epochs, aborts = _epochs(site, done, gatherer)
     record = VariantRecord(
         name=variant.name,
-        rank_rows=gatherer.rank_rows(done.meter, site.post.rank, site.post.ranks),
-        step_seconds=gatherer.slowest(done.meter),
+        rank_rows=gatherer.rank_rows(done.meter, site.serving.rank, site.serving.ranks),
+        step_seconds=gatherer.slowest_step_seconds(done.meter),
         epochs=epochs,
         aborts=dict(aborts),
         outputs=outputs_digest(gatherer.digests(done.finished, requests)),
@@ -281,12 +281,12 @@ def _epochs(
     site: RunContext, done: PassResult, gatherer: Gatherer
 ) -> tuple[tuple[Epoch, ...], Counter[str]]:
     """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
-    known = {record.number: record for record in done.spans.epochs}
-    turns = 1 if site.grid.alone else site.settings.turns
+    known = {record.number: record for record in done.spans.rebalances}
+    turns = 1 if site.grid.data_parallel_only else site.settings.turns
     mine = [_epoch(report, known.get(report.number), turns) for report in done.reports]
     said = {"epochs": [asdict(epoch) for epoch in mine], "aborts": done.aborts}
     # The ranks of a stage say the same, so its first one is asked.
-    stages = gatherer.texts(json.dumps(said))[:: site.grid.per_stage]
+    stages = gatherer.gather_texts(json.dumps(said))[:: site.grid.ranks_per_stage]
     told = [json.loads(text) for text in stages]
     epochs = [Epoch(**epoch) for stage in told for epoch in stage["epochs"]]
     aborts = sum((Counter(stage["aborts"]) for stage in told), Counter[str]())
@@ -297,22 +297,22 @@ def _epoch(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -
     """The engine counts forwards, of which a step has `turns`."""
     return Epoch(
         number=report.number,
-        planned_at=report.opened // turns,
+        planned_at=report.opened_at // turns,
         step=report.step // turns,
         outcome=report.outcome,
-        slots_moved=report.slots,
+        slots_moved=report.copies,
         bytes_moved=report.bytes,
-        seconds=dict(known.seconds) if known else {},
-        before=known.before if known else None,
-        predicted=known.predicted if known else None,
-        actual=known.actual if known else None,
+        seconds=dict(known.phase_seconds) if known else {},
+        before=known.imbalance_before if known else None,
+        predicted=known.imbalance_predicted if known else None,
+        actual=known.imbalance_actual if known else None,
     )
 
 
 def _spans(done: PassResult, gatherer: Gatherer) -> tuple[RecordedSpan, ...]:
     """What every rank did when; they travel as JSON."""
     mine = json.dumps([asdict(span) for span in done.spans.spans])
-    return tuple(RecordedSpan(**span) for text in gatherer.texts(mine) for span in json.loads(text))
+    return tuple(RecordedSpan(**span) for text in gatherer.gather_texts(mine) for span in json.loads(text))
 
 
 def _record(site: RunContext, served: list[Served], progress: RunProgress) -> RunRecord:
@@ -325,9 +325,9 @@ def _record(site: RunContext, served: list[Served], progress: RunProgress) -> Ru
         version=__version__,
         backend=settings.backend,
         communicator=settings.communicator,
-        ranks=site.post.ranks,
+        ranks=site.serving.ranks,
         stages=site.grid.stages,
-        tensor_ranks=site.grid.tensor,
+        tensor_ranks=site.grid.tensor_parallel_size,
         layers=config.layers,
         experts=config.experts,
         top_k=config.top_k,
@@ -345,7 +345,7 @@ def _record(site: RunContext, served: list[Served], progress: RunProgress) -> Ru
         prompts=prompts,
         continuations=continuations,
         spans=served[-1][4],
-        levels=served[-1][1].spans.levels,
+        levels=served[-1][1].spans.imbalance_samples,
         machine=describe_machine(),
     )
 
@@ -370,8 +370,8 @@ def _blame(control: ControlPlane, error: Exception, patience: float) -> Exceptio
     failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
     cause = error.__cause__ if failed else error
     assert isinstance(cause, Exception)
-    lost = control.lost(patience) if isinstance(cause, CommunicatorError) else None
+    lost = control.lost_rank(patience) if isinstance(cause, CommunicatorError) else None
     if lost is None:
-        control.leave(f"failed ({cause})")
+        control.announce_exit(f"failed ({cause})")
         return cause
-    return RankLost(lost.rank, lost.how, f"{lost.operation}: {cause}")
+    return RankLost(lost.rank, lost.reason, f"{lost.operation}: {cause}")

@@ -20,12 +20,12 @@ class RunContext:
     Attributes:
         settings: what was asked for.
         accelerator: the rank's device.
-        run: the fabric of all ranks.
-        fabric: of the ranks of this stage, which share its experts; all of them where there is one.
+        run_fabric: the fabric of all ranks.
+        stage_fabric: of the ranks of this stage, which share its experts; all of them where there is one.
         rank: of the run.
         grid: which rank does what.
         weights: the whole model.
-        post: where the rank serves: its stage's ranks, layers and control plane.
+        serving: where the rank serves: its stage's ranks, layers and control plane.
         traffic: what is served.
         observers: who is told.
         layout: what was given to be served unchanged, of all layers; None where nothing was.
@@ -33,12 +33,12 @@ class RunContext:
 
     settings: RunSettings
     accelerator: Accelerator
-    run: Fabric
-    fabric: Fabric
+    run_fabric: Fabric
+    stage_fabric: Fabric
     rank: int
     grid: Grid
     weights: ModelWeights
-    post: ServeContext
+    serving: ServeContext
     traffic: Traffic
     observers: Observers
     layout: Layout | None
@@ -50,5 +50,5 @@ class RunContext:
 
     def shape(self, slots: int) -> ExpertShape:
         """Of the stage's layers in so many slots."""
-        config = self.post.weights.config
-        return ExpertShape(config.layers, config.experts, slots, self.post.ranks)
+        config = self.serving.weights.config
+        return ExpertShape(config.layers, config.experts, slots, self.serving.ranks)

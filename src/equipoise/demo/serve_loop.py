@@ -38,8 +38,8 @@ def serve_alone(weights: ModelWeights, traffic: Traffic, progress: RunProgress) 
     progress.variant(REFERENCE_NAME, traffic.steps)
     began = time.perf_counter()
     for step in range(traffic.steps):
-        batch = desk.batch(step)
-        desk.take(batch, decoder.forward(batch, cache, experts).cpu())
+        batch = desk.next_batch(step)
+        desk.add_logits(batch, decoder.forward(batch, cache, experts).cpu())
         progress.step(step + 1, float("nan"), f"{time.perf_counter() - began:.0f} s")
     desk.close()
     return desk
@@ -72,11 +72,11 @@ class PassMeasurements:
             first,
         )
 
-    def received(self, layer: int, rows: int) -> None:
+    def count_computed(self, layer: int, rows: int) -> None:
         """`rows` of the current step were computed here, by this rank's layer of that number."""
         self.rows[self.step, self.first + layer] += rows
 
-    def asked(self, layer: int, expert_ids: torch.Tensor) -> None:
+    def count_requested(self, layer: int, expert_ids: torch.Tensor) -> None:
         """Tokens of the current step asked for these experts of this rank's layer."""
         experts = self.experts[self.step, self.first + layer]
         experts += np.bincount(expert_ids.cpu().numpy().ravel(), minlength=experts.size)
@@ -105,7 +105,7 @@ class CountingMoe:
         self, layer: int, x: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor
     ) -> torch.Tensor:
         """See `MoeLayer`."""
-        self._meter.asked(layer, expert_ids)
+        self._meter.count_requested(layer, expert_ids)
         return self._inner(layer, x, expert_ids, gates)
 
 
@@ -120,11 +120,11 @@ class ServeLoop:
     around: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
-    journal: EventSink = NO_EVENTS
-    desk: RequestScheduler = field(init=False)
+    events: EventSink = NO_EVENTS
+    scheduler: RequestScheduler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.desk = RequestScheduler(self.traffic, self.post.rank, self.post.ranks)
+        self.scheduler = RequestScheduler(self.traffic, self.post.rank, self.post.ranks)
         config = self.post.weights.config
         self._decoder = Decoder(self.post.weights)
         slots = cache_slots(self.traffic, self.post.ranks)
@@ -144,23 +144,23 @@ class ServeLoop:
             self._step(step)
             ended = now()
             self.meter.seconds[step] = ended - began
-            self.journal.emit(StepDone(step, began, ended))
+            self.events.emit(StepDone(step, began, ended))
             self.watch(step)
-        self.desk.close()
-        return self.desk
+        self.scheduler.close()
+        return self.scheduler
 
     def _step(self, step: int) -> None:
-        enter = self.post.control.enter
+        enter = self.post.control.set_operation
         enter(f"the vote before step {step} ({self.name})")
         logits: list[torch.Tensor] = []
         with self.around(step):
             enter(f"step {step} ({self.name})")
             began = now()
-            batch = self.desk.batch(step)
+            batch = self.scheduler.next_batch(step)
             self.post.compute.launch(
                 lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
             )
         self.post.compute.synchronize(self.post.deadline * 2)
         details = {"step": step, "tokens": batch.rows}
-        self.journal.emit(TraceSpan("step", Track.COMPUTE, began, now(), details))
-        self.desk.take(batch, logits[0].cpu())
+        self.events.emit(TraceSpan("step", Track.COMPUTE, began, now(), details))
+        self.scheduler.add_logits(batch, logits[0].cpu())

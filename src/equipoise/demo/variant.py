@@ -97,7 +97,7 @@ def open_update_path(
         return
     pool = _pool(site, name, family, shape)
     # The ranks of a machine share its cores, and so do their copiers.
-    with CopyThreadPool.near(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
+    with CopyThreadPool.near_accelerator(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
         supply = HostWeights(pool, _writer(site, copier, store))
         yield InPlaceFromHost(supply, registry.accelerator(site.settings.backend).capabilities)
     pool.close()
@@ -105,17 +105,17 @@ def open_update_path(
 
 def _writer(site: RunContext, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
     if site.accelerator.device.type == "cpu":
-        return CpuWriter(copier, store, site.post.deadline)
+        return CpuWriter(copier, store, site.serving.deadline)
     return StreamWriter(site.accelerator, store)
 
 
 def _pool(site: RunContext, name: str, family: LayerGroup, shape: ExpertShape) -> HostExpertPool:
     """Every expert once in this machine's memory, each written by one of its ranks."""
-    control, deadline, weights = site.post.control, site.post.deadline, site.post.weights
+    control, deadline, weights = site.serving.control, site.serving.deadline, site.serving.weights
     ranks = ranks_on_node(control, site.accelerator.topology(), name=name, timeout=deadline)
     layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
     pool = HostExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
-    for layer, expert in pool.owned():
+    for layer, expert in pool.owned_experts():
         parts = {"gate_up": weights.gate_up[layer, expert], "down": weights.down[layer, expert]}
         pool.write(layer, expert, family.sources(parts))
     pool.seal(deadline)
@@ -153,7 +153,7 @@ class PassWatchers:
     """Who is told of a pass as it goes: after each step, and whatever the engine does."""
 
     watch: OnStep
-    journal: EventSink
+    events: EventSink
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class PassResult:
 
 def serve_variant(site: RunContext, variant: Variant, watch: OnStep) -> PassResult:
     """Serve the whole traffic one way, under observation; collective."""
-    with site.observers.watching(engine_config(site, variant)) as seen:
-        meter, finished, balancer = _serve(site, variant, watch, seen.journal)
+    with site.observers.observe(engine_config(site, variant)) as seen:
+        meter, finished, balancer = _serve(site, variant, watch, seen.events)
     reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
     return PassResult(meter, finished, reports, aborts, seen.spans)
 
@@ -178,9 +178,9 @@ def serve_variant(site: RunContext, variant: Variant, watch: OnStep) -> PassResu
 def _serve(
     site: RunContext, variant: Variant, watch: OnStep, journal: EventSink
 ) -> tuple[PassMeasurements, dict[int, bytes], ExpertBalancer]:
-    site.post.control.enter(f"the opening of communicators ({variant.name})")
+    site.serving.control.set_operation(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant.slots)
-    weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
+    weights = SlotWeights(site.serving.weights.config, shape.slots_per_rank, site.accelerator.device)
     with _opened(site, variant, weights, shape, journal) as balancer:
         meter, finished = _loop(site, variant, weights, balancer, PassWatchers(watch, journal))
         return meter, finished, balancer
@@ -196,15 +196,15 @@ def _loop(
     shape, layers = balancer.shape, site.layers
     total = site.weights.config.layers
     meter = PassMeasurements.sized(site.traffic.steps, total, shape.experts, layers.start)
-    experts = site.fabric.open(f"{variant.name}.experts")
+    experts = site.stage_fabric.open(f"{variant.name}.experts")
     moe = ExpertParallel(
         balancer.router,
-        balancer.installed.generation,
+        balancer.serving_state.generation,
         _carrier(site, experts, shape),
         weights,
         meter,
-        balancer.reading,
-        meter.received,
+        balancer.reading_slots,
+        meter.count_computed,
     )
     finished = _run(site, variant.name, moe, meter, balancer, eyes)
     balancer.close()
@@ -214,18 +214,18 @@ def _loop(
 
 def _carrier(site: RunContext, experts: Communicator, shape: ExpertShape) -> TokenDispatcher:
     """As asked for; of fixed capacity, it has room for the largest batch that any rank can have."""
-    compute, deadline = site.post.compute, site.post.deadline
+    compute, deadline = site.serving.compute, site.serving.deadline
     if site.settings.exchange is ExchangeForm.PORTABLE:
         return PortableDispatcher(
             VariableSizeExchange(experts, shape.slots_per_rank, compute, deadline)
         )
     config = site.weights.config
     row = RowFormat((config.hidden,), torch.float32)
-    form = ExchangeFormat.ample(
+    form = ExchangeFormat.without_overflow(
         ranks=shape.ranks,
         slots_per_rank=shape.slots_per_rank,
         experts=0,
-        max_tokens=most_rows(site.traffic, site.grid.data * site.settings.turns),
+        max_tokens=most_rows(site.traffic, site.grid.data_parallel_size * site.settings.turns),
         top_k=config.top_k,
         payloads=[row],
         result=row,
@@ -247,15 +247,15 @@ def _run(
     def watch(step: int) -> None:
         eyes.watch(step, meter.experts[step], balancer.imbalance())
 
-    if site.grid.alone:
+    if site.grid.data_parallel_only:
         loop = ServeLoop(
-            site.post, site.traffic, moe, meter, balancer.step, watch, name, eyes.journal
+            site.serving, site.traffic, moe, meter, balancer.step, watch, name, eyes.events
         )
         return loop.run().finished
     with course(site, name) as way:
-        moe = way.sliced(moe, site.post.compute)
+        moe = way.slice_moe(moe, site.serving.compute)
         stage = ModelStage(
-            site.post, way, site.traffic, moe, meter, balancer.step, watch, name, eyes.journal
+            site.serving, way, site.traffic, moe, meter, balancer.step, watch, name, eyes.events
         )
         return stage.run()
 
@@ -267,10 +267,10 @@ def _opened(
     """The variant's balancer over freshly filled slots."""
     layout, config = _layout(site, variant, shape), engine_config(site, variant)
     staging = staging_buffers(site.settings) if variant.balanced else 0
-    family = weights.family()
-    accelerator, fabric = site.accelerator, site.fabric
+    family = weights.layer_group()
+    accelerator, fabric = site.accelerator, site.stage_fabric
     store = accelerator.slot_store(family.layout(staging))
-    mine = site.post.rank * shape.slots_per_rank
+    mine = site.serving.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
     way = (
         open_update_path(site, variant.name, family, store, shape)
@@ -313,19 +313,19 @@ def first_placement(settings: RunSettings, shape: ExpertShape) -> Placement:
 
 def _fill(site: RunContext, store: SlotStore, family: LayerGroup, held: Placement) -> None:
     """Write experts into this rank's slots; `held` is the part of the placement that is here."""
-    model = site.post.weights
+    model = site.serving.weights
     sources = [
         family.sources({"gate_up": model.gate_up[layer, expert], "down": model.down[layer, expert]})
         for layer, row in enumerate(held.tolist())
         for expert in row
     ]
-    store.write(range(len(sources)), sources, site.post.compute)
-    site.post.compute.synchronize(site.post.deadline)
+    store.write(range(len(sources)), sources, site.serving.compute)
+    site.serving.compute.synchronize(site.serving.deadline)
 
 
 def engine_config(site: RunContext, variant: Variant) -> BalancerConfig:
     """As asked for; two sub-windows a window where that is even. The engine counts forwards."""
-    settings, turns = site.settings, 1 if site.grid.alone else site.settings.turns
+    settings, turns = site.settings, 1 if site.grid.data_parallel_only else site.settings.turns
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
     return BalancerConfig(
@@ -350,5 +350,5 @@ def engine_config(site: RunContext, variant: Variant) -> BalancerConfig:
         nodes=settings.nodes,
         log_balancedness=settings.log_balancedness,
         log_balancedness_interval=settings.log_balancedness_interval * turns,
-        timeout=site.post.deadline,
+        timeout=site.serving.deadline,
     )

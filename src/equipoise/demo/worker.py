@@ -130,18 +130,18 @@ class LauncherPipe:
         self._pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def say(self, message: dict[str, object]) -> None:
+    def send(self, message: dict[str, object]) -> None:
         """One message."""
         self._pipe.write(json.dumps(message) + "\n")
         self._pipe.flush()
 
     def variant(self, name: str, steps: int) -> None:
         """A pass over the traffic begins."""
-        self.say({"variant": name, "steps": steps})
+        self.send({"variant": name, "steps": steps})
 
     def step(self, done: int, imbalance: float, note: str) -> None:
         """One more step is through."""
-        self.say({"done": done, "imbalance": imbalance, "note": note})
+        self.send({"done": done, "imbalance": imbalance, "note": note})
 
     def done(self) -> None:
         """The launcher notices by itself."""
@@ -159,12 +159,12 @@ def main() -> None:
         _work(task, line)
         code = 0
     except RankLost as lost:
-        line.say({"lost": lost.rank, "how": lost.how, "operation": lost.operation})
+        line.send({"lost": lost.rank, "how": lost.reason, "operation": lost.operation})
     except EquipoiseError as error:
-        line.say({"failed": str(error)})
+        line.send({"failed": str(error)})
     except BaseException as error:
         traceback.print_exc()
-        line.say({"failed": f"{type(error).__name__}: {error}"})
+        line.send({"failed": f"{type(error).__name__}: {error}"})
     sys.stderr.flush()
     os._exit(code)
 

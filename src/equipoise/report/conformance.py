@@ -81,12 +81,12 @@ def _kept(result: SuiteResult) -> str:
 def describe_clause(found: ClauseFinding) -> str:
     """A clause's finding in words."""
     if found.status is Status.UNSUPPORTED:
-        return f"not declared: {found.lacking}"
+        return f"not declared: {found.missing_capabilities}"
     if found.status is Status.HELD:
         return f"{found.cases} cases"
     if found.status is Status.REPORTED:
         return found.figures
-    names = sorted({f.claim for f in found.findings if f.status is Status.VIOLATED})
+    names = sorted({f.property_name for f in found.findings if f.status is Status.VIOLATED})
     return f"see {', '.join(names)}"
 
 
@@ -132,7 +132,7 @@ def _violations(result: SuiteResult, ink: ColourMode) -> Iterable[str]:
     for finding in violations(result):
         assert isinstance(finding.verdict, PropertyViolated)
         yield ""
-        title = f"{finding.claim} ({finding.executor})"
+        title = f"{finding.property_name} ({finding.executor})"
         yield styled(title, TextStyle.RED, ink)
         yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
         yield f"smallest program found, of {finding.verdict.cases} played:"
@@ -199,7 +199,7 @@ def _tiles(result: SuiteResult) -> str:
         (f"{result.count(Status.HELD)}", "clauses held"),
         (f"{result.count(Status.VIOLATED)}", "violated"),
         (f"{result.count(Status.UNSUPPORTED)}", "declared unsupported"),
-        (f"{len({finding.claim for finding in result.findings})}", "properties"),
+        (f"{len({finding.property_name for finding in result.findings})}", "properties"),
         (f"{played:,}", "programs played"),
     ]
     inner = "".join(
@@ -220,7 +220,7 @@ def _violation(finding: Finding) -> str:
     return _section(
         f"Violated: {finding.verdict.clause}",
         f"<p>{escape_html(finding.verdict.what)}</p>"
-        f'<p class="soft">{escape_html(finding.claim)}, on {escape_html(finding.executor)}; the smallest '
+        f'<p class="soft">{escape_html(finding.property_name)}, on {escape_html(finding.executor)}; the smallest '
         f"program found, of {finding.verdict.cases} played:</p><pre>{lines}</pre>",
     )
 
@@ -265,7 +265,7 @@ def _clauses(result: SuiteResult) -> str:
 
 def _properties(result: SuiteResult) -> str:
     rows = "".join(
-        f"<tr><td>{escape_html(finding.claim)}</td><td>{escape_html(', '.join(finding.clauses))}</td>"
+        f"<tr><td>{escape_html(finding.property_name)}</td><td>{escape_html(', '.join(finding.clauses))}</td>"
         f"<td>{escape_html(finding.executor)}</td>"
         f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
         f'<td class="num">{_ground(finding)}</td>'

@@ -28,7 +28,7 @@ class Admin:
     """`GET /workers`, `POST /workers/NAME/drain` and `POST /workers/NAME/serve`."""
 
     def __init__(self, settings: RouteSettings, desk: RequestDispatcher) -> None:
-        self._access, self._desk = settings.access, desk
+        self._access, self._dispatcher = settings.access, desk
         self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
 
     def answer(self, request: web.BaseRequest) -> web.Response:
@@ -44,20 +44,20 @@ class Admin:
             known = f"POST {PREFIX}NAME/{DRAIN} or /{SERVE}, NAME out of GET {WORKERS}"
             raise bad_request(f"{request.path} is not there: {known}", 404, "not_found")
         if what == DRAIN:
-            self._desk.set_aside(self._numbers[name])
+            self._dispatcher.drain_worker(self._numbers[name])
         else:
-            self._desk.take_back(self._numbers[name])
+            self._dispatcher.resume_worker(self._numbers[name])
         LOG.warning("%s: %s, by hand", name, what)
         return _json(self._about(name))
 
     def _about(self, name: str) -> dict[str, object]:
-        view = self._desk.workers[self._numbers[name]]
+        view = self._dispatcher.workers[self._numbers[name]]
         return {
             "name": name,
             "state": view.state.value,
-            "aside": view.aside,
-            "requests": len(view.tickets),
-            "running": sum(isinstance(one.state, Running) for one in view.tickets.values()),
+            "aside": view.manually_drained,
+            "requests": len(view.requests),
+            "running": sum(isinstance(one.status, Running) for one in view.requests.values()),
         }
 
 

@@ -9,14 +9,14 @@ from types import TracebackType
 class CancelReason(Enum):
     """Why a part of a task was ended."""
 
-    HELD = "no worker had a free slot in time"
+    NO_FREE_SLOT = "no worker had a free slot in time"
     FIRST_TOKEN = "the worker made no first token in time"
     TOKEN = "the worker made no further token in time"
     TOTAL = "the request took too long altogether"
     BODY = "the body of the request did not arrive in time"
-    STALLED = "the client did not take what was sent to it"
-    UNBOUND = "the worker was lost before the first token"
-    LOST = "the worker was lost"
+    CLIENT_STALLED = "the client did not take what was sent to it"
+    LOST_BEFORE_FIRST_TOKEN = "the worker was lost before the first token"
+    WORKER_LOST = "the worker was lost"
     SHUT_DOWN = "the proxy is shutting down"
 
 
@@ -69,7 +69,7 @@ class CancelScope:
                 raise  # somebody else's: what runs within has let it through
             raise ScopeCancelled(self._reason) from None
 
-    def within(self, seconds: float, late: CancelReason) -> None:
+    def set_timeout(self, seconds: float, late: CancelReason) -> None:
         """From now on it ends after so many seconds, unless this is called again before."""
         self._due, self._late = self._loop.time() + seconds, late
         if self._due >= self._end:
@@ -78,7 +78,7 @@ class CancelScope:
         if self._timer is None or self._due < self._timer.when():
             self._arm()
 
-    def interrupt(self, reason: CancelReason) -> None:
+    def cancel(self, reason: CancelReason) -> None:
         """End it at once; the first reason counts, and none once it has been left."""
         if self._reason is None and not self._over:
             self._reason = reason
@@ -96,4 +96,4 @@ class CancelScope:
         if self._loop.time() < self._due:
             self._arm()
         else:
-            self.interrupt(self._late)
+            self.cancel(self._late)

@@ -35,12 +35,12 @@ class BodyReader:
     """Bounds what the bodies of all requests take together.
 
     Attributes:
-        bytes: kept now.
+        buffered_bytes: kept now.
     """
 
     def __init__(self, limits: Limits, patience: Timeouts) -> None:
         self._limits, self._patience = limits, patience
-        self.bytes = 0
+        self.buffered_bytes = 0
 
     async def read(self, request: web.BaseRequest) -> bytes:
         """All of it; to be given back by `forget`.
@@ -51,24 +51,24 @@ class BodyReader:
         body = bytearray()
         try:
             async with CancelScope() as scope:
-                scope.within(self._patience.body, CancelReason.BODY)
+                scope.set_timeout(self._patience.body, CancelReason.BODY)
                 while piece := await request.content.readany():
                     body += piece
-                    self.bytes += len(piece)
+                    self.buffered_bytes += len(piece)
                     self._check(len(body))
         except BaseException as error:
-            self.forget(len(body))
+            self.release(len(body))
             raise _refusal(error) from None
         return bytes(body)
 
-    def forget(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """So many bytes are not kept any more."""
-        self.bytes -= size
+        self.buffered_bytes -= size
 
     def _check(self, size: int) -> None:
         if size > self._limits.body:
             raise _too_large(self._limits.body)
-        if self.bytes > self._limits.buffered:
+        if self.buffered_bytes > self._limits.buffered:
             raise overloaded("the proxy has no room for another body")
 
     def _check_head(self, request: web.BaseRequest) -> None:
@@ -122,8 +122,8 @@ class ClientListener(web.Server):
     Args:
         handler: answers a request.
         limits: see `Limits`.
-        patience: see `Patience`.
-        told: of requests that did not come as far as the handler.
+        timeouts: see `Patience`.
+        on_outcome: of requests that did not come as far as the handler.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ClientListener(web.Server):
             # A client that goes takes its request with it.
             handler_cancellation=True,
         )
-        self.limits, self.patience, self.told = limits, patience, told
+        self.limits, self.timeouts, self.on_outcome = limits, patience, told
 
     def __call__(self) -> "ClientConnection":
         """For a client that has connected."""
@@ -152,7 +152,7 @@ class ClientConnection(web.RequestHandler):
         super().__init__(
             listener,
             loop=loop,
-            keepalive_timeout=listener.patience.idle,
+            keepalive_timeout=listener.timeouts.idle,
             access_log=None,  # type: ignore[arg-type]  # it is how aiohttp is told to write none
             max_line_size=longest,
             max_field_size=longest,
@@ -168,14 +168,14 @@ class ClientConnection(web.RequestHandler):
         """See asyncio."""
         super().connection_made(transport)
         if len(self._listener.connections) > self._listener.limits.connections:
-            self._listener.told(RequestOutcome.OVERLOADED)
+            self._listener.on_outcome(RequestOutcome.OVERLOADED)
             self.force_close()
             return
-        self._expect()
+        self._start_head_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
-        self._rest()
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -183,24 +183,24 @@ class ClientConnection(web.RequestHandler):
         if self._heading:
             # What is counted has not made a whole head: a body may follow it in the same piece.
             if self._pending > self._listener.limits.header:
-                self._dismiss(TOO_LONG)
+                self._refuse(TOO_LONG)
                 return
             self._pending += len(data)
             if self._timer is None:
-                self._expect()
+                self._start_head_timer()
         super().data_received(data)
 
-    def begun(self) -> None:
+    def head_received(self) -> None:
         """The head of a request has come."""
         self._heading, self._pending = False, 0
-        self._rest()
+        self._stop_head_timer()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """See aiohttp; who does not take a whole answer in time is left."""
         try:
-            async with asyncio.timeout(self._listener.patience.token):
+            async with asyncio.timeout(self._listener.timeouts.token):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             if self.transport is not None:
@@ -224,30 +224,30 @@ class ClientConnection(web.RequestHandler):
         fault = PROXY_FAILED if status >= 500 else NOT_HTTP
         if isinstance(exc, LineTooLong) or "headers" in (message or "").lower():
             fault = TOO_LONG
-        self._listener.told(fault.outcome)
+        self._listener.on_outcome(fault.outcome)
         response = web.Response(
             status=fault.status, body=fault.body(), content_type="application/json"
         )
         response.force_close()
         return response
 
-    def _expect(self) -> None:
-        self._timer = self._loop.call_later(self._listener.patience.header, self._late)
+    def _start_head_timer(self) -> None:
+        self._timer = self._loop.call_later(self._listener.timeouts.header, self._head_timed_out)
 
-    def _rest(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _head_timed_out(self) -> None:
         self._timer = None
         if self._heading:
-            self._dismiss(HEAD_TIMEOUT)
+            self._refuse(HEAD_TIMEOUT)
 
-    def _dismiss(self, fault: ErrorResponse) -> None:
+    def _refuse(self, fault: ErrorResponse) -> None:
         """Say so, without a request to answer, and close."""
-        self._rest()
-        self._listener.told(fault.outcome)
+        self._stop_head_timer()
+        self._listener.on_outcome(fault.outcome)
         body = fault.body()
         head = (
             f"HTTP/1.1 {fault.status} \r\nContent-Type: application/json\r\n"
@@ -262,7 +262,7 @@ def _begun(
     message: Any, payload: Any, protocol: Any, writer: Any, task: "asyncio.Task[None]"
 ) -> web.BaseRequest:
     assert isinstance(protocol, ClientConnection)
-    protocol.begun()
+    protocol.head_received()
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, writer, task, loop)
 
@@ -291,7 +291,7 @@ class ClientStream:
         self._request, self._name = request, name
         self.response: web.StreamResponse | None = None
 
-    async def begin(self, answer: ClientResponse) -> None:
+    async def send_head(self, answer: ClientResponse) -> None:
         """Send the head."""
         response = web.StreamResponse(
             status=answer.status,
@@ -312,7 +312,7 @@ class ClientStream:
         except ConnectionError as error:
             raise ClientDisconnected from error
 
-    async def end(self) -> web.StreamResponse:
+    async def finish(self) -> web.StreamResponse:
         """It is complete."""
         assert self.response is not None
         try:
@@ -321,17 +321,17 @@ class ClientStream:
             raise ClientDisconnected from error
         return self.response
 
-    async def break_off(self, fault: ErrorResponse) -> web.StreamResponse:
+    async def end_with_error(self, fault: ErrorResponse) -> web.StreamResponse:
         """Say why it is not complete, and end it."""
         try:
             async with CancelScope() as scope:
-                scope.within(ERROR_EVENT_TIMEOUT, CancelReason.STALLED)
-                await self.write(fault.event())
-                return await self.end()
+                scope.set_timeout(ERROR_EVENT_TIMEOUT, CancelReason.CLIENT_STALLED)
+                await self.write(fault.sse_event())
+                return await self.finish()
         except ScopeCancelled:
             raise ClientDisconnected from None
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """The client takes nothing: close its connection."""
         if self._request.transport is not None:
             self._request.transport.abort()

@@ -53,8 +53,8 @@ class RequestDispatcher:
 
     Attributes:
         workers: what is known of each.
-        held: requests that wait in the policy.
-        errors: events that the policy raised at.
+        queued: requests that wait in the policy.
+        policy_errors: events that the policy raised at.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class RequestDispatcher:
         observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._policy = policy
-        self._most_held = most_held
+        self._max_queued = most_held
         self._observe = observe
         self._loop = asyncio.get_running_loop()
-        self._known: dict[int, RequestState] = {}
-        self._counts: dict[RequestId, int] = {}
-        self._ended: list[RequestId] = []
+        self._requests: dict[int, RequestState] = {}
+        self._pending_tokens: dict[RequestId, int] = {}
+        self._pending_ends: list[RequestId] = []
         self._flushing = False
         self._next = 0
         self.workers = tuple(WorkerView() for _ in range(workers))
-        self.held = 0
-        self.errors = 0
+        self.queued = 0
+        self.policy_errors = 0
 
     @property
-    def tickets(self) -> tuple[RequestState, ...]:
+    def requests(self) -> tuple[RequestState, ...]:
         """Those that are not gone."""
-        return tuple(self._known.values())
+        return tuple(self._requests.values())
 
-    def arrive(self, size: int, wanted: int | None = None) -> RequestState:
+    def submit(self, size: int, wanted: int | None = None) -> RequestState:
         """A request has arrived; it is bound at once, or waits.
 
         Raises: Refused: 429 where too many wait, 503 where the one worker wanted does not serve.
@@ -90,91 +90,91 @@ class RequestDispatcher:
         ticket = RequestState(self._next, size, wanted)
         self._next += 1
         self._flush()
-        self._enter(ticket)
-        if isinstance(ticket.state, Queued) and self.held > self._most_held:
-            self.leave(ticket)
-            raise overloaded(f"{self._most_held} requests wait for a worker already")
+        self._enqueue(ticket)
+        if isinstance(ticket.status, Queued) and self.queued > self._max_queued:
+            self.abort(ticket)
+            raise overloaded(f"{self._max_queued} requests wait for a worker already")
         return ticket
 
-    def begin(self, ticket: RequestState, bound: Bound) -> bool:
+    def start_answer(self, ticket: RequestState, bound: Bound) -> bool:
         """Something of its answer is about to be passed on; False: that binding is over."""
-        if ticket.state is not bound:
+        if ticket.status is not bound:
             return False
-        ticket.state = Running(bound.worker)
-        self._tell(ticket, 1)  # it can be moved no more, which a policy learns from a token
+        ticket.status = Running(bound.worker)
+        self._add_tokens(ticket, 1)  # it can be moved no more, which a policy learns from a token
         return True
 
-    def made(self, ticket: RequestState, tokens: int) -> None:
+    def report_tokens(self, ticket: RequestState, tokens: int) -> None:
         """It has made so many tokens since it was bound."""
-        if isinstance(ticket.state, Running):
-            self.workers[ticket.state.worker].heard = self._loop.time()
-            if tokens > ticket.told:
-                self._tell(ticket, tokens - ticket.told)
+        if isinstance(ticket.status, Running):
+            self.workers[ticket.status.worker].last_answer_at = self._loop.time()
+            if tokens > ticket.reported_tokens:
+                self._add_tokens(ticket, tokens - ticket.reported_tokens)
 
     def finish(self, ticket: RequestState, bound: Bound, tokens: int) -> None:
         """It ended well, with so many tokens in all."""
         if tokens:
-            self.begin(ticket, bound)
-        if not isinstance(ticket.state, Running):
-            self.leave(ticket)  # to a policy, what made no token was given up
+            self.start_answer(ticket, bound)
+        if not isinstance(ticket.status, Running):
+            self.abort(ticket)  # to a policy, what made no token was given up
             return
-        self.made(ticket, tokens)
+        self.report_tokens(ticket, tokens)
         self._release(ticket)
-        ticket.state = CLOSED
-        self._ended.append(ticket.number)
+        ticket.status = CLOSED
+        self._pending_ends.append(ticket.request_id)
         self._schedule()
 
-    def leave(self, ticket: RequestState) -> None:
+    def abort(self, ticket: RequestState) -> None:
         """It was given up, wherever it is; again and again is no harm."""
-        if ticket.state is CLOSED:
+        if ticket.status is CLOSED:
             return
         self._release(ticket)
-        ticket.state = CLOSED
-        self._counts.pop(ticket.number, None)
-        self._apply(self._ask(lambda: self._policy.on_abort(ticket.number)))
+        ticket.status = CLOSED
+        self._pending_tokens.pop(ticket.request_id, None)
+        self._apply(self._call_policy(lambda: self._policy.on_abort(ticket.request_id)))
 
-    def again(self, ticket: RequestState, bound: Bound) -> None:
+    def retry(self, ticket: RequestState, bound: Bound) -> None:
         """Its attempt came to nothing: it is to be bound to another worker.
 
         Raises: Refused (503) where its client wants that worker only, and it does not serve.
         """
-        if ticket.state is not bound:
+        if ticket.status is not bound:
             return  # the worker was lost meanwhile, and the policy has it again
-        self.leave(ticket)
-        ticket.told = 0
-        ticket.pin = ticket.wanted
-        if ticket.wanted is None:
-            ticket.pin = least_loaded(self.workers, bound.worker, ticket.size)
+        self.abort(ticket)
+        ticket.reported_tokens = 0
+        ticket.pinned_worker = ticket.required_worker
+        if ticket.required_worker is None:
+            ticket.pinned_worker = least_loaded(self.workers, bound.worker, ticket.size)
         self._flush()
-        self._enter(ticket)
+        self._enqueue(ticket)
 
-    def change(self, worker: int, state: WorkerState) -> None:
+    def set_health(self, worker: int, state: WorkerState) -> None:
         """A worker was found to serve, or not to."""
         self.workers[worker].health = state
-        self._settle(worker)
+        self._update_worker(worker)
 
-    def set_aside(self, worker: int) -> None:
+    def drain_worker(self, worker: int) -> None:
         """It keeps what it has, and gets nothing more until it is taken back."""
-        self.workers[worker].aside = True
-        self._settle(worker)
+        self.workers[worker].manually_drained = True
+        self._update_worker(worker)
 
-    def take_back(self, worker: int) -> None:
+    def resume_worker(self, worker: int) -> None:
         """It gets requests again, if it is well."""
-        self.workers[worker].aside = False
-        self._settle(worker)
+        self.workers[worker].manually_drained = False
+        self._update_worker(worker)
 
-    def _settle(self, worker: int) -> None:
+    def _update_worker(self, worker: int) -> None:
         """Tell the policy what is due, and see to the requests that this concerns."""
         view = self.workers[worker]
-        state = view.due
+        state = view.target_state
         if state is view.state:
             return
         self._flush()  # the policy has to know first which requests have begun
         view.state = state
-        decision = self._ask(
+        decision = self._call_policy(
             lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state))
         )
-        free = self._lose(decision)
+        free = self._drop_lost(decision)
         if state is WorkerState.LOST:
             self._unbind(view)
         self._assign(decision)
@@ -182,70 +182,70 @@ class RequestDispatcher:
             for ticket in [*free, *self._pinned(worker)]:
                 self._move(ticket, worker)
 
-    def report(self, worker: int, report: WorkerReport) -> None:
+    def report_worker(self, worker: int, report: WorkerReport) -> None:
         """A worker says what it has to do, by whomever; one that is lost has nothing to say."""
         if self.workers[worker].state is WorkerState.LOST:
             return
         self._flush()  # what it says is to be held against what the policy knows now
         change = WorkerChange(worker=worker, report=report)
-        self._apply(self._ask(lambda: self._policy.on_worker_change(change)))
+        self._apply(self._call_policy(lambda: self._policy.on_worker_change(change)))
 
     def _move(self, ticket: RequestState, away: int) -> None:
         """Nothing of it has begun: any worker but `away` may have it."""
-        self.leave(ticket)
-        ticket.pin = least_loaded(self.workers, away, ticket.size)
+        self.abort(ticket)
+        ticket.pinned_worker = least_loaded(self.workers, away, ticket.size)
         try:
-            self._enter(ticket)
+            self._enqueue(ticket)
         except Exception:  # told of already; it is one request's end, and not the proxy's
-            ticket.interrupt(CancelReason.LOST)
+            ticket.cancel(CancelReason.WORKER_LOST)
 
     def _pinned(self, worker: int) -> list[RequestState]:
         """What was to be tried again there, and there only: it may go elsewhere."""
         return [
             one
-            for one in self.tickets
-            if one.pin == worker and one.wanted is None and isinstance(one.state, Queued)
+            for one in self.requests
+            if one.pinned_worker == worker and one.required_worker is None and isinstance(one.status, Queued)
         ]
 
     def _unbind(self, view: WorkerView) -> None:
         """The policy holds again what its worker, which is lost, had not begun."""
-        for ticket in [one for one in view.tickets.values() if isinstance(one.state, Bound)]:
-            view.release(ticket)
-            self.held += 1
+        for ticket in [one for one in view.requests.values() if isinstance(one.status, Bound)]:
+            view.remove_request(ticket)
+            self.queued += 1
             ticket.unbind()
 
-    def _enter(self, ticket: RequestState) -> None:
-        pin = ticket.pin
+    def _enqueue(self, ticket: RequestState) -> None:
+        pin = ticket.pinned_worker
         if pin is not None and self.workers[pin].state is not WorkerState.SERVING:
             message = f"worker {pin}, which was asked for, does not serve"
             raise RequestRefused(
                 ErrorResponse(503, RequestOutcome.WORKERS_FAILED, message, "no_worker", AT_ONCE)
             )
-        ticket.state = QUEUED
-        self.held += 1
-        self._known[ticket.number] = ticket
-        request = Request(id=ticket.number, size=ticket.size, worker=pin)
+        ticket.status = QUEUED
+        self.queued += 1
+        self._requests[ticket.request_id] = ticket
+        request = Request(id=ticket.request_id, size=ticket.size, worker=pin)
         try:
-            self._apply(self._ask(lambda: self._policy.on_arrival(request), silent=False))
+            self._apply(self._call_policy(lambda: self._policy.on_arrival(request), silent=False))
         except Exception:
             self._release(ticket)
-            ticket.state = CLOSED
+            ticket.status = CLOSED
             raise
 
     def _release(self, ticket: RequestState) -> None:
         """From where it is: the policy, or a worker."""
-        match ticket.state:
+        match ticket.status:
             case Queued():
-                self.held -= 1
+                self.queued -= 1
             case Bound(worker) | Running(worker):
-                self.workers[worker].release(ticket)
-        self._known.pop(ticket.number, None)
+                self.workers[worker].remove_request(ticket)
+        self._requests.pop(ticket.request_id, None)
 
-    def _tell(self, ticket: RequestState, tokens: int) -> None:
-        assert isinstance(ticket.state, Running)
-        ticket.told += tokens
-        self.workers[ticket.state.worker].load += tokens
-        self._counts[ticket.number] = self._counts.get(ticket.number, 0) + tokens
+    def _add_tokens(self, ticket: RequestState, tokens: int) -> None:
+        assert isinstance(ticket.status, Running)
+        ticket.reported_tokens += tokens
+        self.workers[ticket.status.worker].load += tokens
+        self._pending_tokens[ticket.request_id] = self._pending_tokens.get(ticket.request_id, 0) + tokens
         self._schedule()
 
     def _schedule(self) -> None:
@@ -256,18 +256,18 @@ class RequestDispatcher:
     def _flush(self) -> None:
         """Tell what this turn of the loop has brought."""
         self._flushing = False
-        if not self._counts and not self._ended:
+        if not self._pending_tokens and not self._pending_ends:
             return
-        counts, ended = self._counts, self._ended
-        self._counts, self._ended = {}, []
-        self._apply(self._ask(lambda: self._policy.on_tokens(counts, ended)))
+        counts, ended = self._pending_tokens, self._pending_ends
+        self._pending_tokens, self._pending_ends = {}, []
+        self._apply(self._call_policy(lambda: self._policy.on_tokens(counts, ended)))
 
-    def _ask(self, event: Callable[[], Decision], silent: bool = True) -> Decision:
+    def _call_policy(self, event: Callable[[], Decision], silent: bool = True) -> Decision:
         began = perf_counter()
         try:
             decision = event()
         except Exception:
-            self.errors += 1
+            self.policy_errors += 1
             LOG.exception("the policy failed at an event")
             if not silent:
                 raise
@@ -277,38 +277,38 @@ class RequestDispatcher:
 
     def _apply(self, decision: Decision) -> None:
         if decision.lost:
-            self._lose(decision)
+            self._drop_lost(decision)
         if decision.assignments:
             self._assign(decision)
 
-    def _lose(self, decision: Decision) -> list[RequestState]:
+    def _drop_lost(self, decision: Decision) -> list[RequestState]:
         """What the policy has forgotten ends; returns what has not begun, and may go elsewhere."""
         free: list[RequestState] = []
         for lost in decision.lost:
-            ticket = self._known.get(_number(lost))
+            ticket = self._requests.get(_number(lost))
             if ticket is None:
                 continue
-            movable = ticket.wanted is None and not isinstance(ticket.state, Running)
-            was_bound = isinstance(ticket.state, Bound)
+            movable = ticket.required_worker is None and not isinstance(ticket.status, Running)
+            was_bound = isinstance(ticket.status, Bound)
             self._release(ticket)
-            ticket.state = CLOSED
+            ticket.status = CLOSED
             if movable:
                 free.append(ticket)
             if was_bound or not movable:
-                ticket.interrupt(CancelReason.UNBOUND if movable else CancelReason.LOST)
+                ticket.cancel(CancelReason.LOST_BEFORE_FIRST_TOKEN if movable else CancelReason.WORKER_LOST)
         return free
 
     def _assign(self, decision: Decision) -> None:
         now = self._loop.time()
         for assignment in decision.assignments:
-            ticket = self._known.get(_number(assignment.request))
+            ticket = self._requests.get(_number(assignment.request))
             there = 0 <= assignment.worker < len(self.workers)
-            if ticket is None or not isinstance(ticket.state, Queued) or not there:
-                self.errors += 1
+            if ticket is None or not isinstance(ticket.status, Queued) or not there:
+                self.policy_errors += 1
                 LOG.error("the policy cannot bind so: %s", assignment)
                 continue
-            self.held -= 1
-            self.workers[assignment.worker].take(ticket)
+            self.queued -= 1
+            self.workers[assignment.worker].add_request(ticket)
             ticket.bind(assignment.worker, now)
 
 

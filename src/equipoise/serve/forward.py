@@ -49,7 +49,7 @@ class GetForwarder:
     def __init__(
         self, settings: RouteSettings, desk: RequestDispatcher, client: aiohttp.ClientSession
     ) -> None:
-        self._settings, self._desk, self._client = settings, desk, client
+        self._settings, self._dispatcher, self._client = settings, desk, client
 
     async def answer(self, request: web.BaseRequest, name: str) -> web.Response:
         """Raises Refused where no worker answers."""
@@ -59,13 +59,13 @@ class GetForwarder:
             raise bad_request("the target of a request has to begin with a slash")
         failed, avoided = NO_WORKER, NO_WORKER_NUMBER
         for _ in range(self._settings.limits.attempts):
-            worker = least_loaded(self._desk.workers, avoided)
+            worker = least_loaded(self._dispatcher.workers, avoided)
             if worker is None:
                 break
             try:
                 return _response(await self._ask(request, worker, path, name), name)
             except AttemptFailed as error:
-                failed, avoided = error.fault, worker
+                failed, avoided = error.error_response, worker
         raise RequestRefused(failed)
 
     async def _ask(

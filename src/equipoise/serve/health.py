@@ -20,10 +20,10 @@ from equipoise.serve.settings import HealthSettings
 class HealthCheckResult(Enum):
     """What came of asking a worker once."""
 
-    WELL = "well"
-    UNWELL = "unwell"
+    HEALTHY = "well"
+    UNHEALTHY = "unwell"
     """It answered, and not well; or it did not, but goes on with what it has."""
-    SILENT = "silent"
+    NO_ANSWER = "silent"
     """No answer, or nobody there."""
 
 
@@ -33,33 +33,33 @@ class WorkerHealth:
 
     Attributes:
         state: what the policy is told.
-        well: good answers in a row.
-        bad: questions without a good answer in a row.
-        silent: questions without any answer in a row.
+        successes: good answers in a row.
+        failures: questions without a good answer in a row.
+        unanswered: questions without any answer in a row.
     """
 
     state: WorkerState
-    well: int = 0
-    bad: int = 0
-    silent: int = 0
+    successes: int = 0
+    failures: int = 0
+    unanswered: int = 0
 
     def after(self, seen: HealthCheckResult, settings: HealthSettings) -> "WorkerHealth":
         """What is believed after another question."""
         match seen:
-            case HealthCheckResult.WELL:
-                found = WorkerHealth(self.state, well=self.well + 1)
-            case HealthCheckResult.UNWELL:
-                found = WorkerHealth(self.state, bad=self.bad + 1)
-            case HealthCheckResult.SILENT:
-                found = WorkerHealth(self.state, bad=self.bad + 1, silent=self.silent + 1)
+            case HealthCheckResult.HEALTHY:
+                found = WorkerHealth(self.state, successes=self.successes + 1)
+            case HealthCheckResult.UNHEALTHY:
+                found = WorkerHealth(self.state, failures=self.failures + 1)
+            case HealthCheckResult.NO_ANSWER:
+                found = WorkerHealth(self.state, failures=self.failures + 1, unanswered=self.unanswered + 1)
         return replace(found, state=_state(found, settings))
 
     @property
-    def doubtful(self) -> bool:
+    def uncertain(self) -> bool:
         """Whether what is seen and what is believed differ: it is asked again soon."""
         if self.state is WorkerState.SERVING:
-            return self.bad > 0
-        return self.well > 0 or (self.state is WorkerState.DRAINING and self.silent > 0)
+            return self.failures > 0
+        return self.successes > 0 or (self.state is WorkerState.DRAINING and self.unanswered > 0)
 
 
 UNKNOWN_HEALTH = WorkerHealth(WorkerState.LOST)
@@ -69,20 +69,20 @@ UNKNOWN_HEALTH = WorkerHealth(WorkerState.LOST)
 def initial_health(seen: HealthCheckResult) -> WorkerHealth:
     """The first answer is believed at once: there is nothing to hold on to."""
     match seen:
-        case HealthCheckResult.WELL:
-            return WorkerHealth(WorkerState.SERVING, well=1)
-        case HealthCheckResult.UNWELL:
-            return WorkerHealth(WorkerState.LOST, bad=1)  # it has nothing that it could drain
-        case HealthCheckResult.SILENT:
-            return WorkerHealth(WorkerState.LOST, bad=1, silent=1)
+        case HealthCheckResult.HEALTHY:
+            return WorkerHealth(WorkerState.SERVING, successes=1)
+        case HealthCheckResult.UNHEALTHY:
+            return WorkerHealth(WorkerState.LOST, failures=1)  # it has nothing that it could drain
+        case HealthCheckResult.NO_ANSWER:
+            return WorkerHealth(WorkerState.LOST, failures=1, unanswered=1)
 
 
 def _state(found: WorkerHealth, settings: HealthSettings) -> WorkerState:
-    if found.silent >= settings.lost_after:
+    if found.unanswered >= settings.lost_after:
         return WorkerState.LOST
-    if found.bad >= settings.draining_after and found.state is WorkerState.SERVING:
+    if found.failures >= settings.draining_after and found.state is WorkerState.SERVING:
         return WorkerState.DRAINING
-    if found.well >= settings.serving_after:
+    if found.successes >= settings.serving_after:
         return WorkerState.SERVING
     return found.state
 
@@ -114,15 +114,15 @@ class HealthMonitor:
         settings: HealthSettings,
     ) -> None:
         self._client, self._url, self._workers = client, url, workers
-        self._desk, self._settings = desk, settings
+        self._dispatcher, self._settings = desk, settings
         self._doubt = asyncio.Event()
         self.health = UNKNOWN_HEALTH
 
-    def doubt(self) -> None:
+    def check_soon(self) -> None:
         """A request came to nothing there: ask at once."""
         self._doubt.set()
 
-    async def watch(self) -> None:
+    async def run(self) -> None:
         """Ask for ever."""
         found = initial_health(await self._ask())
         LOG.warning("%s: found %s", self._url, found.state.value)
@@ -137,7 +137,7 @@ class HealthMonitor:
 
     async def _pause(self) -> None:
         seconds = self._settings.interval
-        if self.health.doubtful:
+        if self.health.uncertain:
             await asyncio.sleep(max(MIN_INTERVAL, seconds * RECHECK_FRACTION))
             return
         try:
@@ -153,15 +153,15 @@ class HealthMonitor:
                 asyncio.timeout(self._settings.timeout),
                 self._client.get(self._url + HEALTH_PATH, allow_redirects=False) as answer,
             ):
-                return HealthCheckResult.WELL if answer.status < 300 else HealthCheckResult.UNWELL
+                return HealthCheckResult.HEALTHY if answer.status < 300 else HealthCheckResult.UNHEALTHY
         except (TimeoutError, aiohttp.ClientError, OSError):
             # A server that is busy may answer late, and be well: tokens are an answer too.
-            heard = max(self._desk.workers[one].heard for one in self._workers)
-            return HealthCheckResult.UNWELL if heard > began else HealthCheckResult.SILENT
+            heard = max(self._dispatcher.workers[one].last_answer_at for one in self._workers)
+            return HealthCheckResult.UNHEALTHY if heard > began else HealthCheckResult.NO_ANSWER
 
     def _conclude(self, health: WorkerHealth) -> None:
         before, self.health = self.health, health
         if health.state is before.state:
             return
         for worker in self._workers:
-            self._desk.change(worker, health.state)
+            self._dispatcher.set_health(worker, health.state)

@@ -60,13 +60,13 @@ class PlannedRequest:
 
     Attributes:
         number: its place, from 0.
-        at: seconds from the first; 0.0 in a closed loop.
+        send_at: seconds from the first; 0.0 in a closed loop.
         prompt: text of about so many tokens as were wanted.
         output: tokens that it asks for.
     """
 
     number: int
-    at: float
+    send_at: float
     prompt: str
     output: int
 
@@ -77,18 +77,18 @@ class LoadPlan:
 
     Attributes:
         workload: prompts and outputs [n]; arrivals [n] for an open loop.
-        pace: when they are sent.
+        pacing: when they are sent.
         seed: which words prompts are made of. No two prompts of a plan are alike, so that no server
             finds one in its cache.
     """
 
     workload: Workload
-    pace: RequestPacing
+    pacing: RequestPacing
     seed: int
 
     def __iter__(self) -> Iterator[PlannedRequest]:
         load = self.workload
-        times = load.arrivals if isinstance(self.pace, OpenLoop) else None
+        times = load.arrivals if isinstance(self.pacing, OpenLoop) else None
         for number in range(load.count):
             at = 0.0 if times is None else float(times[number])
             text = make_prompt(self.seed, number, int(load.prompts[number]))
@@ -114,7 +114,7 @@ class LoadTarget:
         model: that is asked for.
         path: `CHAT` or `COMPLETIONS`.
         key: sent as a bearer token; None: none is.
-        patience: seconds for a request.
+        timeout: seconds for a request.
         fields: of every body, besides those that belong to the request.
     """
 
@@ -122,7 +122,7 @@ class LoadTarget:
     model: str
     path: str = CHAT
     key: str | None = None
-    patience: float = 600.0
+    timeout: float = 600.0
     fields: tuple[tuple[str, Any], ...] = ()
 
     def body(self, planned: PlannedRequest) -> bytes:
@@ -145,7 +145,7 @@ class LoadClient:
     def __init__(
         self, target: LoadTarget, told: Callable[[SentRequest], None] = lambda sent: None
     ) -> None:
-        self._target, self._told = target, told
+        self._target, self._on_result = target, told
         self._loop = asyncio.get_running_loop()
 
     async def send(self, plan: LoadPlan) -> list[SentRequest]:
@@ -159,8 +159,8 @@ class LoadClient:
             timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         ) as self._client:
-            if isinstance(plan.pace, ClosedLoop):
-                await self._closed(plan, plan.pace.concurrency)
+            if isinstance(plan.pacing, ClosedLoop):
+                await self._closed(plan, plan.pacing.concurrency)
             else:
                 await self._open(plan)
         return self._sent
@@ -180,7 +180,7 @@ class LoadClient:
         began = self._loop.time()
         async with asyncio.TaskGroup() as group:
             for planned in plan:
-                due = began + planned.at
+                due = began + planned.send_at
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
                 group.create_task(self._one(planned, due))
 
@@ -189,7 +189,7 @@ class LoadClient:
         sent = SentRequest(planned.number, late=max(0.0, now - due), begin=now)
         try:
             async with CancelScope() as scope:
-                scope.within(self._target.patience, CancelReason.TOTAL)
+                scope.set_timeout(self._target.timeout, CancelReason.TOTAL)
                 sent.failure = await self._streamed(planned, sent)
         except ScopeCancelled:
             sent.failure = TIMED_OUT
@@ -199,7 +199,7 @@ class LoadClient:
             sent.failure = f"broken off: {type(error).__name__}"
         sent.end = self._loop.time()
         self._sent.append(sent)
-        self._told(sent)
+        self._on_result(sent)
 
     async def _streamed(self, planned: PlannedRequest, sent: SentRequest) -> str | None:
         """Why it failed; None: it did not."""
@@ -211,13 +211,13 @@ class LoadClient:
             reader = EventReader()
             while chunk := await answer.content.readany():
                 whole = reader.feed(chunk)
-                self._came(sent, reader.made)
+                self._came(sent, reader.tokens)
                 if b'"error"' in whole and (code := _error_event(whole)) is not None:
                     return f"error event{code}"
         sent.prompt = reader.usage.prompt or 0
         if not reader.ended:
             return "stream without an end"
-        return None if reader.made else "no token"
+        return None if reader.tokens else "no token"
 
     def _came(self, sent: SentRequest, made: int) -> None:
         if made <= sent.output:

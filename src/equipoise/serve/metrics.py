@@ -51,7 +51,7 @@ class WandbLogger:
         self._thread = threading.Thread(target=self._send, name="equipoise.charts", daemon=True)
         self._thread.start()
 
-    def note(self, point: Mapping[str, float]) -> None:
+    def log(self, point: Mapping[str, float]) -> None:
         """Send it, some time; returns at once. Points that do not fit are dropped, and told of."""
         try:
             self._queue.put_nowait(point)
@@ -112,31 +112,31 @@ class ProxyMetrics:
             "decision_seconds", "one call of the policy", DECISION_SECONDS
         )
 
-    def decided(self, seconds: float) -> None:
+    def observe_decision(self, seconds: float) -> None:
         """The policy was called, and took so long."""
         self._decision.observe(seconds)
 
-    def ended(self, call: RequestStats) -> None:
+    def request_ended(self, call: RequestStats) -> None:
         """A request is over."""
         self._ended[call.outcome or RequestOutcome.FAILED].inc()
         self._tokens.inc(call.output)
         self._retries.inc(max(0, call.attempts - 1))
-        if call.bound is not None:
-            self._wait.observe(call.waited)
-        if call.first is not None:
-            self._first.observe(call.first - call.arrival)
-        if call.added is not None:
-            self._added.observe(call.added)
+        if call.bound_at is not None:
+            self._wait.observe(call.queue_seconds)
+        if call.first_answer_at is not None:
+            self._first.observe(call.first_answer_at - call.arrival)
+        if call.proxy_seconds is not None:
+            self._added.observe(call.proxy_seconds)
 
-    def turned_away(self, outcome: RequestOutcome) -> None:
+    def request_refused(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
         self._ended[outcome].inc()
 
-    def watch(self, desk: RequestDispatcher, dropped: Callable[[], int]) -> None:
+    def watch_dispatcher(self, desk: RequestDispatcher, dropped: Callable[[], int]) -> None:
         """Show what `desk` knows, and how many records were dropped, from now on."""
         self._registry.register(_LiveCollector(desk, self._workers, dropped))
 
-    def text(self) -> bytes:
+    def exposition(self) -> bytes:
         """What Prometheus reads."""
         return generate_latest(self._registry)
 
@@ -153,17 +153,17 @@ class _LiveCollector:
     def __init__(
         self, desk: RequestDispatcher, names: Sequence[str], dropped: Callable[[], int]
     ) -> None:
-        self._desk, self._names, self._dropped = desk, names, dropped
+        self._dispatcher, self._names, self._dropped = desk, names, dropped
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""
-        desk = self._desk
+        desk = self._dispatcher
         balance = balance_of(desk.workers)
-        yield _gauge("in_flight_requests", "requests in the proxy", len(desk.tickets))
-        yield _gauge("pooled_requests", "of them, those that no worker has", desk.held)
+        yield _gauge("in_flight_requests", "requests in the proxy", len(desk.requests))
+        yield _gauge("pooled_requests", "of them, those that no worker has", desk.queued)
         yield _gauge("imbalance_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
-        yield _count("policy_errors", "events that the policy could not take", desk.errors)
+        yield _count("policy_errors", "events that the policy could not take", desk.policy_errors)
         yield _count("log_dropped_records", "records that were not written", self._dropped())
         yield from self._by_worker()
 
@@ -175,10 +175,10 @@ class _LiveCollector:
         failed = CounterMetricFamily(
             PREFIX + "worker_report_failures", "reports that did not come", labels=["worker"]
         )
-        for name, view in zip(self._names, self._desk.workers, strict=True):
-            begun = sum(isinstance(one.state, Running) for one in view.tickets.values())
+        for name, view in zip(self._names, self._dispatcher.workers, strict=True):
+            begun = sum(isinstance(one.status, Running) for one in view.requests.values())
             load.add_metric([name], view.load)
-            bound.add_metric([name], len(view.tickets))
+            bound.add_metric([name], len(view.requests))
             running.add_metric([name], begun)
             failed.add_metric([name], view.report_failures)
             for one in WorkerState:
@@ -217,32 +217,32 @@ class StatLogger:
         self._run = time.time()
         self._epoch = self._run - self._loop.time()
         self._counts = dict.fromkeys(RequestOutcome, 0)
-        self._desk: RequestDispatcher | None = None
+        self._dispatcher: RequestDispatcher | None = None
 
-    def watch(self, desk: RequestDispatcher) -> None:
+    def watch_dispatcher(self, desk: RequestDispatcher) -> None:
         """Show what `desk` knows, from now on."""
-        self._desk = desk
-        self.metrics.watch(desk, self._dropped)
+        self._dispatcher = desk
+        self.metrics.watch_dispatcher(desk, self._dropped)
 
-    def ended(self, call: RequestStats) -> None:
+    def request_ended(self, call: RequestStats) -> None:
         """A request is over."""
         outcome = call.outcome or RequestOutcome.FAILED
         self._counts[outcome] += 1
-        self.metrics.ended(call)
+        self.metrics.request_ended(call)
         if self._log is not None:
-            self._log.note(call.record(self._loop.time(), self._epoch, self._run))
+            self._log.append(call.to_record(self._loop.time(), self._epoch, self._run))
 
-    def turned_away(self, outcome: RequestOutcome) -> None:
+    def request_refused(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
         self._counts[outcome] += 1
-        self.metrics.turned_away(outcome)
+        self.metrics.request_refused(outcome)
 
-    async def watch_for_ever(self) -> None:
+    async def run(self) -> None:
         """Send points of charts, where any are asked for."""
         while True:
             await asyncio.sleep(CHART_INTERVAL)
             if self._charts is not None:
-                self._charts.note(self._point())
+                self._charts.log(self._point())
 
     def close(self) -> None:
         """Write what waits; bounded."""
@@ -255,13 +255,13 @@ class StatLogger:
         return 0 if self._log is None else self._log.dropped
 
     def _point(self) -> dict[str, float]:
-        assert self._desk is not None
-        desk = self._desk
+        assert self._dispatcher is not None
+        desk = self._dispatcher
         balance = balance_of(desk.workers)
         ended = {f"requests/{one.value}": float(count) for one, count in self._counts.items()}
         return ended | {
-            "in_flight_requests": len(desk.tickets),
-            "pooled_requests": desk.held,
+            "in_flight_requests": len(desk.requests),
+            "pooled_requests": desk.queued,
             "imbalance_tokens": balance.imbalance,
             "idle_ratio": balance.idle,
         }

@@ -29,18 +29,18 @@ class ParsedRequest:
         model: its name.
         streamed: whether the answer is to come event by event.
         body: bytes for the worker.
-        exact: prompt tokens, where the prompt is a list of them; 0 where it is text.
-        text: bytes of UTF-8 of the prompt's text.
-        rank: the data-parallel rank that the client wants; None: any.
+        prompt_tokens: prompt tokens, where the prompt is a list of them; 0 where it is text.
+        prompt_bytes: bytes of UTF-8 of the prompt's text.
+        data_parallel_rank: the data-parallel rank that the client wants; None: any.
     """
 
     path: str
     model: str
     streamed: bool
     body: bytes
-    exact: int
-    text: int
-    rank: int | None
+    prompt_tokens: int
+    prompt_bytes: int
+    data_parallel_rank: int | None
 
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
@@ -167,19 +167,19 @@ class EventReader:
     """Cuts a stream into whole events and counts what they bring.
 
     Attributes:
-        made: tokens so far: one for each choice of an event that brings some, or what the worker
+        tokens: tokens so far: one for each choice of an event that brings some, or what the worker
             itself has said of usage last.
         usage: what the worker has said.
         ended: whether the event that ends a stream, `[DONE]`, has come.
-        failed: whether an error came before any token, and was not the request's.
+        failed_before_token: whether an error came before any token, and was not the request's.
     """
 
     def __init__(self) -> None:
         self._tail = b""
-        self.made = 0
+        self.tokens = 0
         self.usage = NO_USAGE
         self.ended = False
-        self.failed = False
+        self.failed_before_token = False
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events among what has come, with all their bytes; the rest is kept."""
@@ -187,7 +187,7 @@ class EventReader:
         cut = _last_end(data)
         if cut == 0 and len(data) > MOST_EVENT:
             self._tail = b""
-            self.made += 1
+            self.tokens += 1
             return data
         self._tail = data[cut:]
         whole = data[:cut]
@@ -195,7 +195,7 @@ class EventReader:
             self._read(whole)
         return whole
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What has come behind the last whole event, at the end of the stream."""
         rest, self._tail = self._tail, b""
         if rest:
@@ -215,11 +215,11 @@ class EventReader:
     def _count(self, event: dict[str, Any]) -> None:
         choices = event.get("choices")
         if isinstance(choices, list):
-            self.made += sum(_brings_token(choice) for choice in choices)
-        self.failed = self.failed or (not self.made and _is_fault(event.get("error")))
+            self.tokens += sum(_brings_token(choice) for choice in choices)
+        self.failed_before_token = self.failed_before_token or (not self.tokens and _is_fault(event.get("error")))
         usage = usage_from(event)
         if usage.completion is not None:
-            self.made = usage.completion
+            self.tokens = usage.completion
         if usage is not NO_USAGE:
             self.usage = usage
 

@@ -50,7 +50,7 @@ class ErrorResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
+    def error_type(self) -> str:
         """The API's word for the family of the error."""
         if self.status == 401:
             return "authentication_error"
@@ -62,12 +62,12 @@ class ErrorResponse:
         """As a whole answer."""
         return self._json().encode()
 
-    def event(self) -> bytes:
+    def sse_event(self) -> bytes:
         """As an event of a stream whose headers are out."""
         return f"data: {self._json()}\n\n".encode()
 
     def _json(self) -> str:
-        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
+        error = {"message": self.message, "type": self.error_type, "param": None, "code": self.code}
         return json.dumps({"error": error})
 
 
@@ -76,7 +76,7 @@ class RequestRefused(Exception):
 
     def __init__(self, fault: ErrorResponse) -> None:
         super().__init__(fault.message)
-        self.fault = fault
+        self.error_response = fault
 
 
 AT_ONCE = {"Retry-After": "1"}

@@ -65,7 +65,7 @@ class BackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    async def dismiss(self) -> None:
+    async def cancel_all(self) -> None:
         """End all of them; bounded."""
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
@@ -114,53 +114,53 @@ class Proxy:
     def __init__(self, settings: RouteSettings, policy: RoutingPolicy) -> None:
         self._settings = settings
         self._tls = tls_context(settings.access)
-        self._journal = StatLogger(settings)
+        self._stats = StatLogger(settings)
         workers, limits = settings.workers, settings.limits
-        self.desk = RequestDispatcher(
-            policy, len(workers), limits.held, self._journal.metrics.decided
+        self.dispatcher = RequestDispatcher(
+            policy, len(workers), limits.held, self._stats.metrics.observe_decision
         )
-        for view, worker in zip(self.desk.workers, workers, strict=True):
-            view.room = worker.room
-        self._journal.watch(self.desk)
-        self._admin = Admin(settings, self.desk)
-        self._bodies = BodyReader(limits, settings.patience)
+        for view, worker in zip(self.dispatcher.workers, workers, strict=True):
+            view.kv_tokens = worker.kv_tokens
+        self._stats.watch_dispatcher(self.dispatcher)
+        self._admin = Admin(settings, self.dispatcher)
+        self._bodies = BodyReader(limits, settings.timeouts)
         self._loop = asyncio.get_running_loop()
         self._phase = ProxyPhase.SERVING
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._hurried = asyncio.Event()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._drain_skipped = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._listener: ClientListener | None = None
         self._stack = AsyncExitStack()
-        self.crew = BackgroundTasks()
+        self.tasks = BackgroundTasks()
         self.port = 0
 
     async def start(self) -> None:
         """Ask the workers how they are, and listen. Raises OSError where that cannot be."""
-        client = await self._stack.enter_async_context(open_client(self._settings.patience))
+        client = await self._stack.enter_async_context(open_client(self._settings.timeouts))
         for number in range(len(self._settings.workers)):
-            self.desk.change(number, WorkerState.LOST)  # until it has answered
+            self.dispatcher.set_health(number, WorkerState.LOST)  # until it has answered
         monitors = self._monitors(client)
         self._relay = Relay(
-            self._settings, self.desk, client, lambda worker: monitors[worker].doubt()
+            self._settings, self.dispatcher, client, lambda worker: monitors[worker].check_soon()
         )
-        self._forward = GetForwarder(self._settings, self.desk, client)
+        self._forward = GetForwarder(self._settings, self.dispatcher, client)
         access, limits, patience = (
             self._settings.access,
             self._settings.limits,
-            self._settings.patience,
+            self._settings.timeouts,
         )
-        self._listener = ClientListener(self._handle, limits, patience, self._journal.turned_away)
+        self._listener = ClientListener(self._handle, limits, patience, self._stats.request_refused)
         self._server = await self._loop.create_server(
             self._listener, access.host, access.port, ssl=self._tls, backlog=BACKLOG
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        self.crew.start("metrics", self._journal.watch_for_ever())
+        self.tasks.start("metrics", self._stats.run())
         for monitor in set(monitors):
-            self.crew.start("monitor", monitor.watch())
+            self.tasks.start("monitor", monitor.run())
         for reporter in self._reporters(client):
-            self.crew.start("reports", reporter.watch())
+            self.tasks.start("reports", reporter.run())
 
     def _reporters(self, client: ClientSession) -> list[MetricsScraper]:
         """One a server, where workers are asked what they have to do."""
@@ -171,7 +171,7 @@ class Proxy:
         for number, worker in enumerate(self._settings.workers):
             found.setdefault(worker.url, {})[number] = worker
         return [
-            MetricsScraper(client, workers, self.desk, asked, key) for workers in found.values()
+            MetricsScraper(client, workers, self.dispatcher, asked, key) for workers in found.values()
         ]
 
     def _monitors(self, client: ClientSession) -> list[HealthMonitor]:
@@ -180,7 +180,7 @@ class Proxy:
         urls = [one.url for one in self._settings.workers]
         for url in urls:
             numbers = [number for number, one in enumerate(urls) if one == url]
-            found[url] = HealthMonitor(client, url, numbers, self.desk, self._settings.health)
+            found[url] = HealthMonitor(client, url, numbers, self.dispatcher, self._settings.health)
         return [found[url] for url in urls]
 
     async def stop(self) -> int:
@@ -191,41 +191,41 @@ class Proxy:
         `Patience.drain` and some seconds.
         """
         self._phase = ProxyPhase.DRAINING
-        await self._drained()
-        left = self._inside
+        await self._wait_drained()
+        left = self._in_flight
         end = self._loop.time() + ERROR_EVENT_TIMEOUT
-        while self._inside and self._loop.time() < end:
-            for ticket in self.desk.tickets:
-                ticket.interrupt(CancelReason.SHUT_DOWN)
-            await self._emptied(RECANCEL_INTERVAL)
+        while self._in_flight and self._loop.time() < end:
+            for ticket in self.dispatcher.requests:
+                ticket.cancel(CancelReason.SHUT_DOWN)
+            await self._wait_idle(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()
         if self._listener is not None:
             self._listener.pre_shutdown()
             await self._listener.shutdown(1.0)
-        await self.crew.dismiss()
+        await self.tasks.cancel_all()
         await self._stack.aclose()
-        self._journal.close()
+        self._stats.close()
         return left
 
-    def hurry(self) -> None:
+    def skip_drain(self) -> None:
         """Wait no longer for what is under way."""
-        self._hurried.set()
+        self._drain_skipped.set()
 
-    async def _drained(self) -> None:
+    async def _wait_drained(self) -> None:
         """Wait until nothing is under way, for so long, or until somebody is in a hurry."""
-        waits = [asyncio.create_task(one.wait()) for one in (self._empty, self._hurried)]
-        patience = self._settings.patience.drain
+        waits = [asyncio.create_task(one.wait()) for one in (self._idle, self._drain_skipped)]
+        patience = self._settings.timeouts.drain
         await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for one in waits:
             one.cancel()
 
-    async def _emptied(self, seconds: float) -> None:
+    async def _wait_idle(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._empty.wait()
+                await self._idle.wait()
         except TimeoutError:
-            LOG.debug("%d requests are under way still", self._inside)
+            LOG.debug("%d requests are under way still", self._in_flight)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer anything at all."""
@@ -241,18 +241,18 @@ class Proxy:
         try:
             _check_method(request)
             if request.path in OWN_PATHS or request.path.startswith(PREFIX):
-                return self._told(request)
+                return self._answer_locally(request)
         except RequestRefused as refused:
-            return _refusal(refused.fault, name)
+            return _refusal(refused.error_response, name)
         # Only these are waited for at the end: who watches the drain must not prolong it.
-        self._inside += 1
-        self._empty.clear()
+        self._in_flight += 1
+        self._idle.clear()
         try:
             return await self._passed_on(request, name)
         finally:
-            self._inside -= 1
-            if not self._inside:
-                self._empty.set()
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
 
     async def _passed_on(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         """What a worker answers."""
@@ -266,9 +266,9 @@ class Proxy:
             check_key(self._settings.access, request.headers)
             return await self._forward.answer(request, name)
         except RequestRefused as refused:
-            return _refusal(refused.fault, name)
+            return _refusal(refused.error_response, name)
 
-    def _told(self, request: web.BaseRequest) -> web.Response:
+    def _answer_locally(self, request: web.BaseRequest) -> web.Response:
         """What the proxy answers itself."""
         match request.path:
             case "/health":
@@ -276,12 +276,12 @@ class Proxy:
             case "/ready":
                 return self._ready()
             case "/metrics":
-                text = self._journal.metrics.text()
+                text = self._stats.metrics.exposition()
                 return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
         return self._admin.answer(request)
 
     def _ready(self) -> web.Response:
-        serving = sum(one.state is WorkerState.SERVING for one in self.desk.workers)
+        serving = sum(one.state is WorkerState.SERVING for one in self.dispatcher.workers)
         ready = serving > 0 and self._phase is ProxyPhase.SERVING
         about = {"status": self._phase.value, "serving_workers": serving}
         return _json(about, 200 if ready else 503)
@@ -290,8 +290,8 @@ class Proxy:
         try:
             return await self._tokens(request, call)
         except RequestRefused as refused:
-            call.outcome = refused.fault.outcome
-            return _refusal(refused.fault, call.id)
+            call.outcome = refused.error_response.outcome
+            return _refusal(refused.error_response, call.id)
         except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
             call.outcome = call.outcome or RequestOutcome.CLIENT_LEFT
             if isinstance(error, asyncio.CancelledError):
@@ -301,7 +301,7 @@ class Proxy:
             LOG.exception("request %s failed", call.id)
             return _refusal(PROXY_FAILED, call.id)
         finally:
-            self._journal.ended(call)
+            self._stats.request_ended(call)
 
     async def _tokens(self, request: web.BaseRequest, call: RequestStats) -> web.StreamResponse:
         """Checks go from cheap to dear; the policy sees what has passed all of them."""
@@ -309,23 +309,23 @@ class Proxy:
             raise RequestRefused(SHUTTING_DOWN)
         check_key(self._settings.access, request.headers)
         most = self._settings.limits.concurrency
-        if self._inside > most:
+        if self._in_flight > most:
             raise overloaded(f"{most} requests are under way already")
         body = await self._bodies.read(request)
         try:
             asked = parse_request(request.path, body, request.headers)
             call.model, call.streamed = asked.model, asked.streamed
-            call.ready = self._loop.time()
+            call.ready_at = self._loop.time()
             return await self._relay.answer(request, asked, call, self._wanted(asked))
         finally:
-            self._bodies.forget(len(body))
+            self._bodies.release(len(body))
 
     def _wanted(self, asked: ParsedRequest) -> int | None:
-        if asked.rank is None:
+        if asked.data_parallel_rank is None:
             return None
         if self._settings.client_rank is ClientRank.FORBID:
             raise bad_request("a data-parallel rank cannot be chosen here")
-        return worker_of_rank(asked.rank, self._settings.workers)
+        return worker_of_rank(asked.data_parallel_rank, self._settings.workers)
 
 
 def worker_of_rank(rank: int, workers: tuple[WorkerSettings, ...]) -> int:

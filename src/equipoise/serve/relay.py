@@ -50,18 +50,18 @@ class RequestContext:
     """What belongs to one request.
 
     Attributes:
-        request: the client's.
-        asked: what it wants.
-        call: what is noted of it.
-        ticket: as the desk has it.
-        end: loop's time by which it has to be over.
+        http_request: the client's.
+        parsed: what it wants.
+        stats: what is noted of it.
+        state: as the desk has it.
+        deadline: loop's time by which it has to be over.
     """
 
-    request: web.BaseRequest
-    asked: ParsedRequest
-    call: RequestStats
-    ticket: RequestState
-    end: float
+    http_request: web.BaseRequest
+    parsed: ParsedRequest
+    stats: RequestStats
+    state: RequestState
+    deadline: float
 
 
 PRIOR_TOKENS, PRIOR_BYTES = 1 << 10, 1 << 12
@@ -81,11 +81,11 @@ class PromptTokenEstimator:
     def __init__(self) -> None:
         self._tokens, self._bytes = PRIOR_TOKENS, PRIOR_BYTES
 
-    def tokens(self, text: int) -> int:
+    def estimate(self, text: int) -> int:
         """Of a text of so many bytes; at least 1."""
         return min(max(1, -(-text * self._tokens // self._bytes)), MOST_TOKENS)
 
-    def learn(self, text: int, tokens: int) -> None:
+    def update(self, text: int, tokens: int) -> None:
         """A text of so many bytes had so many tokens.
 
         What goes beyond a token a byte is not of the text: a picture's, a template's, or a mistake.
@@ -99,7 +99,7 @@ class PromptTokenEstimator:
             self._bytes //= 2
 
     @property
-    def ratio(self) -> float:
+    def bytes_per_token(self) -> float:
         """Bytes of UTF-8 a token."""
         return self._bytes / self._tokens
 
@@ -132,13 +132,13 @@ class StreamRelay:
         outgoing: ClientStream,
         patience: float,
     ) -> None:
-        self._desk, self._errand, self._bound = desk, errand, bound
+        self._dispatcher, self._context, self._bound = desk, errand, bound
         self._scope, self._outgoing, self._patience = scope, outgoing, patience
         self._reader = EventReader()
         self._prelude = b""
         self._loop = asyncio.get_running_loop()
 
-    async def pass_on(
+    async def relay(
         self,
         answer: aiohttp.ClientResponse,
         completed: Callable[[RequestContext, Bound, TokenUsage], None],
@@ -152,22 +152,22 @@ class StreamRelay:
             await self._pass(answer, self._reader.feed(chunk), self._loop.time())
         if not is_framed(answer) and not self._reader.ended:
             raise aiohttp.ServerDisconnectedError("the stream has no end")
-        rest = self._prelude + self._reader.rest()
+        rest = self._prelude + self._reader.flush()
         if self._outgoing.response is None:
             self._check_beginning()
             await self._begin(answer)
-        self._errand.call.output = self._reader.made
-        completed(self._errand, self._bound, self._reader.usage)
-        self._scope.within(self._patience, CancelReason.STALLED)
+        self._context.stats.output = self._reader.tokens
+        completed(self._context, self._bound, self._reader.usage)
+        self._scope.set_timeout(self._patience, CancelReason.CLIENT_STALLED)
         if rest:
             await self._outgoing.write(rest)
-        return await self._outgoing.end()
+        return await self._outgoing.finish()
 
     def _check_beginning(self) -> None:
         """An answer with nothing in it, or with an error of the worker's, is none."""
-        if self._reader.failed:
+        if self._reader.failed_before_token:
             raise AttemptFailed("its stream began with an error")
-        if not self._reader.made and not self._reader.ended:
+        if not self._reader.tokens and not self._reader.ended:
             raise AttemptFailed("its stream is empty")
 
     async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
@@ -185,30 +185,30 @@ class StreamRelay:
         """Pass whole events on, once there is a token among those that have come."""
         if self._outgoing.response is None:
             self._prelude += whole
-            if not self._reader.made and len(self._prelude) < MOST_PRELUDE:
+            if not self._reader.tokens and len(self._prelude) < MOST_PRELUDE:
                 return
             whole, self._prelude = self._prelude, b""
             await self._begin(answer)
-        call = self._errand.call
-        call.output = self._reader.made
-        self._desk.made(self._errand.ticket, self._reader.made)
-        self._scope.within(self._patience, CancelReason.STALLED)
+        call = self._context.stats
+        call.output = self._reader.tokens
+        self._dispatcher.report_tokens(self._context.state, self._reader.tokens)
+        self._scope.set_timeout(self._patience, CancelReason.CLIENT_STALLED)
         if whole:
             await self._outgoing.write(whole)
-        self._scope.within(self._patience, CancelReason.TOKEN)
-        if call.first is None:
-            call.first = self._loop.time()
-            call.passing = call.first - came
+        self._scope.set_timeout(self._patience, CancelReason.TOKEN)
+        if call.first_answer_at is None:
+            call.first_answer_at = self._loop.time()
+            call.pass_on_seconds = call.first_answer_at - came
 
     async def _begin(self, answer: aiohttp.ClientResponse) -> None:
-        if not self._desk.begin(self._errand.ticket, self._bound):
-            raise AttemptFailed(CancelReason.UNBOUND.value)
-        await self._outgoing.begin(answer)
+        if not self._dispatcher.start_answer(self._context.state, self._bound):
+            raise AttemptFailed(CancelReason.LOST_BEFORE_FIRST_TOKEN.value)
+        await self._outgoing.send_head(answer)
 
 
 ERROR_RESPONSES = {
-    CancelReason.HELD: ErrorResponse(
-        503, RequestOutcome.HELD_TOO_LONG, CancelReason.HELD.value, "no_worker", {}
+    CancelReason.NO_FREE_SLOT: ErrorResponse(
+        503, RequestOutcome.HELD_TOO_LONG, CancelReason.NO_FREE_SLOT.value, "no_worker", {}
     ),
     CancelReason.FIRST_TOKEN: ErrorResponse(
         504, RequestOutcome.TIMED_OUT, CancelReason.FIRST_TOKEN.value, "timeout"
@@ -219,11 +219,11 @@ ERROR_RESPONSES = {
     CancelReason.TOTAL: ErrorResponse(
         504, RequestOutcome.TIMED_OUT, CancelReason.TOTAL.value, "timeout"
     ),
-    CancelReason.UNBOUND: ErrorResponse(
-        502, RequestOutcome.WORKERS_FAILED, CancelReason.UNBOUND.value, "worker_lost"
+    CancelReason.LOST_BEFORE_FIRST_TOKEN: ErrorResponse(
+        502, RequestOutcome.WORKERS_FAILED, CancelReason.LOST_BEFORE_FIRST_TOKEN.value, "worker_lost"
     ),
-    CancelReason.LOST: ErrorResponse(
-        502, RequestOutcome.WORKER_LOST, CancelReason.LOST.value, "worker_lost"
+    CancelReason.WORKER_LOST: ErrorResponse(
+        502, RequestOutcome.WORKER_LOST, CancelReason.WORKER_LOST.value, "worker_lost"
     ),
     CancelReason.SHUT_DOWN: ErrorResponse(
         503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down"
@@ -248,10 +248,10 @@ class Relay:
         client: aiohttp.ClientSession,
         doubt: Callable[[int], None],
     ) -> None:
-        self._settings, self._desk, self._client = settings, desk, client
+        self._settings, self._dispatcher, self._client = settings, desk, client
         self._doubt = doubt
         self._loop = asyncio.get_running_loop()
-        self.sizes = PromptTokenEstimator()
+        self.token_estimator = PromptTokenEstimator()
 
     async def answer(
         self, request: web.BaseRequest, asked: ParsedRequest, call: RequestStats, wanted: int | None
@@ -260,16 +260,16 @@ class Relay:
 
         Raises: Refused; ClientLeft.
         """
-        call.prompt = asked.exact or self.sizes.tokens(asked.text)
-        ticket = self._desk.arrive(self._size(asked, call.prompt, wanted), wanted)
-        end = call.arrival + self._settings.patience.total
+        call.prompt = asked.prompt_tokens or self.token_estimator.estimate(asked.prompt_bytes)
+        ticket = self._dispatcher.submit(self._size(asked, call.prompt, wanted), wanted)
+        end = call.arrival + self._settings.timeouts.total
         errand = RequestContext(request, asked, call, ticket, end)
         try:
             return await self._attempts(errand)
         except ScopeCancelled as ended:
             raise RequestRefused(ERROR_RESPONSES[ended.reason]) from None
         finally:
-            self._desk.leave(ticket)
+            self._dispatcher.abort(ticket)
 
     def _size(self, asked: ParsedRequest, prompt: int, wanted: int | None) -> int:
         """What the policy is told of a prompt: no more than there is a worker for.
@@ -280,11 +280,11 @@ class Relay:
         Raises: Refused (400) for a prompt that is known to be longer.
         """
         workers = self._settings.workers
-        rooms = [one.room for one in (workers if wanted is None else workers[wanted : wanted + 1])]
+        rooms = [one.kv_tokens for one in (workers if wanted is None else workers[wanted : wanted + 1])]
         most = max((room for room in rooms if room is not None), default=prompt)
         if None in rooms or prompt <= most:
             return prompt
-        if asked.exact:
+        if asked.prompt_tokens:
             message = f"the prompt has {prompt} tokens, and no worker has room for more than {most}"
             raise bad_request(message, code="context_length_exceeded")
         return most
@@ -295,48 +295,48 @@ class Relay:
             try:
                 return await self._attempt(errand, bound)
             except AttemptFailed:
-                self._desk.again(errand.ticket, bound)
+                self._dispatcher.retry(errand.state, bound)
         try:
             return await self._attempt(errand, await self._binding(errand))
         except AttemptFailed as failed:
             if failed.answer is None:
-                raise RequestRefused(failed.fault) from failed
-            errand.call.outcome = RequestOutcome.WORKERS_FAILED
+                raise RequestRefused(failed.error_response) from failed
+            errand.stats.outcome = RequestOutcome.WORKERS_FAILED
             return _whole_response(errand, failed.answer)
 
     async def _binding(self, errand: RequestContext) -> Bound:
         """Wait for a worker."""
-        call, ticket, began = errand.call, errand.ticket, self._loop.time()
-        late = began + self._settings.patience.hold
+        call, ticket, began = errand.stats, errand.state, self._loop.time()
+        late = began + self._settings.timeouts.hold
         try:
             while True:
                 bound = await self._bound(errand, late)
-                if bound is not None and ticket.state is bound:
+                if bound is not None and ticket.status is bound:
                     break  # and its worker was not lost before this task was told
         finally:
             ticket.scope = None
-            call.waited += self._loop.time() - began
-        call.worker, call.bound = self._settings.workers[bound.worker].name, ticket.bound_at
+            call.queue_seconds += self._loop.time() - began
+        call.worker, call.bound_at = self._settings.workers[bound.worker].name, ticket.bound_at
         return bound
 
     async def _bound(self, errand: RequestContext, late: float) -> Bound | None:
         """None: it was bound, and its worker was lost."""
         try:
-            async with CancelScope(errand.end) as scope:
-                errand.ticket.scope = scope
-                scope.within(late - self._loop.time(), CancelReason.HELD)
-                return await errand.ticket.binding()
+            async with CancelScope(errand.deadline) as scope:
+                errand.state.scope = scope
+                scope.set_timeout(late - self._loop.time(), CancelReason.NO_FREE_SLOT)
+                return await errand.state.wait_until_bound()
         except ScopeCancelled as ended:
-            if ended.reason is not CancelReason.UNBOUND:
+            if ended.reason is not CancelReason.LOST_BEFORE_FIRST_TOKEN:
                 raise
             return None
 
     async def _attempt(self, errand: RequestContext, bound: Bound) -> web.StreamResponse:
         """Raises AttemptFailed where it may be tried again."""
-        outgoing = ClientStream(errand.request, errand.call.id)
+        outgoing = ClientStream(errand.http_request, errand.stats.id)
         try:
-            async with CancelScope(errand.end) as scope:
-                errand.ticket.scope = scope
+            async with CancelScope(errand.deadline) as scope:
+                errand.state.scope = scope
                 return await self._exchange(errand, bound, scope, outgoing)
         except ScopeCancelled as ended:
             return await self._interrupted(errand, outgoing, ended.reason)
@@ -348,54 +348,54 @@ class Relay:
             fault = ErrorResponse(502, RequestOutcome.WORKER_LOST, message, "worker_lost")
             return await self._broken_off(errand, outgoing, fault)
         finally:
-            errand.ticket.scope = None
+            errand.state.scope = None
 
     async def _interrupted(
         self, errand: RequestContext, outgoing: ClientStream, reason: CancelReason
     ) -> web.StreamResponse:
-        if reason is CancelReason.STALLED:
-            errand.call.outcome = RequestOutcome.CLIENT_STALLED
-            outgoing.abandon()
+        if reason is CancelReason.CLIENT_STALLED:
+            errand.stats.outcome = RequestOutcome.CLIENT_STALLED
+            outgoing.abort()
             raise ClientDisconnected
         if outgoing.response is not None:
             return await self._broken_off(errand, outgoing, ERROR_RESPONSES[reason])
-        if reason is CancelReason.UNBOUND:
+        if reason is CancelReason.LOST_BEFORE_FIRST_TOKEN:
             raise AttemptFailed(reason.value)
         raise ScopeCancelled(reason)
 
     async def _broken_off(
         self, errand: RequestContext, outgoing: ClientStream, fault: ErrorResponse
     ) -> web.StreamResponse:
-        errand.call.outcome = fault.outcome
-        self._desk.leave(errand.ticket)
-        return await outgoing.break_off(fault)
+        errand.stats.outcome = fault.outcome
+        self._dispatcher.abort(errand.state)
+        return await outgoing.end_with_error(fault)
 
     async def _exchange(
         self, errand: RequestContext, bound: Bound, scope: CancelScope, outgoing: ClientStream
     ) -> web.StreamResponse:
         worker = self._settings.workers[bound.worker]
-        call, patience = errand.call, self._settings.patience
+        call, patience = errand.stats, self._settings.timeouts
         call.attempts += 1
-        call.sent = call.sent or self._loop.time()
+        call.sent_at = call.sent_at or self._loop.time()
         headers = worker_request_headers(
-            errand.request.headers, worker, self._settings.access.worker_key, call.id
+            errand.http_request.headers, worker, self._settings.access.worker_key, call.id
         )
-        url = worker.url + errand.asked.path
-        if errand.asked.streamed:
-            scope.within(patience.first_token, CancelReason.FIRST_TOKEN)
-        async with send_request(self._client, "POST", url, headers, errand.asked.body) as answer:
+        url = worker.url + errand.parsed.path
+        if errand.parsed.streamed:
+            scope.set_timeout(patience.first_token, CancelReason.FIRST_TOKEN)
+        async with send_request(self._client, "POST", url, headers, errand.parsed.body) as answer:
             if answer.status < 300 and is_stream(answer):
-                scope.within(patience.first_token, CancelReason.FIRST_TOKEN)
-                stream = StreamRelay(self._desk, errand, bound, scope, outgoing, patience.token)
-                return await stream.pass_on(answer, self._completed)
+                scope.set_timeout(patience.first_token, CancelReason.FIRST_TOKEN)
+                stream = StreamRelay(self._dispatcher, errand, bound, scope, outgoing, patience.token)
+                return await stream.relay(answer, self._completed)
             whole = await read_answer(answer, self._settings.limits)
         if whole.status >= 500:
             raise AttemptFailed(f"it answered {whole.status}", whole)
         return self._whole(errand, bound, whole)
 
     def _whole(self, errand: RequestContext, bound: Bound, whole: BufferedAnswer) -> web.Response:
-        call = errand.call
-        call.first = self._loop.time()
+        call = errand.stats
+        call.first_answer_at = self._loop.time()
         if whole.status >= 300:
             call.outcome = RequestOutcome.REFUSED_BY_WORKER
             return _whole_response(errand, whole)
@@ -403,14 +403,14 @@ class Relay:
         return _whole_response(errand, whole)
 
     def _completed(self, errand: RequestContext, bound: Bound, usage: TokenUsage) -> None:
-        call, asked = errand.call, errand.asked
-        call.heed(usage)
+        call, asked = errand.stats, errand.parsed
+        call.set_usage(usage)
         call.outcome = RequestOutcome.COMPLETED
-        self._desk.finish(errand.ticket, bound, call.output)
-        if usage.prompt is not None and not asked.exact:
-            self.sizes.learn(asked.text, usage.prompt)
+        self._dispatcher.finish(errand.state, bound, call.output)
+        if usage.prompt is not None and not asked.prompt_tokens:
+            self.token_estimator.update(asked.prompt_bytes, usage.prompt)
 
 
 def _whole_response(errand: RequestContext, whole: BufferedAnswer) -> web.Response:
-    headers = [*client_response_headers(whole.headers, errand.call.id), ("Server", SERVER_NAME)]
+    headers = [*client_response_headers(whole.headers, errand.stats.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -61,7 +61,7 @@ class RequestRecord:
     output: int
     outcome: RequestOutcome
 
-    def line(self) -> str:
+    def to_line(self) -> str:
         """As a line of the log, with its end."""
         return json.dumps(asdict(self), ensure_ascii=True, allow_nan=False) + "\n"
 
@@ -149,13 +149,13 @@ class RequestStats:
         arrival: when its head had arrived.
         model: as its body says.
         streamed: whether its answer is to come event by event.
-        ready: when its body had been read and checked.
-        waited: seconds in which no worker had it.
-        sent: when it was first sent to a worker.
+        ready_at: when its body had been read and checked.
+        queue_seconds: seconds in which no worker had it.
+        sent_at: when it was first sent to a worker.
         worker: name of the worker that has or had it.
-        bound: when it was bound to that worker.
-        first: when the first of an answer was passed on.
-        passing: seconds from getting the first of an answer to having passed it on.
+        bound_at: when it was bound to that worker.
+        first_answer_at: when the first of an answer was passed on.
+        pass_on_seconds: seconds from getting the first of an answer to having passed it on.
         attempts: times that it was sent.
         prompt: tokens.
         output: tokens.
@@ -167,19 +167,19 @@ class RequestStats:
     arrival: float
     model: str = ""
     streamed: bool = False
-    ready: float | None = None
-    waited: float = 0.0
-    sent: float | None = None
+    ready_at: float | None = None
+    queue_seconds: float = 0.0
+    sent_at: float | None = None
     worker: str | None = None
-    bound: float | None = None
-    first: float | None = None
-    passing: float = 0.0
+    bound_at: float | None = None
+    first_answer_at: float | None = None
+    pass_on_seconds: float = 0.0
     attempts: int = 0
     prompt: int = 0
     output: int = 0
     outcome: RequestOutcome | None = None
 
-    def heed(self, usage: TokenUsage) -> None:
+    def set_usage(self, usage: TokenUsage) -> None:
         """What a worker says goes before what was estimated and counted."""
         if usage.prompt is not None:
             self.prompt = usage.prompt
@@ -187,13 +187,13 @@ class RequestStats:
             self.output = usage.completion
 
     @property
-    def added(self) -> float | None:
+    def proxy_seconds(self) -> float | None:
         """Seconds that the proxy itself took before the first of an answer was passed on."""
-        if self.ready is None or self.sent is None or self.first is None:
+        if self.ready_at is None or self.sent_at is None or self.first_answer_at is None:
             return None
-        return max(0.0, self.sent - self.ready - self.waited) + self.passing
+        return max(0.0, self.sent_at - self.ready_at - self.queue_seconds) + self.pass_on_seconds
 
-    def record(self, end: float, epoch: float, run: float) -> RequestRecord:
+    def to_record(self, end: float, epoch: float, run: float) -> RequestRecord:
         """For the log of a `run`; `epoch` is what the loop's clock is behind the wall's."""
         return RequestRecord(
             run=run,
@@ -204,8 +204,8 @@ class RequestStats:
             worker=self.worker,
             attempts=self.attempts,
             arrival=epoch + self.arrival,
-            bound=None if self.bound is None else epoch + self.bound,
-            first=None if self.first is None else epoch + self.first,
+            bound=None if self.bound_at is None else epoch + self.bound_at,
+            first=None if self.first_answer_at is None else epoch + self.first_answer_at,
             end=epoch + end,
             prompt=self.prompt,
             output=self.output,
@@ -260,7 +260,7 @@ class RequestLog:
         self._thread = threading.Thread(target=self._write, name="equipoise.log", daemon=True)
         self._thread.start()
 
-    def note(self, record: RequestRecord) -> None:
+    def append(self, record: RequestRecord) -> None:
         """Write it, some time; returns at once."""
         if self._queue.qsize() >= self._capacity:
             self._drop(1, "its disk does not keep up")
@@ -280,7 +280,7 @@ class RequestLog:
             batch = list(self._batch())
             ended = isinstance(batch[-1], _End)
             records = [one for one in batch if isinstance(one, RequestRecord)]
-            data = "".join(record.line() for record in records).encode()
+            data = "".join(record.to_line() for record in records).encode()
             try:
                 self._file.write(data)
             except OSError as error:

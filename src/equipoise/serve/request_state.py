@@ -47,56 +47,56 @@ class RequestState:
     """Written by the desk; the request's own task reads it, and waits for it.
 
     Args:
-        number: what the policy calls it.
+        request_id: what the policy calls it.
         size: prompt tokens, known or estimated.
-        wanted: the only worker that the client lets it go to; None: any.
+        required_worker: the only worker that the client lets it go to; None: any.
 
     Attributes:
-        state: see the types above.
-        pin: the only worker that the policy may bind it to; None: any.
-        told: tokens that the policy has been told of, or will be at the end of the loop's turn.
+        status: see the types above.
+        pinned_worker: the only worker that the policy may bind it to; None: any.
+        reported_tokens: tokens that the policy has been told of, or will be at the end of the loop's turn.
         scope: of the part of its task that a lost worker, or a shutdown, ends.
         bound_at: loop's time at which it was bound last.
     """
 
     def __init__(self, number: int, size: int, wanted: int | None) -> None:
-        self.number = number
+        self.request_id = number
         self.size = size
-        self.wanted = self.pin = wanted
-        self.state: RequestStatus = QUEUED
-        self.told = 0
+        self.required_worker = self.pinned_worker = wanted
+        self.status: RequestStatus = QUEUED
+        self.reported_tokens = 0
         self.scope: CancelScope | None = None
         self.bound_at: float | None = None
         self._binding: asyncio.Future[Bound] | None = None
 
-    async def binding(self) -> Bound:
+    async def wait_until_bound(self) -> Bound:
         """The worker that it is bound to, as soon as there is one.
 
         Raises: Interrupted where it is gone: the only worker for it was lost.
         """
-        if isinstance(self.state, Bound):
-            return self.state
-        if isinstance(self.state, Closed):
-            raise ScopeCancelled(CancelReason.LOST)
+        if isinstance(self.status, Bound):
+            return self.status
+        if isinstance(self.status, Closed):
+            raise ScopeCancelled(CancelReason.WORKER_LOST)
         self._binding = asyncio.get_running_loop().create_future()
         return await self._binding
 
     def bind(self, worker: int, at: float) -> None:
         """The policy has decided."""
         bound = Bound(worker)
-        self.state, self.bound_at = bound, at
+        self.status, self.bound_at = bound, at
         if self._binding is not None and not self._binding.done():
             self._binding.set_result(bound)
 
     def unbind(self) -> None:
         """Its worker was lost before the first token: the policy holds it again."""
-        self.state, self.told = QUEUED, 0
-        self.interrupt(CancelReason.UNBOUND)
+        self.status, self.reported_tokens = QUEUED, 0
+        self.cancel(CancelReason.LOST_BEFORE_FIRST_TOKEN)
 
-    def interrupt(self, reason: CancelReason) -> None:
+    def cancel(self, reason: CancelReason) -> None:
         """End what its task is at."""
         if self.scope is not None:
-            self.scope.interrupt(reason)
+            self.scope.cancel(reason)
 
 
 @dataclass
@@ -106,43 +106,43 @@ class WorkerView:
     Attributes:
         state: as the policy was told last.
         health: what was found of it last.
-        room: tokens in its KV cache; None: unknown.
-        aside: whether it is to get no more requests, by hand.
-        tickets: bound to it or running on it, by number.
+        kv_tokens: tokens in its KV cache; None: unknown.
+        manually_drained: whether it is to get no more requests, by hand.
+        requests: bound to it or running on it, by number.
         load: their tokens: prompts, and what they made.
         report_failures: times that it was asked for a report in vain.
-        heard: loop's time at which something of an answer came from it last.
+        last_answer_at: loop's time at which something of an answer came from it last.
     """
 
     state: WorkerState = WorkerState.SERVING
     health: WorkerState = WorkerState.SERVING
-    room: int | None = None
-    aside: bool = False
-    tickets: dict[int, RequestState] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    manually_drained: bool = False
+    requests: dict[int, RequestState] = field(default_factory=dict)
     load: int = 0
     report_failures: int = 0
-    heard: float = float("-inf")
+    last_answer_at: float = float("-inf")
 
     @property
-    def due(self) -> WorkerState:
+    def target_state(self) -> WorkerState:
         """What the policy is to be told: what was found of it, unless somebody has set it aside.
 
         One that is lost, and does not serve yet, stays lost: it has nothing that it could drain.
         """
-        aside = self.aside and self.health is WorkerState.SERVING
+        aside = self.manually_drained and self.health is WorkerState.SERVING
         due = WorkerState.DRAINING if aside else self.health
         drained = due is WorkerState.DRAINING and self.state is WorkerState.LOST
         return WorkerState.LOST if drained else due
 
-    def take(self, ticket: RequestState) -> None:
+    def add_request(self, ticket: RequestState) -> None:
         """It was bound to this worker."""
-        self.tickets[ticket.number] = ticket
-        self.load += ticket.size + ticket.told
+        self.requests[ticket.request_id] = ticket
+        self.load += ticket.size + ticket.reported_tokens
 
-    def release(self, ticket: RequestState) -> None:
+    def remove_request(self, ticket: RequestState) -> None:
         """It is not any more."""
-        if self.tickets.pop(ticket.number, None) is not None:
-            self.load -= ticket.size + ticket.told
+        if self.requests.pop(ticket.request_id, None) is not None:
+            self.load -= ticket.size + ticket.reported_tokens
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ def least_loaded(workers: Sequence[WorkerView], without: int, size: int = 0) -> 
     Those whose KV cache would never hold `size` are left out.
     """
     others = [
-        (len(one.tickets), one.load, number)
+        (len(one.requests), one.load, number)
         for number, one in enumerate(workers)
         if one.state is WorkerState.SERVING
         and number != without
-        and (one.room is None or size <= one.room)
+        and (one.kv_tokens is None or size <= one.kv_tokens)
     ]
     return min(others)[2] if others else None

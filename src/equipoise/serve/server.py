@@ -20,17 +20,17 @@ class SignalListener:
     """Hears signals, from its making until it is closed.
 
     Attributes:
-        times: signals so far.
+        count: signals so far.
     """
 
     def __init__(self) -> None:
-        self.times = 0
+        self.count = 0
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self._hear)
 
-    async def or_event(self, other: asyncio.Event) -> None:
+    async def wait_or(self, other: asyncio.Event) -> None:
         """Wait for a signal, or for `other`."""
         waits = [asyncio.create_task(one.wait()) for one in (self._event, other)]
         try:
@@ -39,7 +39,7 @@ class SignalListener:
             for one in waits:
                 one.cancel()
 
-    async def again(self) -> None:
+    async def wait_again(self) -> None:
         """Wait for a further signal."""
         self._event.clear()
         await self._event.wait()
@@ -50,7 +50,7 @@ class SignalListener:
             self._loop.remove_signal_handler(number)
 
     def _hear(self) -> None:
-        self.times += 1
+        self.count += 1
         self._event.set()
 
 
@@ -73,13 +73,13 @@ def serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> in
 
 async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> int:
     workers = settings.workers
-    policy = factory([one.slots for one in workers], [one.room for one in workers])
+    policy = factory([one.slots for one in workers], [one.kv_tokens for one in workers])
     told = SignalListener()
     try:
         proxy = Proxy(settings, policy)
         await _start(proxy, settings, say)
-        await told.or_event(proxy.crew.failed)
-        failed = not told.times
+        await told.wait_or(proxy.tasks.failed)
+        failed = not told.count
         say("ending: waiting for the requests under way")
         left = await _stopped(proxy, told)
     finally:
@@ -105,8 +105,8 @@ async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
 
 async def _stopped(proxy: Proxy, told: SignalListener) -> int:
     """Wait for what is under way; a further signal ends that."""
-    hurry = asyncio.create_task(told.again())
-    hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.hurry())
+    hurry = asyncio.create_task(told.wait_again())
+    hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.skip_drain())
     try:
         return await proxy.stop()
     finally:

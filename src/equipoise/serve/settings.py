@@ -18,14 +18,14 @@ class WorkerSettings:
         url: of the server, without a trailing slash.
         name: in logs and metrics; unique.
         slots: requests that it has at once.
-        room: tokens in its KV cache; None: unknown, as many as come.
+        kv_tokens: tokens in its KV cache; None: unknown, as many as come.
         headers: sent with every request that is bound to it.
     """
 
     url: str
     name: str
     slots: int = 256
-    room: int | None = None
+    kv_tokens: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -181,7 +181,7 @@ class RouteSettings:
     workers: tuple[WorkerSettings, ...]
     access: AccessSettings = field(default_factory=AccessSettings)
     limits: Limits = field(default_factory=Limits)
-    patience: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     health: HealthSettings = field(default_factory=HealthSettings)
     client_rank: ClientRank = ClientRank.HONOUR
     reports: ReportSettings | None = None

@@ -31,7 +31,7 @@ class AttemptFailed(Exception):
         self.answer = answer
 
     @property
-    def fault(self) -> ErrorResponse:
+    def error_response(self) -> ErrorResponse:
         """What the client is told if there is no further attempt."""
         return ErrorResponse(
             502, RequestOutcome.WORKERS_FAILED, f"no worker answered: {self}", "worker_failed"

@@ -50,7 +50,7 @@ class MetricsParser:
         either = "|".join(map(re.escape, longest_first))
         self._line = re.compile(rf"^({either})(?:{LABELS})?[ \t]+(\S+)", re.MULTILINE)
 
-    def samples(self, page: str) -> Iterator[Sample]:
+    def parse(self, page: str) -> Iterator[Sample]:
         """In their order. Raises Unreadable for a value that is no number."""
         for found in self._line.finditer(page):
             labels = dict(LABEL.findall(found[2])) if found[2] else {}
@@ -94,23 +94,23 @@ class MetricsScraper:
         settings: ReportSettings,
         key: str | None = None,
     ) -> None:
-        self._client, self._workers, self._desk = client, workers, desk
+        self._client, self._workers, self._dispatcher = client, workers, desk
         self._settings, self._reader = settings, MetricsParser(settings.names)
         self._url = next(iter(workers.values())).url + settings.path
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._failing = False
 
-    async def watch(self) -> None:
+    async def run(self) -> None:
         """Ask for ever; who is lost is not asked."""
         while True:
             await asyncio.sleep(self._settings.interval)
-            views = self._desk.workers
+            views = self._dispatcher.workers
             if any(views[one].state is not WorkerState.LOST for one in self._workers):
                 await self._once()
 
     async def _once(self) -> None:
         try:
-            samples = list(self._reader.samples(await self._page()))
+            samples = list(self._reader.parse(await self._page()))
             reports = {
                 number: worker_report(samples, worker, self._settings)
                 for number, worker in self._workers.items()
@@ -122,7 +122,7 @@ class MetricsScraper:
             self._failing = False
             LOG.warning("%s: reports again", self._url)
         for number, report in reports.items():
-            self._desk.report(number, report)
+            self._dispatcher.report_worker(number, report)
 
     async def _page(self) -> str:
         async with (
@@ -140,7 +140,7 @@ class MetricsScraper:
 
     def _failed(self, error: Exception) -> None:
         for number in self._workers:
-            self._desk.workers[number].report_failures += 1
+            self._dispatcher.workers[number].report_failures += 1
         if not self._failing:
             self._failing = True
             why = str(error) or type(error).__name__
@@ -158,9 +158,9 @@ def worker_report(
     usage = sum(usages) / len(usages) if usages else 0.0
     if settings.tokens is not None:
         tokens = sum(_values(own, settings.tokens))
-        usage = usage if usages or not worker.room else tokens / worker.room
+        usage = usage if usages or not worker.kv_tokens else tokens / worker.kv_tokens
     else:
-        tokens = usage * (worker.room or 0)
+        tokens = usage * (worker.kv_tokens or 0)
     if max(waiting, running, tokens) > MAX_VALUE:
         raise InvalidMetrics("it counts more than there can be")
     return WorkerReport(

@@ -19,7 +19,7 @@ class PairByPairStore(VirtualSlotStore):
     """A commit looks at each pair when its turn has come."""
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
-        with self._leases.barred([slot for _, slot in copies]):
+        with self._leases.exclude_leased([slot for _, slot in copies]):
             for pair in copies:
                 super().commit([pair], stream)
 
@@ -42,7 +42,7 @@ class HastyLeases(VirtualSlotStore):
     """What stands before a bad slot is leased when the call is refused."""
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
-        lease = self._leases.take(slots)
+        lease = self._leases.acquire(slots)
         self._known(slots, len(self._slots), "slot")
         return lease
 
@@ -51,15 +51,15 @@ class FirstSlotLeases(LeaseTable):
     """Only the first slot of a batch is looked at."""
 
     @contextmanager
-    def barred(self, slots: Iterable[int]) -> Iterator[None]:
-        with super().barred(list(slots)[:1]):
+    def exclude_leased(self, slots: Iterable[int]) -> Iterator[None]:
+        with super().exclude_leased(list(slots)[:1]):
             yield
 
 
 class RecountedLeases(LeaseTable):
     """A lease that is released twice gives back somebody else's too."""
 
-    def end(self, lease: SlotLease) -> None:
+    def release(self, lease: SlotLease) -> None:
         lease.ended = False
         super().end(lease)
 
@@ -67,7 +67,7 @@ class RecountedLeases(LeaseTable):
 class FlatLeases(LeaseTable):
     """A slot is leased or not: the first release frees it."""
 
-    def take(self, slots: Iterable[int]) -> SlotLease:
+    def acquire(self, slots: Iterable[int]) -> SlotLease:
         lease = super().take(slots)
         self._counts.update(dict.fromkeys(lease.slots, 0))
         for slot in lease.slots:
@@ -78,7 +78,7 @@ class FlatLeases(LeaseTable):
 class HastyWriters(ReaderRegistry):
     """A commit does not wait for what readers have launched."""
 
-    def hold(self, writer: Stream) -> tuple[Stream, ...]:
+    def wait_for_readers(self, writer: Stream) -> tuple[Stream, ...]:
         streams = dict.fromkeys(reader.stream for reader in self._attached)
         return tuple(stream for stream in streams if stream is not writer)
 
@@ -86,7 +86,7 @@ class HastyWriters(ReaderRegistry):
 class HastyReaders(ReaderRegistry):
     """What readers launch later does not wait for the commit."""
 
-    def follow(self, held: Iterable[Stream], done: Event) -> None:
+    def resume_readers(self, held: Iterable[Stream], done: Event) -> None:
         return None
 
 
@@ -102,15 +102,15 @@ class FirstReaderOnly(ReaderRegistry):
 class ForgettingReaders(ReaderRegistry):
     """What a reader had launched is forgotten when it is detached."""
 
-    def leave(self, reader: AttachedReader) -> None:
+    def detach(self, reader: AttachedReader) -> None:
         super().leave(reader)
-        self._left.clear()
+        self._detached_events.clear()
 
 
 class StreamwiseReaders(ReaderRegistry):
     """Detaching one of a stream's readers detaches the stream."""
 
-    def leave(self, reader: AttachedReader) -> None:
+    def detach(self, reader: AttachedReader) -> None:
         for other in [r for r in self._attached if r.stream is reader.stream]:
             super().leave(other)
 

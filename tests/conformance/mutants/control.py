@@ -52,7 +52,7 @@ class LastProposalWins(VirtualControlPlane):
 class WordsGoWithTheRank(VirtualControlPlane):
     """The ballots of a rank are held by the rank."""
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         for question, rank in list(self._store.ballots):
             if rank == self._rank:
                 del self._store.ballots[question, rank]
@@ -78,7 +78,7 @@ class OneOfTheMissing(VirtualControlPlane):
 class WaitingIsSilence(VirtualControlPlane):
     """Takes a rank whose operation has not ended for one that does not beat."""
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         for operation in self._world.network.pending:
             if operation.communicator.member != self.rank:
                 return RankLost(operation.communicator.member, "fell silent", self._operation)
@@ -88,7 +88,7 @@ class WaitingIsSilence(VirtualControlPlane):
 class LossWithoutOperation(VirtualControlPlane):
     """Says who is lost, and not during what."""
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         found = super().lost(timeout)
         return None if found is None else RankLost(found.rank, found.how, "an operation")
 
@@ -102,7 +102,7 @@ class CastsIntoTheVoid(VirtualControlPlane):
 
     def _reachable(self) -> bool:
         try:
-            self._world.store.reach()
+            self._world.store.check_reachable()
         except ControlPlaneLost:
             return False
         return True
@@ -146,9 +146,9 @@ class DecidesAlone(VirtualControlPlane):
 class SilenceIsARankThatIsLost(VirtualControlPlane):
     """Takes a store that does not answer for a peer that does not beat."""
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         try:
-            self._world.store.reach()
+            self._world.store.check_reachable()
         except ControlPlaneLost:
             return RankLost((self.rank + 1) % self.size, "fell silent", self._operation)
         return super().lost(timeout)
@@ -157,16 +157,16 @@ class SilenceIsARankThatIsLost(VirtualControlPlane):
 class SizesAreNotCompared(CheckedCommunicator):
     """Compares the kinds of operations, and not how much they move."""
 
-    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
-        return super()._agreed(replace(mine, elements=0, sends=(), receives=()), start)
+    def _start_if_all_match(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
+        return super()._start_if_all_match(replace(mine, elements=0, sends=(), receives=()), start)
 
 
 class OnlyTheFirstIsTold(CheckedCommunicator):
     """Rank 0 compares; the others rely on it, and wait."""
 
-    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
+    def _start_if_all_match(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         try:
-            return super()._agreed(mine, start)
+            return super()._start_if_all_match(mine, start)
         except OrderMismatch:
             if self.rank == 0:
                 raise
@@ -176,9 +176,9 @@ class OnlyTheFirstIsTold(CheckedCommunicator):
 class NobodyIsNamed(CheckedCommunicator):
     """Says that the ranks differ, and not in what."""
 
-    def _agreed(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
+    def _start_if_all_match(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
         try:
-            return super()._agreed(mine, start)
+            return super()._start_if_all_match(mine, start)
         except OrderMismatch:
             raise OrderMismatch(f"not all ranks issued {mine}") from None
 

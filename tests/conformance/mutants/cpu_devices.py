@@ -27,7 +27,7 @@ class ReachedWhenRecorded(CpuEvent):
     """An event says that it was reached as soon as it is recorded."""
 
     def query(self) -> bool:
-        return self._mark is not None
+        return self._recording is not None
 
 
 class QueryNeedsWait(CpuEvent):
@@ -36,11 +36,11 @@ class QueryNeedsWait(CpuEvent):
     waited: CpuRecording | None = None
 
     def query(self) -> bool:
-        return super().query() and self.waited is self._mark
+        return super().query() and self.waited is self._recording
 
     def synchronize(self, timeout: float) -> None:
         super().synchronize(timeout)
-        self.waited = self._mark
+        self.waited = self._recording
 
 
 class SecondRecordingNotAwaited(CpuEvent):
@@ -48,7 +48,7 @@ class SecondRecordingNotAwaited(CpuEvent):
 
     recordings = 0
 
-    def renew(self) -> CpuRecording:
+    def start_recording(self) -> CpuRecording:
         self.recordings += 1
         return super().renew()
 
@@ -62,13 +62,13 @@ class AnswersForFirstRecording(CpuEvent):
 
     first: CpuRecording | None = None
 
-    def renew(self) -> CpuRecording:
+    def start_recording(self) -> CpuRecording:
         made = super().renew()
         self.first = self.first or made
         return made
 
     def query(self) -> bool:
-        return self.first is not None and self.first.reached.is_set()
+        return self.first is not None and self.first.latch.is_set()
 
 
 class RunsAfterFailure(CpuStream):
@@ -168,14 +168,14 @@ class UnorderedVerbs(CpuSlotStore):
     ) -> None:
         stream.launch(program)
 
-    def _alter(
+    def _issue_write(
         self,
         program: Callable[[], object],
         stream: Stream,
         slots: tuple[int, ...],
         reads: Iterable[Buffer] = (),
     ) -> None:
-        with self._leases.barred(slots):
+        with self._leases.exclude_leased(slots):
             stream.launch(program)
 
 

@@ -44,7 +44,7 @@ class InOrderOfArrival(Collective):
 def added(shares: Sequence[Contribution], through: type[np.generic]) -> Bytes:
     """The sum of what these brought, formed in another type."""
     dtype = SUM_DTYPES[shares[0].dtype]
-    total = np.sum([share.taken.view(dtype).astype(through) for share in shares], axis=0)
+    total = np.sum([share.snapshot.view(dtype).astype(through) for share in shares], axis=0)
     found: Bytes = total.astype(dtype).view(np.uint8)
     return found
 

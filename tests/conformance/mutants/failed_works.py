@@ -15,7 +15,7 @@ class CancelWaitsForDeadline(GlooWork):
 
     def cancel(self) -> None:
         self.watch()
-        self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
+        self._on_failed(CommunicatorFailed(f"{self._what} was cancelled"))
 
 
 class CancelEndsWell(GlooWork):
@@ -23,7 +23,7 @@ class CancelEndsWell(GlooWork):
 
     def cancel(self) -> None:
         self.watch()
-        self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
+        self._on_failed(CommunicatorFailed(f"{self._what} was cancelled"))
         self._settle(None)
 
 

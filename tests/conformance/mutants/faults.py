@@ -30,7 +30,7 @@ class DeathEndsWell(Network):
     """Ends what has lost its peer as if it were complete."""
 
     def step(self) -> None:
-        operation = self._bereaved()
+        operation = self._first_orphan()
         if operation is not None:
             operation.outbox.withdraw(operation)
             operation.finish()
@@ -40,7 +40,7 @@ class ErrorNamesNoOperation(Network):
     """Says that a peer is lost, but not to whom."""
 
     def step(self) -> None:
-        operation = self._bereaved()
+        operation = self._first_orphan()
         if operation is not None:
             text = f"{operation.communicator.purpose!r} lost its peer"
             self.cut(operation, CommunicatorFailed, text)
@@ -50,7 +50,7 @@ class DeathFailsEverything(Network):
     """Fails every communicator of whoever has lost a peer on one of them."""
 
     def step(self) -> None:
-        operation = self._bereaved()
+        operation = self._first_orphan()
         super().step()
         if operation is not None:
             for other in self.world.fabric(operation.communicator.member)._open:
@@ -65,7 +65,7 @@ class DeathKeepsBuffers(Network):
         self._kept: list[Tensor] = []
 
     def step(self) -> None:
-        operation = self._bereaved()
+        operation = self._first_orphan()
         if operation is not None:
             self._kept += operation.tensors
         super().step()
@@ -87,7 +87,7 @@ class WrongRankIsAccused(VirtualControlPlane):
         found = super()._evidence()
         if found is None:
             return None
-        return RankLost((found.rank + 1) % self.size, found.how, found.operation)
+        return RankLost((found.rank + 1) % self.size, found.reason, found.operation)
 
 
 class LossNamesNoOperation(VirtualControlPlane):
@@ -95,7 +95,7 @@ class LossNamesNoOperation(VirtualControlPlane):
 
     def _evidence(self) -> RankLost | None:
         found = super()._evidence()
-        return None if found is None else RankLost(found.rank, found.how, "something")
+        return None if found is None else RankLost(found.rank, found.reason, "something")
 
 
 MUTANTS = (

@@ -14,7 +14,7 @@ class ForgetsNothing(VirtualControlPlane):
     """Keeps everything, so that a store grows without end."""
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
-        self._world.store.reach()
+        self._world.store.check_reachable()
 
 
 class ForgetsItsOwn(VirtualControlPlane):

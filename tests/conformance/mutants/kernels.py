@@ -262,7 +262,7 @@ class OneReplay(VirtualGraph):
 
     def replay(self, stream: Stream) -> None:
         super().replay(stream)
-        self._verbs = ()
+        self._ops = ()
 
 
 VALUES = "kernels-equal-the-reference"

@@ -198,7 +198,7 @@ class CommitsOneChunk(CpuSlotStore):
                 for piece, segment in zip(self._staged[staging], self._slots[slot], strict=True):
                     segment[:CHUNK].copy_(piece[:CHUNK])
 
-        self._alter(program, stream, tuple(slot for _, slot in copies))
+        self._issue_write(program, stream, tuple(slot for _, slot in copies))
 
 
 class PacksWithoutLastByte(AnySlots):

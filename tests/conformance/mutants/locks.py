@@ -16,11 +16,11 @@ from equipoise.hal.stream import Stream
 class EarlyRelease(VirtualStreamLock):
     """The empty word is set by the acquire, while the reader has not begun."""
 
-    def _take(self) -> None:
+    def _on_acquire(self) -> None:
         super()._take()
-        super()._give()
+        super()._on_release()
 
-    def _give(self) -> None:
+    def _on_release(self) -> None:
         pass
 
 
@@ -50,7 +50,7 @@ class ArmedByWait(VirtualStreamLock):
     def _passable(self) -> bool:
         return self.armed or super()._passable()
 
-    def _take(self) -> None:
+    def _on_acquire(self) -> None:
         if self.armed:
             self.armed, self.owed = False, True
         super()._take()
@@ -74,7 +74,7 @@ class Broadcast(VirtualStreamLock):
     def _passable(self) -> bool:
         return self.allowed > 0 or super()._passable()
 
-    def _take(self) -> None:
+    def _on_acquire(self) -> None:
         super()._take()
         self.waiting = tuple(t for t in self.waiting if t.owner._queue._tasks[0] is not t)
         self.allowed = max(self.allowed - 1, 0)
@@ -92,7 +92,7 @@ class Ticket(VirtualStreamLock):
         own_stream(stream).issue(verb)
 
     def signal(self, epoch: int) -> None:
-        self._admit(epoch)
+        self._check_epoch(epoch)
         self._full = True
         self.given += 1
 
@@ -103,7 +103,7 @@ class Ticket(VirtualStreamLock):
 
     def _launch_ticket(self, on: VirtualStream, ticket: int) -> None:
         gate = lambda: self.given >= ticket or self._poisoned  # noqa: E731
-        self._launch(StreamTask(on, self._pass(self._take), gate, self._skip, self._strike))
+        self._launch(StreamTask(on, self._pass(self._on_acquire), gate, self._skip, self._strike))
 
 
 class TimelessSignal(VirtualStreamLock):
@@ -155,7 +155,7 @@ class PoisonOfThoseThere(VirtualStreamLock):
 
     def _launch_acquire(self, on: VirtualStream) -> None:
         gate = (lambda: self._full) if self._poisoned else self._passable
-        self._launch(StreamTask(on, self._pass(self._take), gate, self._skip, self._strike))
+        self._launch(StreamTask(on, self._pass(self._on_acquire), gate, self._skip, self._strike))
 
 
 class LeftOutOfTheGraph(VirtualStreamLock):

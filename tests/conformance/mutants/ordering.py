@@ -48,9 +48,9 @@ class UnheardMark(VirtualRecording):
 class UnheardEvent(VirtualEvent):
     """Only the host waits for it."""
 
-    def renew(self) -> VirtualRecording:
-        self._mark = UnheardMark(self._device)
-        return self._mark
+    def start_recording(self) -> VirtualRecording:
+        self._recording = UnheardMark(self._device)
+        return self._recording
 
 
 class UnheardWaits(VirtualAccelerator):
@@ -73,7 +73,7 @@ class ThoroughStream(VirtualStream):
 
     def record(self, event: Event) -> None:
         super().record(event)
-        mark = own_event(event)._mark
+        mark = own_event(event)._recording
         if isinstance(mark, SignedMark):
             mark.by = self
 
@@ -89,7 +89,7 @@ class IgnorantStream(VirtualStream):
     """Goes on where it should wait for an event that nothing was recorded into."""
 
     def wait(self, event: Event) -> None:
-        if own_event(event)._mark is not None:
+        if own_event(event)._recording is not None:
             super().wait(event)
 
 
@@ -97,7 +97,7 @@ class HopefulEvent(VirtualEvent):
     """Says before the first recording that it was reached."""
 
     def query(self) -> bool:
-        return self._mark is None or super().query()
+        return self._recording is None or super().query()
 
 
 class LatestStream(VirtualStream):

@@ -113,7 +113,7 @@ class NoSnapshot(Collective):
             CollectiveKind.ALL_TO_ALL,
         ):
             yield from super().reading(share)
-        share.taken = share.source if not len(share.taken) else share.taken
+        share.snapshot = share.source if not len(share.snapshot) else share.snapshot
 
 
 class OpeningNeedsEverybodyStill(VirtualCommunicator):

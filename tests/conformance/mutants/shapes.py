@@ -59,7 +59,7 @@ class BytesAreAddedInPairs(Collective):
 
     def total(self, shares: Sequence[Contribution]) -> Bytes:
         if shares[0].dtype == torch.uint8 and len(shares[0].out) == 1:
-            return shares[0].taken
+            return shares[0].snapshot
         return super().total(shares)
 
 
@@ -84,8 +84,8 @@ class EvenBlocks(Collective):
     """Looks for the block of a rank where it would be if all blocks were equally large."""
 
     def block(self, share: Contribution, rank: int) -> Bytes:
-        start = rank * len(share.source) // len(share.gives)
-        return share.taken[start : start + share.gives[rank]]
+        start = rank * len(share.source) // len(share.send_bytes)
+        return share.snapshot[start : start + share.send_bytes[rank]]
 
 
 class IdleRankStaysAway(VirtualCommunicator):

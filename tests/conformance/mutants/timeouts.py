@@ -100,7 +100,7 @@ class DrainReturnsAtTimeout(CpuStreamLock):
         try:
             return super().drain(timeout)
         except StreamTimeout:
-            self._passing.clear()
+            self._pending_events.clear()
             return super().drain(timeout)
 
 

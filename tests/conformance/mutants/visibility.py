@@ -47,7 +47,7 @@ class StagingIsReused(_ForgetsReadsOf):
 class ReadsBeforeArrival(HazardTracker):
     """Whoever reads does not wait for the verb that writes."""
 
-    def _ahead(
+    def _conflicting(
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
     ) -> list[Event]:
         return super()._ahead(stream, (), writes)
@@ -57,20 +57,20 @@ class OwnStreamStore(VirtualSlotStore):
     """Changes run on a stream of the store's own, which orders its verbs and its readers, but
     not what the caller records on the stream that it gave."""
 
-    def _alter(
+    def _issue_write(
         self,
         steps: Steps,
         stream: Stream,
         slots: tuple[int, ...],
         reads: Iterable[Buffer] = (),
     ) -> None:
-        super()._alter(steps, self._device.stream(Role.AUX), slots, reads)
+        super()._issue_write(steps, self._device.stream(Role.AUX), slots, reads)
 
 
 class EarlyStore(VirtualSlotStore):
     """Lets readers go on before a change has ended."""
 
-    def _alter(
+    def _issue_write(
         self,
         steps: Steps,
         stream: Stream,
@@ -78,14 +78,14 @@ class EarlyStore(VirtualSlotStore):
         reads: Iterable[Buffer] = (),
     ) -> None:
         def issue(on: VirtualStream) -> None:
-            with self._hazards.ordered(on, reads=reads, writes=tuple(("slot", s) for s in slots)):
-                held, pieces, early = self._readers.hold(on), steps(), self._device.event()
+            with self._hazards.track(on, reads=reads, writes=tuple(("slot", s) for s in slots)):
+                held, pieces, early = self._readers.wait_for_readers(on), steps(), self._device.event()
                 on.perform(lambda: islice(pieces, self._held_for(slots)))
                 on.record(early)
                 on.perform(lambda: pieces)
-            self._readers.follow(held, early)
+            self._readers.resume_readers(held, early)
 
-        own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.barred(slots)))
+        own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.exclude_leased(slots)))
 
     def _held_for(self, slots: tuple[int, ...]) -> int:
         """How many pieces readers wait for."""

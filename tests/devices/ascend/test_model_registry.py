@@ -16,10 +16,10 @@ SOON = 20.0
 def test_registered_private_weights_move_with_padding_and_scales(
     npu: AscendAccelerator,
 ) -> None:
-    weights = [npu.private((20, 33), torch.bfloat16) for _ in range(3)]
+    weights = [npu.empty_private((20, 33), torch.bfloat16) for _ in range(3)]
     scales = torch.arange(3, dtype=torch.float32).to(npu.device)
     for number, one in enumerate(weights):
-        npu.stored(one).fill_(number)
+        npu.storage_bytes(one).fill_(number)
     npu_runtime.npu().current_stream(npu.device).synchronize()
     registry = ModelRegistry("m", 3, 8, device=npu.device, format_of=byte_ops.format_of)
     registry.register(1, w=weights, scale=scales)
@@ -31,11 +31,11 @@ def test_registered_private_weights_move_with_padding_and_scales(
     store.unpack(blob, [0], copy)
     store.commit([(0, 0)], copy)
     copy.synchronize(SOON)
-    assert [set(npu.stored(one).cpu().tolist()) for one in weights] == [{2}, {1}, {2}]
+    assert [set(npu.storage_bytes(one).cpu().tolist()) for one in weights] == [{2}, {1}, {2}]
     assert (scales.cpu().tolist(), store.conversions) == ([2, 1, 2], 0)
 
 
 def test_register_refuses_stacked_private_format(npu: AscendAccelerator) -> None:
     registry = ModelRegistry("m", 3, 8, format_of=byte_ops.format_of)
     with pytest.raises(RegistrationError, match="layer 1, tensor 'w': is stacked in a private for"):
-        registry.register(1, w=npu.private((3, 16, 32), torch.bfloat16))
+        registry.register(1, w=npu.empty_private((3, 16, 32), torch.bfloat16))

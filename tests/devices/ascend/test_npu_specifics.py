@@ -22,8 +22,8 @@ def settled(npu: AscendAccelerator) -> None:
 
 def nz(npu: AscendAccelerator, number: int) -> Tensor:
     """A padded matrix, every byte of it `number`, padding included."""
-    made = npu.private((20, 24), torch.float16)
-    npu.stored(made).fill_(number)
+    made = npu.empty_private((20, 24), torch.float16)
+    npu.storage_bytes(made).fill_(number)
     settled(npu)
     return made
 
@@ -40,7 +40,7 @@ def test_slot_store_moves_private_format_with_padding(npu: AscendAccelerator) ->
     store.commit([(0, 0)], stream)
     store.write([1], [[nz(npu, 77)]], stream)
     stream.synchronize(SOON)
-    assert [set(npu.stored(tensor).tolist()) for tensor in tensors] == [{2}, {77}, {2}]
+    assert [set(npu.storage_bytes(tensor).tolist()) for tensor in tensors] == [{2}, {77}, {2}]
     assert all(byte_ops.is_private(tensor) for tensor in tensors)
     assert store.conversions == 0
 
@@ -53,7 +53,7 @@ def test_slot_store_refuses_private_tensor_as_strided(npu: AscendAccelerator) ->
 
 def test_private_format_refuses_vectors(npu: AscendAccelerator) -> None:
     with pytest.raises(Unsupported, match="matrices"):
-        npu.private((24,), torch.float16)
+        npu.empty_private((24,), torch.float16)
 
 
 def test_graph_unsupported_with_task_queue_level_2(
@@ -65,7 +65,7 @@ def test_graph_unsupported_with_task_queue_level_2(
 
 
 def test_adopt_refuses_external_and_other_device_streams(npu: AscendAccelerator) -> None:
-    pointer = npu.stream(Role.COMPUTE).native.npu_stream
+    pointer = npu.stream(Role.COMPUTE).native_stream.npu_stream
     external = npu_runtime.npu().ExternalStream(pointer, device=0)
     with pytest.raises(Unsupported):
         npu.adopt(external)

@@ -19,7 +19,7 @@ def last() -> Iterator[AscendAccelerator]:
     made = BACKEND.open(BACKEND.devices() - 1)
     yield made
     made.close()
-    npu_runtime.RUNTIME.choose(0)
+    npu_runtime.RUNTIME.select_device(0)
 
 
 def on_new_thread(look: Callable[[], list[int]]) -> list[int]:

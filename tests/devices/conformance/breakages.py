@@ -53,7 +53,7 @@ def _per_tensor_messages(patch: Patch) -> None:
     def halves(plan: Any) -> P2PRound:
         whole = healthy(plan)
         ways, blobs, peers = [], [], []
-        for way, blob, peer in zip(whole.ways, whole.blobs, whole.peers, strict=True):
+        for way, blob, peer in zip(whole.operations, whole.blobs, whole.peers, strict=True):
             for part in torch.tensor_split(blob, 2):
                 ways.append(way)
                 blobs.append(part)
@@ -68,20 +68,20 @@ def _send_before_receive(patch: Patch) -> None:
         sends = pair[0] == self.rank
         way, peer = ("isend", pair[1]) if sends else ("irecv", pair[0])
         moved = tensor if tensor.numel() else self.scratch
-        return self.whole(what, lambda g: g.batch([way], [moved], [peer]), (moved,))
+        return self.collective(what, lambda g: g.batch([way], [moved], [peer]), (moved,))
 
     patch(CommSet, "message", message)
 
 
 def _wait_on_an_unrecorded_event(patch: Patch) -> None:
     def latest(self: event.DeviceEvent) -> event.DeviceRecording:
-        return self._mark or self.renew(Device(npu_runtime.RUNTIME, 0))
+        return self._recording or self.start_recording(Device(npu_runtime.RUNTIME, 0))
 
     patch(event.DeviceEvent, "latest", latest)
 
 
 def _offset_view_of_a_private_format(patch: Patch) -> None:
-    healthy = AscendAccelerator.private
+    healthy = AscendAccelerator.empty_private
 
     def stacked(self: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return healthy(self, (2, *shape), dtype)[1]

@@ -44,7 +44,7 @@ CASES = 400
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
 """Of a run on the healthy backend."""
-DEADLINES = {DeadlineLength.CALM: 1.5, DeadlineLength.BRISK: 1.0}
+DEADLINES = {DeadlineLength.LONG: 1.5, DeadlineLength.SHORT: 1.0}
 """Seconds: a run that ends in a deadlock lasts so long."""
 
 
@@ -127,7 +127,7 @@ def score(
     for seed in seeds:
         before = told(faults)
         verdict = search(
-            suite.find(claim), tried, SearchSettings(cases=cases, seed=seed, shrinking=0)
+            suite.find(claim), tried, SearchSettings(cases=cases, seed=seed, max_shrinks=0)
         )
         if isinstance(verdict, PropertyViolated):
             clauses.add(verdict.clause)

@@ -60,8 +60,8 @@ class Worker:
         self.state._site = SimpleNamespace(streams=streams)
         self.state.model_states["one"] = self.served
         self.state._by_config[id(self.config)] = self.config, self.served
-        with streams.turn():
-            self.served.open_step()
+        with streams.ordered_section():
+            self.served.begin_step()
 
     def count(self, rows: list[int]) -> None:
         """A forward came by, with rows for the experts; twice as many in the second family."""
@@ -112,7 +112,7 @@ def test_engine_state_profile_forward_is_no_step(streams: EngineStreams) -> None
     worker.count([1, 2])
     worker.state.step(is_profile=True, is_dummy=True)
     assert worker.counted == [[1, 2], [2, 4]]
-    assert (worker.served.clock.step, worker.balancer.boundaries) == (0, [0])
+    assert (worker.served.step_counter.step, worker.balancer.boundaries) == (0, [0])
 
 
 @AGAIN
@@ -126,10 +126,10 @@ def test_engine_state_splits_token_count_among_micro_batches(
     slices = [UBatchSlice(slice(0, 1), one) for one in (slice(0, cut), slice(cut, end))]
     worker = Worker(streams)
     worker.state.prepare_forward(worker.config, tokens, slices)
-    found = [int(one) for one in worker.served.filled]
+    found = [int(one) for one in worker.served.unpadded_rows]
     assert found == [min(tokens, cut), max(0, tokens - cut)]
     worker.state.prepare_forward(worker.config, tokens)
-    assert int(worker.served.filled[0]) == tokens
+    assert int(worker.served.unpadded_rows[0]) == tokens
 
 
 def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:

@@ -60,8 +60,8 @@ class Mutant:
                 setattr(at, name, healthy)
 
 
-LEAVE = SendingEnd._leave
-CHECK = PendingMessage.check
+LEAVE = SendingEnd._pack_and_send
+CHECK = PendingMessage.check_headers
 OUTCOME = intermediate_tensors._outcome
 HAVE = TrackedBuffer._have
 
@@ -114,7 +114,7 @@ class LazyGathering:
 
 def whole_later(berth: Any, posted: Posted) -> Any:
     edge = berth._edge
-    if edge.slices is None or not posted.layout.sliced:
+    if edge.slices is None or not posted.layout.sliced_fields:
         return posted.work
     parts = gather_specs(posted.layout, berth._message.memory, berth._wholes.memory)
     return LazyGathering(edge, edge.slices, posted.work, parts)
@@ -126,14 +126,14 @@ def without_sequence(awaited: PendingMessage, headers: Sequence[Sequence[int]]) 
 
 def without_class(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
     layout = awaited.layout
-    known = replace(layout.shape_class)
+    known = replace(layout.schema)
     known.__dict__["digest"] = headers[0][2]
-    CHECK(replace(awaited, layout=replace(layout, shape_class=known)), headers)
+    CHECK(replace(awaited, layout=replace(layout, schema=known)), headers)
 
 
 def own_header_only(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
-    slices = awaited.edge.slices
-    own = slices.part if slices is not None and len(headers) > 1 else 0
+    slices = awaited.edge.slice_group
+    own = slices.rank if slices is not None and len(headers) > 1 else 0
     CHECK(awaited, headers[own : own + 1])
 
 

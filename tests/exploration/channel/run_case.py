@@ -32,10 +32,10 @@ TEMPLATE = SchemaTemplate(
         RowField("hidden", (2,), torch.float32, SliceMode.SLICED),
         RowField("mine", (1,), torch.int64),
     ),
-    most=MOST_ROWS,
+    max_rows=MOST_ROWS,
 )
 ELSEWHERE = SchemaTemplate(
-    (TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), most=MOST_ROWS
+    (TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), max_rows=MOST_ROWS
 )
 """Other tensors, whose messages are as large."""
 LIMIT = 20_000
@@ -94,7 +94,7 @@ class Trusting(SendingEnd):
     """Does not compare what is to be sliced: that blocks a host in a collective, and a host that
     is blocked in a virtual world leaves no other above it. It has tests on processes."""
 
-    def _compare(self, layout: MessageLayout, tensors: Tensors) -> None:
+    def _verify_slices(self, layout: MessageLayout, tensors: Tensors) -> None:
         pass
 
 
@@ -119,17 +119,17 @@ class Play:
                 moved += 1
             if not self.world.expire():
                 break
-        hosts = [lane for lane in self.world.lanes if isinstance(lane, Host)]
+        hosts = [lane for lane in self.world.steppers if isinstance(lane, Host)]
         self.record.stuck = [host.ranks[0] for host in hosts if not host.ended]
         self.record.errors = {h.ranks[0]: h.error for h in hosts if h.error is not None}
         self.record.left = len(self.world.network.pending)
         for rank, (meter, before) in self._meters.items():
-            counted = meter.read().since(before)
+            counted = meter.snapshot().since(before)
             self.record.messages[rank], self.record.made[rank] = counted.messages, counted.buffers
         return self.record
 
     def _host(self, rank: int, script: Script) -> None:
-        self.world.lanes.append(Host(rank, script))
+        self.world.steppers.append(Host(rank, script))
 
     def _edge(self, rank: int, place: int, peer: int) -> Edge:
         """The end of the edge of sender `place` that `rank` has."""
@@ -150,8 +150,8 @@ class Play:
             stream=accelerator.stream(Role.COMPUTE),
             deadline=1.0,
             depth=case.depth,
-            slices=slices,
-            reading=case.reading,
+            slice_group=slices,
+            read_mode=case.reading,
         )
 
     def _line(self, rank: int, communicator: Communicator) -> Communicator:
@@ -166,13 +166,13 @@ class Play:
         template, rows = TEMPLATE, self.case.rows[step]
         if (rank, step, self.case.fault) == (0, self.case.at, Fault.OTHER):
             template = ELSEWHERE
-        return template.at(rows)
+        return template.schema_for(rows)
 
     def _send(self, rank: int) -> Script:
         edge = self._edge(rank, rank, peer=1)
         end = Trusting(edge)
-        end.reserve(TEMPLATE.at(TEMPLATE.most))
-        self._meters[rank] = (edge.meter, edge.meter.read())
+        end.reserve(TEMPLATE.schema_for(TEMPLATE.max_rows))
+        self._meters[rank] = (edge.counters, edge.counters.snapshot())
         maker = Maker(self, rank, edge)
         departures = []
         for step in range(len(self.case.rows)):
@@ -190,19 +190,19 @@ class Play:
         place = rank - self.case.parts
         edge = self._edge(rank, place, peer=0)
         end = ReceivingEnd(edge)
-        end.reserve(TEMPLATE.at(TEMPLATE.most))
-        self._meters[rank] = (edge.meter, edge.meter.read())
+        end.reserve(TEMPLATE.schema_for(TEMPLATE.max_rows))
+        self._meters[rank] = (edge.counters, edge.counters.snapshot())
         reader = Reader(self, rank, edge)
         posted = 0
         for step in range(len(self.case.rows)):
             while posted < min(step + self.case.ahead, len(self.case.rows)):
                 yield partial(reader.lets, end)
-                end.expect(TEMPLATE.at(self.case.rows[posted]))
+                end.expect(TEMPLATE.schema_for(self.case.rows[posted]))
                 posted += 1
             yield from reader.read(end, step)
         reader.let_go()
-        yield lambda: end.settled() and not self.world.device(rank).tasks
-        end.settle()
+        yield lambda: end.is_drained() and not self.world.device(rank).tasks
+        end.drain()
 
 
 class Reader:
@@ -224,9 +224,9 @@ class Reader:
 
     def lets(self, end: ReceivingEnd) -> bool:
         """Whether `expect` would not wait; a reader that keeps tensors lets go of them for it."""
-        if not end.room():
+        if not end.has_free_buffer():
             self._read_kept(before=len(self._play.case.rows))
-        return end.room()
+        return end.has_free_buffer()
 
     def read(self, end: ReceivingEnd, step: int) -> Script:
         """Take a step's tensors, and read them as its manner has it."""
@@ -234,7 +234,7 @@ class Reader:
         arrived = end.receive()
         if manner is Manner.SKIPS:
             return
-        if self._edge.reading is ReadMode.HOST and not self._blocks(step):
+        if self._edge.read_mode is ReadMode.HOST and not self._blocks(step):
             yield arrived.ready
         sight = Sight(self._rank, step)
         self._play.record.sights.append(sight)
@@ -269,7 +269,7 @@ class Reader:
     def _launch(self, sight: Sight, name: str, tensor: Tensor) -> None:
         """Read it in a program: where streams read, by its address, as a kernel does that holds no
         tensor; where the host does, it holds what it reads."""
-        if self._edge.reading is ReadMode.HOST:
+        if self._edge.read_mode is ReadMode.HOST:
             self._edge.stream.launch(partial(_see_tensor, sight, name, tensor))
             return
         kind: Any = {torch.float32: ctypes.c_float, torch.int64: ctypes.c_int64}[tensor.dtype]

@@ -44,17 +44,17 @@ class Maker:
 
     def lets(self, end: SendingEnd) -> bool:
         """Whether `send` would not wait; what keeps a buffer is let go of for it."""
-        if end.room():
+        if end.has_free_buffer():
             return True
-        last = end._next().departure
+        last = end._next().last_send
         if last is not None and last.is_completed():
             self.let_go()
-        return end.room()
+        return end.has_free_buffer()
 
     def send(self, end: SendingEnd, step: int, sent_as: MessageSchema) -> SendHandle:
         """Make a step's tensors by a program, and hand them over."""
         making = self._play.case.makings[step]
-        lent = {} if making is Making.OWN else end.outgoing(sent_as)
+        lent = {} if making is Making.OWN else end.borrow_outputs(sent_as)
         own = {
             f.name: torch.empty(f.shape, dtype=f.dtype)
             for f in sent_as.fields

@@ -113,7 +113,7 @@ class Driver:
         self.hosts[rank].close()
 
     def _choose(self) -> Stepper | None:
-        lanes: list[Stepper] = [*self.world.lanes, *self.world.network.moving]
+        lanes: list[Stepper] = [*self.world.steppers, *self.world.network.moving]
         lanes += self.workers
         lanes += self.hosts
         start = self._number(len(lanes))
@@ -145,7 +145,7 @@ class Driver:
         outboxes = {rank for rank, kind in wanted if kind == "outbox"}
         found += [
             lane
-            for lane in self.world.lanes
+            for lane in self.world.steppers
             if type(lane).__name__.endswith("Outbox") and not outboxes.isdisjoint(lane.ranks)
         ]
         return found

@@ -71,11 +71,11 @@ class Seat:
             self.at = step
             turn(step)
             self.engine.after_launch()  # what `boundary` does before it begins
-            if step >= self.engine._next:
-                yield from self.engine.passage(step)
+            if step >= self.engine._next_step:
+                yield from self.engine.run_boundary(step)
             if self.case.schedule and (step + self.rank) % 2:
                 self.engine.after_launch()  # by whoever does not know when the forward is launched
-            layout = self.balancer.installed.layout
+            layout = self.balancer.serving_state.layout
             self.after.append(After(layout.placement.tobytes(), layout.shares.tobytes()))
             begun.append((yield from self._forward(step, readers)))
             self._note()
@@ -88,7 +88,7 @@ class Seat:
     def _note(self) -> None:
         """What is voted on beside a step."""
         state = self.engine.state
-        stage = f"{state.epoch.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
+        stage = f"{state.rebalance.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
         self.stages.append(stage)
 
     def _readers(self) -> dict[str, VirtualStream]:
@@ -97,7 +97,7 @@ class Seat:
         readers = {"compute": accelerator.stream(Role.COMPUTE)}
         if self.rank in self.case.readers:
             readers["aux"] = accelerator.stream(Role.AUX)
-            self.balancer.installed.attach(readers["aux"])
+            self.balancer.serving_state.attach(readers["aux"])
         return readers
 
     def _forward(self, step: int, readers: dict[str, VirtualStream]) -> Job[Event]:
@@ -138,7 +138,7 @@ def seat(world: VirtualWorld, case: Case, rank: int, act: Callable[[int], object
     members = EPGroup(tuple(range(shape.ranks)), rank)
     context = BalancerContext(accelerator, fabric, store, case.config, path, new_worker, members)
     balancer = build(context, shape, layout)
-    tables, counters = balancer.installed.tables, balancer.load.counters
-    forward = Forward(rank, shape, slots, tables, counters, balancer.reading)
+    tables, counters = balancer.serving_state.tables, balancer.load.counters
+    forward = Forward(rank, shape, slots, tables, counters, balancer.reading_slots)
     tokens = fabric.open("tokens")
     return Seat(world, case, rank, traps, fabric, balancer, tokens, forward, workers)

@@ -38,7 +38,7 @@ class Run:
             self.wait = next(self.job)
             return
         try:
-            came = self.wait.take(0.0)
+            came = self.wait.wait(0.0)
         except Exception as error:
             self.throw(error)
             return
@@ -164,7 +164,7 @@ class _TimedOut:
         return True
 
     def take(self, timeout: float) -> Any:
-        return self._wait.take(timeout)
+        return self._wait.wait(timeout)
 
 
 class LaneHost:

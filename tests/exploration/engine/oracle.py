@@ -149,10 +149,10 @@ def recovers(record: Record) -> Iterator[str]:
         return
     settled = record.case.steps + (SETTLING if record.struck else 1)
     aborted = [r for story in record.stories for r in story.reports if r.outcome not in COMPLETED]
-    late = [report.step + SETTLING for report in aborted if report.opened < settled]
+    late = [report.step + SETTLING for report in aborted if report.opened_at < settled]
     for story in record.stories:
         for report in story.reports:
-            if report.opened >= max([settled, *late]) and report.outcome not in COMPLETED:
+            if report.opened_at >= max([settled, *late]) and report.outcome not in COMPLETED:
                 yield f"rank {story.rank}: epoch {report.number} still aborts: {report.outcome}"
 
 

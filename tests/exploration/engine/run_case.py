@@ -71,8 +71,8 @@ class Play:
     def stage_chunk(self, staging: Job[StagedChunk], change: LayerUpdate) -> Job[ReadyChunk]:
         """Stands for what stages a lot."""
         if self._trap(FaultKind.OTHER_TABLES):
-            other = change.update.cumulative - torch.ones((), dtype=torch.int32)
-            change = replace(change, update=replace(change.update, cumulative=other))
+            other = change.tables.cumulative - torch.ones((), dtype=torch.int32)
+            change = replace(change, tables=replace(change.tables, cumulative=other))
         return stage_chunk(staging, change)
 
     def record(self) -> Record:
@@ -111,7 +111,7 @@ class Play:
 
     def _story(self, at: Seat) -> Story:
         state = at.engine.state
-        epoch = None if isinstance(state, Idle | Draining) else state.epoch
+        epoch = None if isinstance(state, Idle | Draining) else state.rebalance
         return Story(
             rank=at.rank,
             gone=at.rank in self.mischief.gone,
@@ -121,7 +121,7 @@ class Play:
             sights=tuple(at.forward.sights),
             reports=tuple(at.engine.reports),
             aborts=dict(at.engine.aborts),
-            open=None if epoch is None else (epoch.number, epoch.opened),
+            open=None if epoch is None else (epoch.number, epoch.opened_at),
         )
 
     def _left(self) -> int:

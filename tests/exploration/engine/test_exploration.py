@@ -120,7 +120,7 @@ def test_engine_exploration_reaches_every_fault_and_abort_reason() -> None:
         struck.update(fault.kind for fault in record.struck)
         for story in record.stories:
             seen.update(story.aborts)
-            seen["copies"] += sum(report.slots for report in story.reports)
+            seen["copies"] += sum(report.copies for report in story.reports)
 
     each_of(FAULTY, SAMPLE, count)
     assert struck == set(FaultKind)

@@ -35,7 +35,7 @@ class NaiveKernels:
             *((form.max_tokens, row) for row in (slots, *form.payloads)),
         ]
         size = sum(count * row.nbytes for count, row in self._parts)
-        back = form.entries * form.result.nbytes
+        back = form.max_entries * form.result.nbytes
         self._blobs = [
             [allocate(form.ranks * n).view(form.ranks, n) for n in (size, size, back, back)]
             for _ in range(3)
@@ -48,23 +48,23 @@ class NaiveKernels:
         return self._rooms
 
     def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
-        source, into = self._blobs[room.number][:2]
+        source, into = self._blobs[room.index][:2]
         stream.launch(partial(self._pack, batch, source))
-        self._works[room.number] = self._wire.carry(into, source, stream)
+        self._works[room.index] = self._wire.all_to_all(into, source, stream)
 
     def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
-        return self._works.pop(room.number)
+        return self._works.pop(room.index)
 
     def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
         stream.launch(partial(self._unpack, room))
 
     def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
-        source, into = self._blobs[room.number][2:]
+        source, into = self._blobs[room.index][2:]
         stream.launch(partial(self._put, rows, source))
-        self._works[room.number] = self._wire.carry(into, source, stream)
+        self._works[room.index] = self._wire.all_to_all(into, source, stream)
 
     def carry_results(self, room: BufferSet, stream: Stream) -> Work:
-        return self._works.pop(room.number)
+        return self._works.pop(room.index)
 
     def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
         stream.launch(partial(self._take, tokens, room))
@@ -81,13 +81,13 @@ class NaiveKernels:
         source[:] = _bytes(rows)
 
     def _unpack(self, room: BufferSet) -> None:
-        form, arrivals = self._form, room.arrivals
-        arrivals.slots.fill_(form.invalid)
+        form, arrivals = self._form, room.received
+        arrivals.entry_slots.fill_(form.invalid_slot)
         lost = torch.zeros(2, dtype=torch.int64)
         for source in range(form.ranks):
             if not self._wire.active[source]:
                 continue
-            head, loads, slots, *payloads = self._read(self._blobs[room.number][1][source])
+            head, loads, slots, *payloads = self._read(self._blobs[room.index][1][source])
             grid = slots[: int(head[0, 1])].tolist()
             arrivals.loads[source] = loads
             for into, rows in zip(arrivals.payloads, payloads, strict=True):
@@ -95,23 +95,23 @@ class NaiveKernels:
             self._enter(room, source, int(head[0, 0]))
             lost = torch.maximum(lost, self._lost(grid))
             self._list(arrivals, source, grid)
-        room.words[status.OVERFLOW] = torch.maximum(room.words[status.OVERFLOW], lost)
-        room.words[status.INACTIVE_RANK_HITS] += self._stray(room)
+        room.status[status.OVERFLOW] = torch.maximum(room.status[status.OVERFLOW], lost)
+        room.status[status.INACTIVE_RANK_HITS] += self._stray(room)
 
     def _enter(self, room: BufferSet, source: int, generation: int) -> None:
-        own = int(self._read(self._blobs[room.number][0][0])[0][0, 0])
+        own = int(self._read(self._blobs[room.index][0][0])[0][0, 0])
         if generation != own:
             told = torch.tensor([1, generation, own])
-            room.words[status.RANK_WORDS_START :].view(-1, 3)[source] = told
+            room.status[status.RANK_WORDS_START :].view(-1, 3)[source] = told
 
     def _list(self, arrivals: ReceivedRows, source: int, grid: list[list[int]]) -> None:
         form = self._form
         hits = list(self._hits(grid, self._wire.rank))
-        arrivals.counts[source] = len({token for token, _, _ in hits})
+        arrivals.rows_from_rank[source] = len({token for token, _, _ in hits})
         for place, (token, _, slot) in enumerate(hits[: form.result_capacity]):
             entry = source * form.result_capacity + place
-            arrivals.slots[entry] = slot % form.slots_per_rank
-            arrivals.rows[entry] = source * form.max_tokens + token
+            arrivals.entry_slots[entry] = slot % form.slots_per_rank
+            arrivals.entry_rows[entry] = source * form.max_tokens + token
 
     def _lost(self, grid: list[list[int]]) -> Tensor:
         form = self._form
@@ -124,20 +124,20 @@ class NaiveKernels:
         return torch.tensor(out)
 
     def _stray(self, room: BufferSet) -> int:
-        head, _, slots, *_ = self._read(self._blobs[room.number][0][0])
+        head, _, slots, *_ = self._read(self._blobs[room.index][0][0])
         grid = slots[: int(head[0, 1])].tolist()
         away = [r for r in range(self._form.ranks) if not self._wire.active[r]]
         return sum(len(list(self._hits(grid, rank))) for rank in away)
 
     def _take(self, tokens: int, room: BufferSet) -> None:
-        form, blobs = self._form, self._blobs[room.number]
+        form, blobs = self._form, self._blobs[room.index]
         grid = self._read(blobs[0][0])[2][:tokens].tolist()
         room.results[:tokens] = torch.zeros((), dtype=form.result.dtype)
         mine = self._wire.rank * form.result_capacity
         for peer in range(form.ranks):
             if not self._wire.active[peer]:
                 continue
-            came = _typed(blobs[3][peer], form.entries, form.result)
+            came = _typed(blobs[3][peer], form.max_entries, form.result)
             for place, (token, k, _) in enumerate(self._hits(grid, peer)):
                 if place < form.result_capacity:
                     room.results[token, k] = came[mine + place]
@@ -146,7 +146,7 @@ class NaiveKernels:
         """Token, choice and slot of what falls on a rank."""
         for token, chosen in enumerate(grid):
             for k, slot in enumerate(chosen):
-                if 0 <= slot < self._form.slots and slot // self._form.slots_per_rank == peer:
+                if 0 <= slot < self._form.num_slots and slot // self._form.slots_per_rank == peer:
                     yield token, k, slot
 
     def _read(self, blob: Tensor) -> list[Tensor]:
@@ -166,9 +166,9 @@ class NaiveKernels:
 
         arrivals = ReceivedRows(
             payloads=tuple(made(row, form.ranks, form.max_tokens) for row in form.payloads),
-            rows=made(RowFormat((), torch.int64), form.entries),
-            slots=made(RowFormat((), torch.int32), form.entries),
-            counts=made(RowFormat((), torch.int32), form.ranks),
+            entry_rows=made(RowFormat((), torch.int64), form.max_entries),
+            entry_slots=made(RowFormat((), torch.int32), form.max_entries),
+            rows_from_rank=made(RowFormat((), torch.int32), form.ranks),
             loads=made(RowFormat((form.experts,), torch.int32), form.ranks),
         )
         told = made(RowFormat((), torch.int64), status.num_words(form.ranks))

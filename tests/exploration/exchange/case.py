@@ -87,10 +87,10 @@ class Case:
         """What an exchange of it is made with."""
         rows = [RowFormat(tuple(shape), DTYPES[name]) for shape, name in self.payloads]
         result = RowFormat(tuple(self.result[0]), DTYPES[self.result[1]])
-        ample = ExchangeFormat.ample(
+        ample = ExchangeFormat.without_overflow(
             self.size, self.per_rank, self.experts, self.max_tokens, self.top_k, rows, result
         )
-        return ample.limited(
+        return ample.with_capacities(
             self.capacity or ample.capacity, self.result_capacity or ample.result_capacity
         )
 

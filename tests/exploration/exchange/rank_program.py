@@ -74,7 +74,7 @@ class Script:
                 yield from self._pair(step, range(first, min(first + 2, len(batches))))
             yield from self._take(pending)
             judge = self.accelerator.stream(Role(self.case.judge))
-            pending.append((step, self.exchange.read(judge)))
+            pending.append((step, self.exchange.read_status(judge)))
             if not self.case.ahead:
                 yield from self._take(pending)
         yield from self._take(pending)
@@ -131,15 +131,15 @@ class Script:
             dispatched.wait(self.accelerator.stream(Role.COPY))
         arrivals = dispatched.wait(stream)
         form = self.case.form()
-        nbytes = form.entries * form.result.nbytes
-        rows = self.empty(nbytes).view(form.result.dtype).view(form.entries, *form.result.shape)
+        nbytes = form.max_entries * form.result.nbytes
+        rows = self.empty(nbytes).view(form.result.dtype).view(form.max_entries, *form.result.shape)
         stream.launch(lambda: self._look(step, number, arrivals))
         stream.launch(lambda: rows.copy_(self.expert(arrivals)))
         return dispatched.combine(rows, stream)
 
     def expert(self, arrivals: ReceivedRows) -> Tensor:
-        rows = [arrivals.gather(n) for n in range(len(self.case.payloads))]
-        slots = arrivals.slots + self.rank * self.case.per_rank
+        rows = [arrivals.gather_payload(n) for n in range(len(self.case.payloads))]
+        slots = arrivals.entry_slots + self.rank * self.case.per_rank
         return oracle.expert(rows, self.case.experts_of(slots), self.case.result)
 
     def _look(self, step: int, number: int, arrivals: ReceivedRows) -> None:
@@ -149,11 +149,11 @@ class Script:
         if oracle.excess(case, step) != oracle.Excess(0, 0):
             return
         wanted = [self._arriving(step, number, source) for source in range(case.size)]
-        by_source = arrivals.slots.view(case.size, -1)
+        by_source = arrivals.entry_slots.view(case.size, -1)
         valid = [[s for s in part.tolist() if s != case.per_rank] for part in by_source]
         self.told.expect("entries", valid == wanted, f"entries {valid}, not {wanted}")
         rows = [self._rows(step, number, source) for source in range(case.size)]
-        found = arrivals.counts.tolist()
+        found = arrivals.rows_from_rank.tolist()
         self.told.expect("entries", found == rows, f"rows by source {found}, not {rows}")
 
     def look_at_loads(self, step: int, number: int, arrivals: ReceivedRows) -> None:
@@ -162,7 +162,7 @@ class Script:
         for rank, found in enumerate(arrivals.loads):
             expected = oracle.loads(case, step, number, rank) * (rank in case.ranks)
             self.told.expect("loads", torch.equal(found, expected), f"loads {found} of {rank}")
-            absent = rank not in case.ranks and int(arrivals.counts[rank]) > 0
+            absent = rank not in case.ranks and int(arrivals.rows_from_rank[rank]) > 0
             self.told.expect("loads", not absent, f"rows of {rank}, which takes no part")
 
     def _arriving(self, step: int, number: int, source: int) -> list[int]:

@@ -102,7 +102,7 @@ def _drive(world: VirtualWorld, hosts: list[Host], case: Case) -> None:
     """Without a schedule all that can move does so before the hosts go on, in turn."""
     late = _late(world, case)
     for moved in range(MOST):
-        lanes: list[Stepper] = [*hosts, *world.lanes, *world.network.moving]
+        lanes: list[Stepper] = [*hosts, *world.steppers, *world.network.moving]
         able = [lane for lane in lanes if lane.ready()]
         able = [lane for lane in able if lane not in late] or able
         if not able:

@@ -52,7 +52,7 @@ class Bench:
 
     def combine(self, number: int, stream: int = 0) -> None:
         """Experts compute on what the arrivals hold, whether or not anybody waited for them."""
-        arrivals = self.sent[number]._berth._room.arrivals
+        arrivals = self.sent[number]._tracker._buffers.received
         rows = self.script.expert(arrivals)
         self.back[number] = self.sent[number].combine(rows, self.stream(stream))
 

@@ -248,7 +248,7 @@ class Deployment:
                 await self.step(number)
             self.report()
             for client in self.clients:
-                client.desk.tick()
+                client.desk.poll()
             await turn()
             if self.idle:
                 return
@@ -256,7 +256,7 @@ class Deployment:
     @property
     def idle(self) -> bool:
         waiting = any(sum(one.counts) for one in self.engines)
-        return not waiting and not any(one.desk.tickets for one in self.clients)
+        return not waiting and not any(one.desk.requests for one in self.clients)
 
 
 def deploy(

@@ -13,9 +13,9 @@ from equipoise.hal.stream import Role
 class SynchronousRuntime(DeviceRuntime):
     """Calls no module of torch's."""
 
-    kind = "cpu"
+    device_type = "cpu"
 
-    def settle_thread(self, index: int) -> None:
+    def set_thread_device(self, index: int) -> None:
         """There is one device."""
 
     @contextmanager
@@ -27,11 +27,11 @@ class SynchronousRuntime(DeviceRuntime):
         """One that has nothing to do."""
         return Passed()
 
-    def kept_stream(self, index: int, use: str) -> Any:
+    def cached_stream(self, index: int, use: str) -> Any:
         """Likewise."""
         return Passed()
 
-    def known_stream(self, index: int, stream: Any) -> Any:
+    def wrap_stream(self, index: int, stream: Any) -> Any:
         """Whatever it is."""
         return stream
 
@@ -39,11 +39,11 @@ class SynchronousRuntime(DeviceRuntime):
         """It has passed."""
         return Passed()
 
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         """Never."""
         return False
 
-    def uncapturable(self) -> str:
+    def why_uncapturable(self) -> str:
         """It runs what it should keep."""
         return "what is launched has run"
 

@@ -61,7 +61,7 @@ def opened(
 
 def fill(pool: HostExpertPool, seed: int = 0) -> None:
     """This rank's part."""
-    for which in pool.owned():
+    for which in pool.owned_experts():
         pool.write(*which, weights(pool.layout, *which, seed))
 
 

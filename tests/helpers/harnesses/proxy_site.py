@@ -120,11 +120,11 @@ async def proxied(*fakes: Fake, **given: Any) -> AsyncIterator[Site]:
         scheme = "http" if settings.access.certificate is None else "https"
         site = Site(proxy, policy, list(fakes), client, f"{scheme}://127.0.0.1:{proxy.port}")
         await site.until(
-            lambda: all(one.state is WorkerState.SERVING for one in proxy.desk.workers)
+            lambda: all(one.state is WorkerState.SERVING for one in proxy.dispatcher.workers)
         )
         yield site
         assert policy.refused == []
-        assert proxy.desk.errors == 0
+        assert proxy.dispatcher.policy_errors == 0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -187,7 +187,7 @@ def _serve(
 
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
-    staff = balancer.engine._staff
+    staff = balancer.engine._workers
     through = [
         worker.start(immediate(lambda: None), "look") for worker in (staff.planner, staff.transfer)
     ]
@@ -206,9 +206,9 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
     def program() -> None:
         held = []
         for layer in range(SHAPE.layers):
-            with balancer.reading(layer, step):
+            with balancer.reading_slots(layer, step):
                 held.append(_held(weights, layer))
-        installed = balancer.installed
+        installed = balancer.serving_state
         seen.append(
             Sight(
                 tuple(installed.tables.generation.tolist()),

@@ -67,7 +67,7 @@ class Play:
                 desk = site.clients[index % len(site.clients)].desk
                 now = desk.clock() + 10 * (what == "late")
                 desk.clock = lambda: now
-                desk.tick()
+                desk.poll()
             case _ if self.sent:
                 await self.touch(what, sorted(self.sent)[index % len(self.sent)])
         self.look()
@@ -85,7 +85,7 @@ class Play:
             await self.go_on(name, len(self.sent) % 3 > 0)
             return
         if any(
-            one.id == name and one.stage in UNSENT_STATES for one in self.client[name].desk.tickets
+            one.id == name and one.state in UNSENT_STATES for one in self.client[name].desk.requests
         ):
             self.never.add(name)
         self.given_up.add(name)
@@ -103,9 +103,9 @@ class Play:
     def look(self) -> None:
         """Invariants."""
         for client in self.site.clients:
-            for ticket in client.desk.tickets:
-                if ticket.stage in POLICY_TRACKED_STATES and ticket.worker is not None:
-                    there = client.core_engines[ticket.worker]
+            for ticket in client.desk.requests:
+                if ticket.state in POLICY_TRACKED_STATES and ticket.assigned_rank is not None:
+                    there = client.core_engines[ticket.assigned_rank]
                     assert client.reqs_in_flight[ticket.id] == there, "where the policy said"
             books = list(client.reqs_in_flight.values())
             assert {one: n for one, n in client.engine_inflight.items() if n} == {
@@ -140,7 +140,7 @@ class Play:
                 assert sizes == due, "in order, and once"
             assert self.site.ended[name] == 1
         for client in self.site.clients:
-            assert client.desk.tickets == ()
+            assert client.desk.requests == ()
             assert not client.reqs_in_flight
             assert set(client.engine_inflight.values()) <= {0}
 
@@ -150,6 +150,6 @@ class Play:
             assert client.desk.mode is RoutingMode.POLICY
             policy = client.desk.policy
             assert isinstance(policy, RequestRouter)
-            assert policy.pooled == 0
+            assert policy.unassigned == 0
             if len(self.site.clients) == 1:
                 assert set(policy.loads) == {0}

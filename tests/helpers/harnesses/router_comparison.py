@@ -66,7 +66,7 @@ class Play:
             ("lost", set(decision.lost), gone),
             ("loads", self.native.loads, [self.slow.load(w) for w in size]),
             ("counts", self.native.counts, [self.slow.count(w) for w in size]),
-            ("pooled", self.native.pooled, len(self.pooled)),
+            ("pooled", self.native.unassigned, len(self.pooled)),
         ]
         return next((f"{what}: {a}, not {b}" for what, a, b in pairs if a != b), None)
 

@@ -116,7 +116,7 @@ class Marks:
         """Every segment full of the mark."""
         value = mark(self._berth.layers[layer], expert)
         return tuple(
-            filled(kind.shape, kind.dtype, value) for kind in self._berth.family.descriptor
+            filled(kind.shape, kind.dtype, value) for kind in self._berth.group.descriptor
         )
 
     def checksum(self, layer: int, expert: int) -> int:

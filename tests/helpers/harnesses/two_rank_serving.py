@@ -140,7 +140,7 @@ class Run:
         balancer, stream = self._balancers[given.name], self._streams[given.name]
         with balancer.step(step):
             for number in given.visits:
-                with balancer.reading(number, step):
+                with balancer.reading_slots(number, step):
                     stream.launch(partial(self._look, balancer, number, step))
                 self._habit.between(balancer, step)
             stream.launch(partial(self._count, balancer, rows))
@@ -176,21 +176,21 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
     """What the slots of a layer hold, and what they should."""
     model = balancer.model
     row = model.layer(number)
-    home = model.groups[model.locate(row, 0).family]
+    home = model.groups[model.locate(row, 0).group]
     first = model.locate(row, 0).number
     held = tuple(
         tuple(sorted({byte for segment in slot for byte in segment.bytes.tolist()}))
         for slot in home.slots[first : first + PER_RANK]
     )
     experts = balancer.layout.placement[row, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
-    own = model.numbers[row]
+    own = model.layer_numbers[row]
     return Sight(model.name, step, number, held, tuple(mark(own, expert) for expert in experts))
 
 
 def let_work(balancer: ModelBalancer) -> None:
     """Wait until what the engines have begun is through, as it is between real steps."""
     for group in balancer.groups:
-        staff = group.engine._staff
+        staff = group.engine._workers
         through = [
             worker.start(one_call(lambda: None), "look")
             for worker in (staff.planner, staff.transfer)

@@ -18,7 +18,7 @@ def main(driver: str) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     backend = registry.communicator("mpi")
-    where = backend.joined()
+    where = backend.launcher_rendezvous()
     assert where is not None
     desk = Desk()
     with socket.socket(socket.AF_UNIX) as link:
@@ -33,7 +33,7 @@ def main(driver: str) -> None:
                 return
             order = json.loads(line)
             if "case" in order:
-                seat = backend.joined()
+                seat = backend.launcher_rendezvous()
                 assert seat is not None
                 seat = replace(seat, deadline=order["deadline"])
                 order = {**order, "communicator": "mpi", "where": asdict(seat)}

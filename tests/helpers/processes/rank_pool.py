@@ -67,7 +67,7 @@ class Ranks:
     @property
     def members(self) -> dict[int, WorkerProcess]:
         """The processes that run, by rank."""
-        return self._crew.members
+        return self._crew.workers
 
     def run(
         self,
@@ -104,13 +104,13 @@ class Ranks:
             self._crew.start(range(case.size))
             self._order(case, host)
             answers = self._gather(range(case.size), case.lost, host, case.watchdog)
-            self._crew.end(case.lost)
+            self._crew.kill(case.lost)
             self._close(sorted(set(range(case.size)) - case.lost), host)
             fit = not case.spoils and not any("raised" in told for told in answers.values())
         finally:
             host.close()
             if not fit:  # a process in which something went wrong would fail the next case for it
-                self._crew.end(list(self.members))
+                self._crew.kill(list(self.members))
         return _results(answers, case.size)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Ranks:
             where = Rendezvous(
                 rank=rank, size=case.size, host=name, port=port, deadline=case.deadline
             )
-            self.members[rank].order(
+            self.members[rank].send(
                 {
                     "case": case.program,
                     "where": asdict(where),
@@ -133,7 +133,7 @@ class Ranks:
             )
 
     def _close(self, ranks: Sequence[int], host: RendezvousHost) -> None:
-        self._crew.order({rank: {"close": True} for rank in ranks})
+        self._crew.send({rank: {"close": True} for rank in ranks})
         _results(self._gather(ranks, frozenset(), host), 0)
 
     def _gather(

@@ -19,7 +19,7 @@ from equipoise.hal.conformance.executors.rank_worker import RankReply, RankReque
 from equipoise.hal.conformance.property import DeadlineLength, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
-DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.CALM: 6.0, DeadlineLength.BRISK: 1.0}
+DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 6.0, DeadlineLength.SHORT: 1.0}
 """Seconds that an operation may last, by pace."""
 
 
@@ -52,7 +52,7 @@ class ThreadRankGroup:
             if rank not in self._seats:
                 self._seats[rank] = RankWorker(self._backend, self._communicator)
                 self._threads[rank] = ThreadPoolExecutor(1, f"rank {rank}")
-            told[rank] = self._threads[rank].submit(self._seats[rank].answer, order)
+            told[rank] = self._threads[rank].submit(self._seats[rank].handle, order)
         try:
             return {rank: future.result(call.watchdog) for rank, future in told.items()}
         except Late:

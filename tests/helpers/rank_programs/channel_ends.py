@@ -21,7 +21,7 @@ def kept_of_a_loan(fabric: Fabric) -> Any:
         if fabric.control.rank == 1:
             return {"wrong": read_all(at, open_receiver(said, at), [3, 3], 1)}
         sender = open_sender(said, at)
-        lent = dict(sender.outgoing(3))
+        lent = dict(sender.borrow_outputs(3))
         for name, tensor in step(0, 3).items():
             lent[name].copy_(tensor)
         sender.send(lent)
@@ -66,7 +66,7 @@ def lost_on_the_way(fabric: Fabric, backend: str) -> Any:
         first, second = receiver.receive(), receiver.receive()
         whole = on_stream(at, partial(is_of, first["residual"], 0))
         meet(fabric, "sent")
-        told = [outcome(receiver.settle)["error"] for _ in range(2)]
+        told = [outcome(receiver.drain)["error"] for _ in range(2)]
         del first, second
         return {"whole": whole, "told": told}
 
@@ -92,7 +92,7 @@ def read_before_it_was_sent(fabric: Fabric, backend: str) -> Any:
         ready = passed.query()
         meet(fabric, "read")
         at.stream.synchronize(WATCHDOG)
-        receiver.settle()
+        receiver.drain()
         return {"ready": ready, "seen": [is_of(copy, n) for n, copy in enumerate(copies)]}
 
 

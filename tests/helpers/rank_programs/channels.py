@@ -36,7 +36,7 @@ def template(
 ) -> SchemaTemplate:
     """A hidden state and a residual."""
     hidden = RowField("hidden", (6,), dtype, split)
-    return SchemaTemplate((hidden, RowField("residual", (6,), torch.float32, split)), most=MOST)
+    return SchemaTemplate((hidden, RowField("residual", (6,), torch.float32, split)), max_rows=MOST)
 
 
 def step(number: int, rows: int) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def place(
         accelerator=accelerator,
         stream=accelerator.stream(Role.COMPUTE),
         deadline=deadline,
-        slices=slices,
+        slice_group=slices,
     )
     accelerator.close()
 
@@ -97,7 +97,7 @@ def read_all(at: EdgeContext, receiver: Receiver, rows: Sequence[int], ahead: in
         if number + ahead < len(rows):
             receiver.expect(rows[number + ahead])
     at.stream.synchronize(WATCHDOG)
-    receiver.settle()
+    receiver.drain()
     return wrong
 
 
@@ -258,7 +258,7 @@ def before_anybody_receives(fabric: Fabric, steps: int) -> Any:
             for number in range(steps):
                 at.stream.launch(partial(_send_and_scribble, at, sender, number, 4))
             at.stream.synchronize(WATCHDOG)
-            room = sender.room()
+            room = sender.has_free_buffer()
             meet(fabric, "handed over")
             sender.drain()
             return {"room": room, "wrong": []}
@@ -303,7 +303,7 @@ def lost_sender(fabric: Fabric) -> Any:
         meet(fabric, "sent")
         reads = [outcome(lambda: second["residual"]) for _ in range(2)]
         told = [(read["error"], read["text"]) for read in reads]
-        return {"whole": whole, "reads": told, "later": outcome(receiver.settle)["error"]}
+        return {"whole": whole, "reads": told, "later": outcome(receiver.drain)["error"]}
 
 
 def in_a_graph(fabric: Fabric) -> Any:
@@ -328,7 +328,7 @@ def _send_and_scribble(at: EdgeContext, sender: Sender, number: int, rows: int) 
 
 
 def _send_lent(at: EdgeContext, sender: Sender, number: int, rows: int) -> None:
-    lent = sender.outgoing(rows)
+    lent = sender.borrow_outputs(rows)
     for name, tensor in step(number, rows).items():
         lent[name].copy_(tensor)
     sender.send(lent)

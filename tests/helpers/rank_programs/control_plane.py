@@ -40,7 +40,7 @@ def _without(fabric: Fabric, host: Any, name: str, port: int, seconds: float) ->
         outcome(lambda: other.control.decide("y", b"1")),
         outcome(lambda: backend.connect(where)),
     ]
-    other.control.leave("nobody listens")
-    accused = other.control.lost(0.0)
+    other.control.announce_exit("nobody listens")
+    accused = other.control.lost_rank(0.0)
     other.close()
     return {"answers": answers, "accused": accused and str(accused)}

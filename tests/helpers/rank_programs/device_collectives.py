@@ -178,7 +178,7 @@ def ordered(fabric: Fabric, backend: str) -> list[Any]:
     stream.launch(lambda: data.copy_(final))
     with stream.current():
         work = group.isend(data, 1)
-    until(lambda: len(COMM_MEMORY.held()) > 1)  # the link is there
+    until(lambda: len(COMM_MEMORY.entries()) > 1)  # the link is there
     early = outcome(lambda: work.result(SHORT))["error"] == ""
     lock.signal(lock.epoch)
     work.result(WATCHDOG)
@@ -195,7 +195,7 @@ def warmed(fabric: Fabric, backend: str) -> list[Any]:
     work = group.isend(data, 1) if group.rank == 0 else group.irecv(data, 0)
     made = [thread.name for thread in set(threading.enumerate()) - before]
     work.result(WATCHDOG)
-    names = [holding.name for holding in COMM_MEMORY.held()]
+    names = [holding.name for holding in COMM_MEMORY.entries()]
     return [made, data.tolist(), names]
 
 
@@ -210,7 +210,7 @@ def many(fabric: Fabric, backend: str, count: int) -> list[Any]:
         found.append(value.item())
         meet(fabric, f"through with {number}")
         group.close()
-    left = until(lambda: not COMM_MEMORY.held())
+    left = until(lambda: not COMM_MEMORY.entries())
     return [found, left]
 
 
@@ -301,7 +301,7 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     group.rebuild([0, 1])
     value = put([group.rank], torch.int32)
     group.all_reduce(value).result(WATCHDOG)
-    left = until(lambda: len(COMM_MEMORY.held()) == 1)
+    left = until(lambda: len(COMM_MEMORY.entries()) == 1)
     return [ended, failed, idle, refusal, value.item(), left]
 
 
@@ -314,7 +314,7 @@ def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:
     meet(fabric, "issued")
     fabric.close()
     ended = outcome(lambda: work.result(WATCHDOG))
-    names = [*UNRELEASED_COMMS.names(), *(holding.name for holding in COMM_MEMORY.held())]
+    names = [*UNRELEASED_COMMS.names(), *(holding.name for holding in COMM_MEMORY.entries())]
     return [ended, [name for name in names if name.startswith("closing")]]
 
 

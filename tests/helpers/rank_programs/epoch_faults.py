@@ -125,7 +125,7 @@ class Trap:
 
     def set_in(self, balancer: ExpertBalancer) -> None:
         """Lie in wait for the decision."""
-        installed, commit = balancer.installed, balancer.installed.commit
+        installed, commit = balancer.serving_state, balancer.serving_state.commit
 
         def deadly(change: LayerUpdate, copies: SlotCopies) -> None:
             if self.where == "Decided":
@@ -277,13 +277,13 @@ class Loop:
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
         """Nothing in the step waits for the device: the mover issues its copies behind the step,
         and the step stands behind a lock until they are there. So values are read at the end."""
-        compute, installed = self._accelerator.stream(Role.COMPUTE), balancer.installed
+        compute, installed = self._accelerator.stream(Role.COMPUTE), balancer.serving_state
         held: list[torch.Tensor] = []
         seen: list[Any] = []
 
         def program() -> None:
             for layer in range(SHAPE.layers):
-                with balancer.reading(layer, step):
+                with balancer.reading_slots(layer, step):
                     held.append(_first_elements(self._weights, layer))
             seen.extend([installed.tables.generation.clone(), installed.layout.placement.tolist()])
             balancer.load.counters += self._loads[step // 8 % SHAPE.experts]

@@ -160,7 +160,7 @@ class Loop:
         for report in [r for r in list(balancer.engine.reports)[-2:] if r.number > self._told]:
             self._told = report.number
             self.outcomes[report.outcome] += 1
-            self.outcomes["moved"] += report.outcome == COMMITTED and report.slots > 0
+            self.outcomes["moved"] += report.outcome == COMMITTED and report.copies > 0
 
     def _look(self, balancer: ExpertBalancer) -> None:
         compute = self._accelerator.stream(Role.COMPUTE)
@@ -168,10 +168,10 @@ class Loop:
         def program() -> None:
             per, rank = SHAPE.slots_per_rank, self._tokens.rank
             for layer in range(SHAPE.layers):
-                with balancer.reading(layer, self.step):
+                with balancer.reading_slots(layer, self.step):
                     slots = self._weights.slots[layer * per : (layer + 1) * per]
                     held = [int(slot[0].data[0]) - 1 for slot in slots]
-                named = balancer.installed.layout.placement[layer, rank * per : (rank + 1) * per]
+                named = balancer.serving_state.layout.placement[layer, rank * per : (rank + 1) * per]
                 if held != named.tolist() and len(self.wrong) < PHASE:
                     self.wrong.append(self.step)
             balancer.load.counters += LOAD.roll(self.step // PHASE, 1)
@@ -208,7 +208,7 @@ def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[UpdatePathC
     layout = PoolLayout((segment,), SHAPE.layers, SHAPE.experts)
     ranks = range(fabric.control.size)
     pool = HostExpertPool.open(fabric.control, ranks, layout, name="soak", timeout=WAIT)
-    for layer, expert in pool.owned():
+    for layer, expert in pool.owned_experts():
         pool.write(layer, expert, [torch.full((ELEMENTS,), expert + 1.0)])
     pool.seal(WAIT)
     with CopyThreadPool(PLAIN, threads=1) as copier:

@@ -69,7 +69,7 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
     told = ""
     try:
         script.exchange.dispatch(script.batch(0, 0), stream).wait(stream)
-        script.exchange.read(stream).result(WATCHDOG)
+        script.exchange.read_status(stream).result(WATCHDOG)
     except StreamFailed as failure:
         told = type(failure.__cause__).__name__
     script.accelerator.close()
@@ -119,7 +119,7 @@ def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, A
 
     _from(where, accelerator, play)
     wrong += script.told.wrong.values()
-    return {"wrong": wrong, "tally": asdict(sure.tally)}
+    return {"wrong": wrong, "tally": asdict(sure.statistics)}
 
 
 def _step(script: Script, step: int, exchange: TokenExchange) -> list[Tensor]:
@@ -146,7 +146,7 @@ def _expert(script: Script, step: int, number: int, dispatched: DispatchHandle) 
     stream = script.stream(number)
     arrivals = dispatched.wait(stream)
     shape, dtype = script.case.result
-    rows = torch.empty(arrivals.rows.shape[0], *shape, dtype=DTYPES[dtype])
+    rows = torch.empty(arrivals.entry_rows.shape[0], *shape, dtype=DTYPES[dtype])
     stream.launch(partial(script.look_at_loads, step, number, arrivals))
     stream.launch(lambda: rows.copy_(script.expert(arrivals)))
     return dispatched.combine(rows, stream)

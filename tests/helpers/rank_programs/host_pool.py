@@ -71,7 +71,7 @@ def outlive(fabric: Fabric, victim: int) -> bool:
     pool = sealed(fabric.control)
     if fabric.control.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    fabric.control.lost(WATCHDOG)
+    fabric.control.lost_rank(WATCHDOG)
     found = holds(pool)
     pool.close()
     return found
@@ -117,7 +117,7 @@ def hoard(fabric: Fabric) -> Outcome:
     fill(pool)
     state = pool._state
     hoarded = (
-        SharedMapping.to_write(state.descriptor, LAYOUT.total) if fabric.control.rank == 1 else None
+        SharedMapping.for_writing(state.descriptor, LAYOUT.nbytes) if fabric.control.rank == 1 else None
     )  # type: ignore[union-attr]
     found = outcome(lambda: pool.seal(WATCHDOG))
     if hoarded is not None:

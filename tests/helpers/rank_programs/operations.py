@@ -98,16 +98,16 @@ def close_in_flight(fabric: Fabric) -> Any:
 def lose_by_kill(fabric: Fabric, rank: int) -> Any:
     """One rank is killed while the others wait for it; they find out, and go on without it."""
     group = fabric.open("survivors")
-    fabric.control.enter("the sum that rank 1 misses")
+    fabric.control.set_operation("the sum that rank 1 misses")
     meet(fabric, "all there")
     if fabric.control.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     failed = outcome(lambda: group.all_reduce(torch.ones(1)).result(WATCHDOG))
-    lost = fabric.control.lost(WATCHDOG)
+    lost = fabric.control.lost_rank(WATCHDOG)
     group.rebuild([other for other in range(fabric.control.size) if other != rank])
     return {
         "failed": failed,
-        "lost": lost and [lost.rank, lost.how, lost.operation],
+        "lost": lost and [lost.rank, lost.reason, lost.operation],
         "place": [group.rank, group.size],
         "total": total(group),
     }

@@ -124,9 +124,9 @@ class Watching(Toy):
     ends = StageChannels()
 
     def begin(self, number: int) -> MicroBatch:
-        sampled = self.ends.sampled
+        sampled = self.ends.tokens
         if isinstance(sampled, Receiver):
-            self.calls.append(str(sampled.expected))
+            self.calls.append(str(sampled.num_expected))
         return super().begin(number)
 
 
@@ -138,15 +138,15 @@ def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
         pipeline = PipelineSpec(
             name="watched",
             ranks=tuple(range(stages)),
-            handed=SchemaTemplate(tuple(fields), most=2 * max(sizes)),
-            sequences=max(sizes),
+            template=SchemaTemplate(tuple(fields), max_rows=2 * max(sizes)),
+            max_sequences=max(sizes),
             in_flight=in_flight,
             depth=in_flight,
         )
         toy = Watching(rank, stages, sizes, in_flight)
         toy.ends = open_stage_channels(pipeline, at)
-        if serial and isinstance(toy.ends.sampled, Receiver):
-            communicator: Any = toy.ends.sampled._edge.communicator
+        if serial and isinstance(toy.ends.tokens, Receiver):
+            communicator: Any = toy.ends.tokens._edge.communicator
             declared = communicator.capabilities
             communicator.capabilities = replace(declared, independent_groups=False)
         StageLoop(toy, toy.ends, at.accelerator, at.stream, in_flight, WATCHDOG).run(len(sizes))
@@ -172,8 +172,8 @@ def turns(
         pipeline = PipelineSpec(
             name=f"part {rank % parts}",
             ranks=members,
-            handed=SchemaTemplate(tuple(fields), most=2 * max(sizes, default=0)),
-            sequences=max(sizes, default=0),
+            template=SchemaTemplate(tuple(fields), max_rows=2 * max(sizes, default=0)),
+            max_sequences=max(sizes, default=0),
             in_flight=in_flight,
             depth=depth,
         )
@@ -184,7 +184,7 @@ def turns(
         ends = open_stage_channels(pipeline, at)
         loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, WATCHDOG)
         told = outcome(lambda: loop.run(len(sizes)))
-        messages = [end.statistics.messages for end in (ends.before, ends.after) if end]
+        messages = [end.statistics.messages for end in (ends.from_previous, ends.to_next) if end]
         return {
             "tokens": [toy.tokens.get(number) for number in range(len(sizes))],
             "calls": toy.calls,

@@ -69,11 +69,11 @@ def _round(
 def _check_route(route: DispatchRoute, slots: list[Tensor], rank: int, per_rank: int) -> None:
     sources = _sources(slots, rank, per_rank)
     assert route.local_slots.tolist() == [local for _, _, local in sources]
-    assert list(route.receives) == [
+    assert list(route.recv_counts) == [
         sum(r == peer for r, _, _ in sources) for peer in range(len(slots))
     ]
     homes = (slots[rank].reshape(-1) // per_rank).tolist()
-    assert list(route.sends) == [homes.count(peer) for peer in range(len(slots))]
+    assert list(route.send_counts) == [homes.count(peer) for peer in range(len(slots))]
 
 
 def _sources(slots: list[Tensor], rank: int, per_rank: int) -> list[tuple[int, int, int]]:
@@ -111,4 +111,4 @@ def mismatch(fabric: Fabric, generations: list[int]) -> Any:
     except GenerationMismatch as error:
         told = str(error)
     route = exchange.prepare(slots, 9)
-    return {"told": told, "receives": list(route.receives)}
+    return {"told": told, "receives": list(route.recv_counts)}

@@ -129,7 +129,7 @@ class SlowSimulation:
     def job(self, number: int) -> SlowJob:
         load, times = self.workload, self.workload.arrivals
         arrival = 0.0 if times is None or self.saturated else float(times[number])
-        blocks = [] if load.hashes is None else [int(b) for b in load.blocks_of(number)]
+        blocks = [] if load.hashes is None else [int(b) for b in load.block_hashes_of(number)]
         return SlowJob(
             number, int(load.prompts[number]), int(load.outputs[number]), arrival, blocks
         )
@@ -216,7 +216,7 @@ class SlowSimulation:
     def report(self) -> None:
         if self.clock < self.next_report:
             return
-        published = self.scenario.policy.rule.report_every
+        published = self.scenario.policy.info.report_every
         every = self.scenario.report_every
         self.next_report = self.clock + (published if every is None else every)
         for worker, server in enumerate(self.servers):

@@ -44,18 +44,18 @@ def record(**other: object) -> RebalanceRecord:
     """Of an epoch that was committed, unless `other` says something else."""
     made = RebalanceRecord(
         number=3,
-        opened=5,
-        ended=9,
+        opened_at=5,
+        ended_at=9,
         outcome="committed",
         layers=2,
         short_of_staging=0,
-        lots=1,
+        chunks=1,
         copies=2,
         bytes=2 * SLOT_BYTES,
-        here=0,
-        seconds={"planning": 0.25, "proposed": 0.5},
-        before=0.4,
-        predicted=0.1,
+        bytes_received=0,
+        phase_seconds={"planning": 0.25, "proposed": 0.5},
+        imbalance_before=0.4,
+        imbalance_predicted=0.1,
     )
     return replace(made, **other)  # type: ignore[arg-type]
 

@@ -137,8 +137,8 @@ def differs(native: SimulationRun, slow: SlowSimulation) -> str | None:
         for f in fields(Record)
     ]
     for name in JOBS:
-        pairs.append((name, getattr(native.jobs, name), [getattr(j, name) for j in slow.jobs]))
-    pairs.append(("failed", native.jobs.failed, [job.state == "failed" for job in slow.jobs]))
+        pairs.append((name, getattr(native.requests, name), [getattr(j, name) for j in slow.jobs]))
+    pairs.append(("failed", native.requests.failed, [job.state == "failed" for job in slow.jobs]))
     for name, got, expected in pairs:
         alike = len(got) == len(expected)
         if not alike or (len(got) and not np.allclose(got, expected, rtol=RELATIVE, atol=RELATIVE)):
@@ -148,7 +148,7 @@ def differs(native: SimulationRun, slow: SlowSimulation) -> str | None:
 
 def same(one: SimulationRun, other: SimulationRun) -> bool:
     """Bit for bit."""
-    columns = [(one.jobs, other.jobs, f.name) for f in fields(one.jobs)]
+    columns = [(one.requests, other.requests, f.name) for f in fields(one.requests)]
     steps = [(one.steps, other.steps, f.name) for f in fields(one.steps)]
     pairs = [(getattr(a, name), getattr(b, name)) for a, b, name in (*columns, *steps)]
     return all(np.array_equal(a, b) for a, b in pairs)

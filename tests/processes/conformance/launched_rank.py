@@ -28,7 +28,7 @@ class JoinedBackend(GlooBackend):
 
     name = "joined"
 
-    def joined(self) -> Rendezvous | None:
+    def launcher_rendezvous(self) -> Rendezvous | None:
         return Rendezvous(**json.loads(os.environ[PLACE]))
 
 
@@ -40,12 +40,12 @@ def play(subject: LaunchedSubject) -> dict[str, object]:
     efforts = {
         planted.SOUND: SearchSettings(cases=6),
         planted.WRONG: SearchSettings(cases=30),
-        planted.RAISING: SearchSettings(cases=2, shrinking=0),
-        planted.HANGING: SearchSettings(cases=1, shrinking=0),
+        planted.RAISING: SearchSettings(cases=2, max_shrinks=0),
+        planted.HANGING: SearchSettings(cases=1, max_shrinks=0),
         planted.PIDS: SearchSettings(cases=1),
         FAULTS: SearchSettings(cases=5),
     }
-    told: dict[str, object] = {"sizes": subject.traits.sizes}
+    told: dict[str, object] = {"sizes": subject.traits.group_sizes}
     patient = multi_rank.WATCHDOG
     for claim, effort in efforts.items():
         # Short only where it is to expire: a busy machine may be slow to answer everything else.
@@ -58,7 +58,7 @@ def play(subject: LaunchedSubject) -> dict[str, object]:
 
 def main() -> None:
     """Be one rank."""
-    where = JOINED.joined()
+    where = JOINED.launcher_rendezvous()
     assert where is not None
     if where.rank != 0:
         serve_rank("cpu", NAME, where)

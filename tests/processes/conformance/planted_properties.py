@@ -69,7 +69,7 @@ def _hang(bench: RankContext, found: Program) -> Play:
 
 def _three_hosts(bench: RankContext, found: Program) -> Play:
     yield from ()
-    return [bench.rank, bench.host]
+    return [bench.rank, bench.thread]
 
 
 def _judge_hosts(found: Program, answers: Sequence[Any]) -> None:
@@ -104,8 +104,8 @@ def _planted(name: str, **parts: Any) -> Property:
         clauses=("X4",),
         claim="The sum is right.",
         programs=_programs,
-        ranks=PropertyScope.GROUP,
-        **{"pace": DeadlineLength.BRISK, "judge": _judge_sums, **parts},
+        scope=PropertyScope.GROUP,
+        **{"pace": DeadlineLength.SHORT, "judge": _judge_sums, **parts},
     )
 
 

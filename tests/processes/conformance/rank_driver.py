@@ -40,7 +40,7 @@ def drive() -> None:
     """Start three ranks of the named module, stop one, say who there is, and wait."""
     crew = WorkerPool(sys.argv[1:])
     crew.start(range(3))
-    crew.order({rank: {} for rank in range(3)})
+    crew.send({rank: {} for rank in range(3)})
     # Three imports of torch at once take more than half a minute on a busy machine.
     told = crew.gather(range(3), (), LIMIT, lambda _rank, _how: None)
     os.kill(told[1]["pid"], signal.SIGSTOP)

@@ -60,7 +60,7 @@ def test_control_plane_vote_raises_control_lost_when_store_stops(
 def test_control_plane_lost_and_leave_return_when_store_stops(
     silenced: StoreControlPlane,
 ) -> None:
-    assert silenced.lost(0.5) is None
-    silenced.leave("this test is over")
+    assert silenced.lost_rank(0.5) is None
+    silenced.announce_exit("this test is over")
     with pytest.raises(ControlPlaneLost, match="fell silent"):  # neither of them got an answer
         silenced.cast("q", b"x")

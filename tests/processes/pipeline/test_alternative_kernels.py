@@ -40,4 +40,4 @@ def test_exchange_kernels_implement_the_protocol() -> None:
         made = make(form, wire, device_allocator(torch.device("cpu")))
         assert isinstance(made, ExchangeKernels)
         assert signature_differences(ExchangeKernels, make) == []
-        assert [room.number for room in made.rooms] == list(range(len(made.rooms)))
+        assert [room.index for room in made.buffer_sets] == list(range(len(made.buffer_sets)))

@@ -49,7 +49,7 @@ def test_row_overflow_on_one_rank_reruns_step_on_all_ranks(
         result_capacity=6,
         steps=[[TIGHT, LOOSE], [LOOSE], [LOOSE, TIGHT, LOOSE]],
     )
-    expected = ExchangeStatistics(3 - rerun, rerun, rows=3 - capacity, results=0)
+    expected = ExchangeStatistics(3 - rerun, rerun, max_rows_over=3 - capacity, max_results_over=0)
     assert tallies(ranks, case) == [asdict(expected)] * 3
 
 
@@ -75,4 +75,4 @@ def test_overflow_counter_adds_verdicts_and_keeps_maxima() -> None:
     tally = ExchangeStatistics()
     for verdict in (StepFitted(2), StepOverflowed(3, 1), StepOverflowed(1, 4), StepFitted(1)):
         tally = tally.with_step(verdict)
-    assert tally == ExchangeStatistics(fitted=2, rerun=2, rows=3, results=4, stray=3)
+    assert tally == ExchangeStatistics(fitted=2, rerun=2, max_rows_over=3, max_results_over=4, inactive_rank_hits=3)

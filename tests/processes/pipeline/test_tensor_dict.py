@@ -88,12 +88,12 @@ def test_tensor_dict_unread_step_does_not_block_later_ones(ranks: Ranks) -> None
 def test_first_part_size_is_equal_on_both_ends(sizes: list[int], ahead: int) -> None:
     parts, told = FirstPartSizes(ahead), []
     for size in sizes:
-        told.append(parts.use())
-        parts.seen(size)
+        told.append(parts.pop())
+        parts.record(size)
     assert told[:ahead] == [MIN_FIRST_PART_BYTES] * min(ahead, len(sizes))
     assert all(t >= MIN_FIRST_PART_BYTES for t in told)
     steady, firsts = FirstPartSizes(ahead), []
     for _ in range(ahead + 1):
-        firsts.append(steady.use())
-        steady.seen(MIN_FIRST_PART_BYTES + 5)
+        firsts.append(steady.pop())
+        steady.record(MIN_FIRST_PART_BYTES + 5)
     assert firsts[-1] == MIN_FIRST_PART_BYTES + 5

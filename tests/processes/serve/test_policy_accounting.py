@@ -52,7 +52,7 @@ def settings_of(fakes: list[FakeProcess]) -> RouteSettings:
     return RouteSettings(
         workers=tuple(
             WorkerSettings(
-                url=f"http://127.0.0.1:{one.port}", name=one.name, slots=SLOTS, room=ROOM
+                url=f"http://127.0.0.1:{one.port}", name=one.name, slots=SLOTS, kv_tokens=ROOM
             )
             for one in fakes
         ),
@@ -93,7 +93,7 @@ class Books:
         loads, counts = self._router.loads, self._router.counts
         self.most_loads = [max(pair) for pair in zip(self.most_loads, loads, strict=True)]
         self.most_counts = [max(pair) for pair in zip(self.most_counts, counts, strict=True)]
-        self.most_pooled = max(self.most_pooled, self._router.pooled)
+        self.most_pooled = max(self.most_pooled, self._router.unassigned)
 
 
 async def _run(router: RequestRouter, settings: RouteSettings, doomed: FakeProcess) -> Books:
@@ -103,12 +103,12 @@ async def _run(router: RequestRouter, settings: RouteSettings, doomed: FakeProce
     try:
         await _load(proxy, books, doomed)
         async with asyncio.timeout(PATIENCE):
-            while proxy.desk.tickets:  # of clients that have left a moment ago
+            while proxy.dispatcher.requests:  # of clients that have left a moment ago
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0)  # tokens of a turn of the loop are told behind it
-        assert (proxy.desk.held, proxy.desk.errors) == (0, 0)
-        assert [len(one.tickets) for one in proxy.desk.workers] == [0] * SERVERS
-        assert [one.load for one in proxy.desk.workers] == [0] * SERVERS
+        assert (proxy.dispatcher.queued, proxy.dispatcher.policy_errors) == (0, 0)
+        assert [len(one.requests) for one in proxy.dispatcher.workers] == [0] * SERVERS
+        assert [one.load for one in proxy.dispatcher.workers] == [0] * SERVERS
         assert router.states == (WorkerState.SERVING,) * SERVERS
         _nothing_is_left(router)
     finally:
@@ -130,7 +130,7 @@ async def _load(proxy: Proxy, books: Books, doomed: FakeProcess) -> None:
                 books.statuses[answer.status] += 1
             books.look()
 
-        serves = proxy.desk.workers[1]
+        serves = proxy.dispatcher.workers[1]
         await Load(ask, doomed, lambda: serves.state is WorkerState.SERVING).run()
 
 
@@ -151,9 +151,9 @@ async def _left(client: aiohttp.ClientSession, url: str, body: object) -> int:
 def _nothing_is_left(router: RequestRouter) -> None:
     assert router.loads == [0] * SERVERS
     assert router.counts == [0] * SERVERS
-    assert router.pooled == 0
+    assert router.unassigned == 0
     assert router._handles == {}
-    assert router._names == {}
+    assert router._ids == {}
 
 
 def _every_slot_is_free(router: RequestRouter) -> None:
@@ -163,4 +163,4 @@ def _every_slot_is_free(router: RequestRouter) -> None:
         decision = router.on_arrival(Request(id=number, size=5))
         bound.update(one.worker for one in decision.assignments)
     assert bound == dict.fromkeys(range(SERVERS), SLOTS)
-    assert router.pooled == 1
+    assert router.unassigned == 1

@@ -63,7 +63,7 @@ def _wide_words_only(patch: Patch) -> None:
 
 
 def _fingerprint_of_the_first_part(patch: Patch) -> None:
-    healthy = CudaByteOps.fingerprint
+    healthy = CudaByteOps.checksum_parts
 
     def fingerprint(
         self: CudaByteOps, parts: Sequence[Tensor], out: Tensor, stream: Stream

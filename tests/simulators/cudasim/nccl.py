@@ -33,13 +33,13 @@ def load() -> NcclApi:
 
 def new_stream(device: Device) -> DriverStream:
     """Out of HCCL's pool, by the account of who has which; never given back."""
-    device.settle()
+    device.set_current()
     npu = npu_native.npu()
     with _drawing:
         account = hccl_stream_pool(npu, device.index)
-        account.aim()
+        account.reserve_next()
         stream = npu.Stream(device=device.index, priority=-1)
-        account.take(stream.stream_id, f"stream {stream.npu_stream:#x} of NCCL's stand-in")
+        account.assign(stream.stream_id, f"stream {stream.npu_stream:#x} of NCCL's stand-in")
         _streams[stream.npu_stream] = stream
     return DriverStream(stream, stream.npu_stream)
 

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     (name,) = arguments
     breakage = next(breakage for breakage in BREAKAGES if breakage.name == name)
     with own_faults(), planted(breakage):
-        effort = SearchSettings(cases=CASES, seed=0, shrinking=0)
+        effort = SearchSettings(cases=CASES, seed=0, max_shrinks=0)
         verdict = search(suite.find(breakage.property), DeviceSubject(BACKEND), effort)
         print(verdict, flush=True)
         return 0 if isinstance(verdict, PropertyViolated) else 1

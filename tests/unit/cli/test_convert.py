@@ -120,10 +120,10 @@ def test_convert_full_disk_exits_3_without_output(
 def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any]) -> None:
     Path("convert.yaml").write_text("format: eplb-table\nquiet: true\n")
     assert equipoise("convert", "placement.json", "o.json", "--config", "convert.yaml").code == 0
-    assert formats.read_placement("o.json").origin == "eplb-table: o.json"
+    assert formats.read_placement("o.json").source == "eplb-table: o.json"
     known = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
     assert set(BY_KEY) - {"quiet"} == known
     assert (
-        tuple(form.name for form in formats.known()[:6] if form.writes)
+        tuple(form.name for form in formats.known()[:6] if form.write_suffixes)
         == format_names.STATISTICS_FORMAT_NAMES
     )

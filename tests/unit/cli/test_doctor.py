@@ -148,8 +148,8 @@ def test_demo_memory_counts_replica_tables_of_ascend() -> None:
     """Known without torch_npu; the total has them."""
     cpu, ascend = (demo_memory_report(RunSettings(backend=name, communicator="gloo"))
                    for name in ("cpu", "ascend"))  # fmt: skip
-    (own,) = set(ascend.entries) - set(cpu.entries)
-    assert (own.what, own.nbytes) == (BACKEND_TABLES, table_bytes(6, 32, 40))
+    (own,) = set(ascend.items) - set(cpu.items)
+    assert (own.name, own.nbytes) == (BACKEND_TABLES, table_bytes(6, 32, 40))
     assert ascend.total == cpu.total + table_bytes(6, 32, 40)
 
 

@@ -281,7 +281,7 @@ def test_plan_warns_when_format_drops_uneven_shares(
 def test_plan_writes_format_chosen_by_name(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("plan", "counts.npy", *SHAPE, *OUT, "--format", "vllm-ascend")
     assert answer.code == 0
-    assert formats.read_placement("new.json").origin == "vllm-ascend: new.json"
+    assert formats.read_placement("new.json").source == "vllm-ascend: new.json"
 
 
 def test_plan_command_line_overrides_config_file(
@@ -366,7 +366,7 @@ def test_plan_option_defaults_match_planner() -> None:
     assert tuple(PlanningPolicy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS
     assert tuple(Objective) == kinds.OBJECTIVES
-    written = tuple(form.name for form in formats.known()[6:] if form.writes)
+    written = tuple(form.name for form in formats.known()[6:] if form.write_suffixes)
     assert written == format_names.PLACEMENT_FORMAT_NAMES
 
 

@@ -71,7 +71,7 @@ def test_record_writes_rows_of_every_rank(equipoise: Callable[..., Any], asked: 
     found = formats.read_statistics("new/rec")
     assert found.by_rank is not None
     assert np.array_equal(found.by_rank, [[rows(s, rank) for s in (3, 4)] for rank in range(2)])
-    assert (found.iterations, found.top_k) == (3, 4)
+    assert (found.first_iteration, found.top_k) == (3, 4)
     total = f"{found.counts.sum():,}"
     assert answer.out == (
         f"recorded steps 3 to 4 on 2 ranks: {total} rows of 6 layers of 32 experts\n"
@@ -83,7 +83,7 @@ def test_record_writes_rows_of_every_rank(equipoise: Callable[..., Any], asked: 
 
 def test_record_without_range_covers_every_step(equipoise: Callable[..., Any]) -> None:
     assert equipoise("record", "--steps", "7", "-o", "rec", "--quiet").err == ""
-    assert formats.read_statistics("rec").span == Iterations(0, 7)
+    assert formats.read_statistics("rec").iteration_range == Iterations(0, 7)
 
 
 def test_record_writes_other_statistics_formats(equipoise: Callable[..., Any]) -> None:
@@ -127,7 +127,7 @@ def test_record_of_finished_run_sums_over_ranks(
     answer = equipoise("record", "--run", "done", "--range", "2-5", "-o", "rec")
     assert answer.code == 0, answer.err
     found = formats.read_statistics("rec")
-    assert found.span == Iterations(2, 5)
+    assert found.iteration_range == Iterations(2, 5)
     assert np.array_equal(found.counts, np.ones((3, 2, 32)))
     assert "all were written as those of rank 0" in answer.err
     assert "need --ranks 4" in answer.out

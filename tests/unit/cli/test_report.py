@@ -179,7 +179,7 @@ def test_report_options_come_from_config_file(equipoise: Callable[..., Any]) -> 
 def test_report_range_ignores_other_iterations(
     equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
 ) -> None:
-    part = formats.read_statistics("recorded").during(formats.Iterations(101, 103))
+    part = formats.read_statistics("recorded").select_iterations(formats.Iterations(101, 103))
     formats.write_statistics("part", part)
     answer = equipoise("report", "recorded", "--range", "101-103", "--json", "some.json", "--quiet")
     assert answer.code == 0

@@ -119,12 +119,12 @@ def test_route_command_line_overrides_config_file(
     assert equipoise("route", *line).code == 0
     [settings] = served
     first, second = settings.workers
-    assert (first.url, first.name, first.slots, first.room) == ("http://a:1", "a:1", 16, None)
+    assert (first.url, first.name, first.slots, first.kv_tokens) == ("http://a:1", "a:1", 16, None)
     assert (second.url, second.name, second.slots) == ("https://b:2/base", "b3", 8)
-    assert (second.room, second.rank) == (99, 3)
+    assert (second.kv_tokens, second.rank) == (99, 3)
     assert (settings.access.port, settings.access.keys) == (8, ("one", "two"))
     assert (settings.limits.held, settings.limits.body) == (0, 2 << 20)
-    assert (settings.patience.token, settings.patience.hold) == (5.0, 60.0)
+    assert (settings.timeouts.token, settings.timeouts.hold) == (5.0, 60.0)
     assert (settings.health.lost_after, settings.health.timeout) == (7, 0.5)
     assert settings.client_rank is ClientRank.FORBID
 
@@ -132,7 +132,7 @@ def test_route_command_line_overrides_config_file(
 def test_route_help_defaults_match_settings() -> None:
     settings = route_settings(request_of({"workers": ["http://a:1"]}))
     shown = {option.key: option.shown_default for option in OPTIONS}
-    assert shown["hold_timeout"] == f"{settings.patience.hold:g}"
+    assert shown["hold_timeout"] == f"{settings.timeouts.hold:g}"
     assert shown["max_body"] == f"{settings.limits.body >> 20}MiB"
     assert shown["max_header"] == f"{settings.limits.header >> 10}KiB"
     assert shown["lost_after"] == str(settings.health.lost_after)

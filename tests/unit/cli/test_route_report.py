@@ -25,7 +25,7 @@ LATER = replace(ONE, run=20.0)
 
 def written(name: str, *records: RequestRecord, more: str = "") -> Path:
     path = Path(name)
-    path.write_text("".join(one.line() for one in records) + more)
+    path.write_text("".join(one.to_line() for one in records) + more)
     return path
 
 
@@ -34,11 +34,11 @@ def logs(equipoise: Callable[..., Any]) -> None:
     del equipoise  # it changes into an empty folder
     written("log", ONE, OTHER)
     written("twice", ONE, LATER, OTHER, LATER, LATER)
-    written("cut", ONE, more=OTHER.line()[:40])
+    written("cut", ONE, more=OTHER.to_line()[:40])
     written("text", more="A text.\n")
     written("other", more='{"step": 1}\n')
     written("empty")
-    written("begun", more=ONE.line()[:-20])
+    written("begun", more=ONE.to_line()[:-20])
     os.mkfifo("pipe")
     Path("binary").write_bytes(b"\xff\xfe\x00\n")
 

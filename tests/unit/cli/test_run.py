@@ -320,4 +320,4 @@ def test_run_help_shows_every_option_with_default(capsys: pytest.CaptureFixture[
 def test_run_settings_constants_match_model_config() -> None:
     assert ModelConfig().experts == EXPERTS
     assert ModelConfig().layers == LAYERS
-    assert SlotWeights(ModelConfig(), 2).family().slot_bytes == SLOT_BYTES
+    assert SlotWeights(ModelConfig(), 2).layer_group().slot_bytes == SLOT_BYTES

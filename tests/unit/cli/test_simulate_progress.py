@@ -19,8 +19,8 @@ def test_simulate_progress_log_is_bounded_and_ends_with_last_run(runs: int) -> N
     stream = io.StringIO()
     lines = SimulationProgressLines(runs, stream)
     for _ in range(runs):
-        lines.at("fit", 0, 0.5)
-        lines.ended()
+        lines.update("fit", 0, 0.5)
+        lines.finish_run()
     lines.close()
     written = stream.getvalue().splitlines()
     assert 1 <= len(written) <= LINES
@@ -30,10 +30,10 @@ def test_simulate_progress_log_is_bounded_and_ends_with_last_run(runs: int) -> N
 def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:
     stream = io.StringIO()
     bar = SimulationProgressBar(2, stream)
-    bar.at("fit", 3, 0.5)
-    bar.ended()
-    bar.at("fit", 4, 2.0)
-    bar.ended()
+    bar.update("fit", 3, 0.5)
+    bar.finish_run()
+    bar.update("fit", 4, 2.0)
+    bar.finish_run()
     bar.close()
     assert "fit, seed 4" in stream.getvalue()
     assert "2/2 runs" in stream.getvalue()
@@ -42,6 +42,6 @@ def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:
 def test_hidden_simulate_progress_accepts_all_calls() -> None:
     hidden = simulation_progress_for("hidden", 3)
     assert isinstance(hidden, NoSimulationProgress)
-    hidden.at("fit", 0, 0.1)
-    hidden.ended()
+    hidden.update("fit", 0, 0.1)
+    hidden.finish_run()
     hidden.close()

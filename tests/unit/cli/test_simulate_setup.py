@@ -57,7 +57,7 @@ def test_cluster_options_reach_simulated_cluster() -> None:
     assert cluster.drafting == Drafting(tokens=2, acceptance=0.6)
     step = cluster.step
     assert (step.per_token, step.noise, step.prompt_weight) == (2e-7, 0.1, 4.0)
-    workload, scenario = staged.trial.staged(0)
+    workload, scenario = staged.trial.scenario_of_seed(0)
     full = scenario.cluster.step.seconds(scenario.cluster.full_load(workload))
     assert scenario.cluster.step.fixed == pytest.approx(0.25 * full)
 
@@ -71,8 +71,8 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
         ),
         None,
     )  # fmt: skip
-    assert [contender.label for contender in staged.entered] == ["jsq", "fit"]
-    for contender in staged.entered:
+    assert [contender.label for contender in staged.contenders] == ["jsq", "fit"]
+    for contender in staged.contenders:
         policy = contender.policy
         assert (policy.when_full, policy.window, policy.ageing) == (WhenFull.HOLD, 9, 3.0)
         assert (policy.slack, policy.prompt_weight, policy.gather) == (0.2, 2.0, 0.5)
@@ -86,17 +86,17 @@ def test_published_step_model_ignores_fixed_share(model: str) -> None:
     staged = set_up_trial(request(step_model=model), None)
     assert staged.trial.fixed_share is None
     step = staged.trial.scenario.cluster.step
-    assert step == staged.trial.staged(0)[1].cluster.step
+    assert step == staged.trial.scenario_of_seed(0)[1].cluster.step
     assert (step.fixed > 0, step.per_mean > 0) == (model != "blog", model == "blog")
 
 
 def test_workload_draws_40_requests_per_slot_for_each_seed() -> None:
     staged = set_up_trial(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
     assert list(staged.trial.seeds) == [7, 8]
-    first, second = (staged.trial.draw(seed) for seed in staged.trial.seeds)
+    first, second = (staged.trial.workload_factory(seed) for seed in staged.trial.seeds)
     assert first.count == second.count == 240
-    assert not first.same(second)
-    assert set_up_trial(request(prompt_limit=100), None).trial.draw(0).prompts.max() <= 100
+    assert not first.same_requests(second)
+    assert set_up_trial(request(prompt_limit=100), None).trial.workload_factory(0).prompts.max() <= 100
 
 
 SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
@@ -119,7 +119,7 @@ def test_trace_sampling_states_how_seeds_differ(
     staged = set_up_trial(wanted, trace)
     assert trace is not None
     assert words in staged.sampling
-    drawn = staged.trial.draw(1)
+    drawn = staged.trial.workload_factory(1)
     assert drawn.count == trace.count
     assert (drawn.hashes is None) == ("replacement" in words)
     same = sorted(drawn.prompts) == sorted(trace.prompts)
@@ -147,7 +147,7 @@ def test_arrival_options_select_arrival_process(
     wanted = request(workload=None, trace=traced(tmp_path), **said)
     staged = set_up_trial(wanted, load_trace(wanted))
     assert words in staged.arrivals
-    workload, scenario = staged.trial.staged(0)
+    workload, scenario = staged.trial.scenario_of_seed(0)
     assert isinstance(scenario.arrivals, kind)
     assert workload.arrivals is not None
     if said == {"arrivals": "trace"}:

@@ -50,7 +50,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("counts.npy", counts)
     found = plan(counts, slots=12, ranks=4)
     formats.write_placement("map.json", formats.Arrangement(found.placement, found.shares, 4))
-    Path("log").write_text(RECORD.line())
+    Path("log").write_text(RECORD.to_line())
 
 
 def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:

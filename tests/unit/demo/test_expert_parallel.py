@@ -86,7 +86,7 @@ def carrier_of(seat: Seat, form: ExchangeForm, shape: ExpertShape) -> TokenDispa
     if form is ExchangeForm.PORTABLE:
         return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
     row = RowFormat((CONFIG.hidden,), torch.float32)
-    ample = ExchangeFormat.ample(
+    ample = ExchangeFormat.without_overflow(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
     )
     exchange = fixed_exchange(line, seat.accelerator, ample, 20.0)
@@ -104,16 +104,16 @@ def serve_on(
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
     compute = seat.accelerator.stream(Role.COMPUTE)
     _fill(seat, weights, held, shape)
-    store = seat.accelerator.slot_store(weights.family().layout(staging=0))
+    store = seat.accelerator.slot_store(weights.layer_group().layout(staging=0))
     ends = seat.accelerator, seat.fabric, store
     balancer = open_balancer(*ends, shape, layout, ENGINE, NO_REBALANCING)
     moe = ExpertParallel(
         balancer.router,
-        balancer.installed.generation,
+        balancer.serving_state.generation,
         carrier_of(seat, form, shape),
         weights,
         Clock(),
-        balancer.reading,
+        balancer.reading_slots,
         lambda layer, rows: None,
     )
     logits: list[list[Tensor]] = []

@@ -35,10 +35,10 @@ def loggers_as_before() -> Iterator[None]:
 
 
 def one_epoch(observers: Observers) -> None:
-    with observers.watching(CONFIG) as seen:
-        seen.journal.emit(ended())
-        seen.journal.emit(EngineClosed())
-    assert [epoch.number for epoch in seen.spans.epochs] == [3]
+    with observers.observe(CONFIG) as seen:
+        seen.events.emit(ended())
+        seen.events.emit(EngineClosed())
+    assert [epoch.number for epoch in seen.spans.rebalances] == [3]
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])

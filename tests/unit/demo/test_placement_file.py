@@ -22,7 +22,7 @@ def test_run_without_placement_reads_no_layout() -> None:
 
 def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
     placement = np.tile(np.arange(40, dtype=np.int32) % CONFIG.experts, (CONFIG.layers, 1))
-    even = Arrangement.even(placement, 4)
+    even = Arrangement.with_even_shares(placement, 4)
     shares = even.shares.copy()
     shares[:, 0], shares[:, CONFIG.experts] = 1, 65535
     write_placement(tmp_path / "p.json", Arrangement(placement, shares, 4))
@@ -34,7 +34,7 @@ def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
 
 def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
     placement = np.arange(32, dtype=np.int32)[None]
-    write_placement(tmp_path / "p.json", Arrangement.even(placement, 4))
+    write_placement(tmp_path / "p.json", Arrangement.with_even_shares(placement, 4))
     with pytest.raises(FormatError, match=r"p\.json: has no layer 1: the model has 6"):
         read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
 

@@ -53,7 +53,7 @@ def test_rank_errors_name_their_ranks() -> None:
     missing = errors.BallotIncomplete("q", (1, 3))
     lost = errors.RankLost(2, "was killed by SIGKILL", "step 7")
     assert missing.missing == (1, 3)
-    assert (lost.rank, lost.how, lost.operation) == (2, "was killed by SIGKILL", "step 7")
+    assert (lost.rank, lost.reason, lost.operation) == (2, "was killed by SIGKILL", "step 7")
     assert str(lost) == "rank 2 was killed by SIGKILL during step 7"
 
 

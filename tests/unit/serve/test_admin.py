@@ -50,7 +50,7 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
             await post(site, "/workers/w0/drain")
             waiting = asyncio.create_task(site.post(asked()))
             assert (await begun).body.endswith(b"data: [DONE]\n\n")
-            await site.until(lambda: site.proxy.desk.held == 1)
+            await site.until(lambda: site.proxy.dispatcher.queued == 1)
             assert (await site.get("/ready")).status == 503
             await post(site, "/workers/w0/serve")
             assert (await waiting).status == 200
@@ -61,22 +61,22 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
 def test_manual_drain_and_health_checks_combine() -> None:
     async def play() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
-            desk, view = site.proxy.desk, site.proxy.desk.workers[0]
-            desk.set_aside(0)
-            desk.change(0, LOST)
+            desk, view = site.proxy.dispatcher, site.proxy.dispatcher.workers[0]
+            desk.drain_worker(0)
+            desk.set_health(0, LOST)
             assert view.state is LOST
-            desk.change(0, SERVING)  # it is back, and has nothing that it could drain
+            desk.set_health(0, SERVING)  # it is back, and has nothing that it could drain
             assert view.state is LOST
-            desk.take_back(0)
+            desk.resume_worker(0)
             assert view.state is SERVING
-            desk.change(0, DRAINING)
-            desk.set_aside(0)
-            desk.change(0, SERVING)
+            desk.set_health(0, DRAINING)
+            desk.drain_worker(0)
+            desk.set_health(0, SERVING)
             assert view.state is DRAINING
-            desk.change(0, LOST)
-            desk.take_back(0)
+            desk.set_health(0, LOST)
+            desk.resume_worker(0)
             assert view.state is LOST
-            desk.change(0, SERVING)
+            desk.set_health(0, SERVING)
             assert (await site.post(asked())).status == 200
 
     run(play())
@@ -91,7 +91,7 @@ def test_admin_unknown_worker_or_action_is_404(path: str) -> None:
             answer = await post(site, path)
             assert answer.status == 404
             assert "POST /workers/NAME/drain or /serve" in answer.error["message"]
-            assert site.proxy.desk.workers[0].state is SERVING
+            assert site.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
 
@@ -104,8 +104,8 @@ def test_admin_finds_worker_names_with_slashes_and_blanks() -> None:
             named = (replace(worker, name="a:1/x y"),)
             async with proxied(workers=named) as site:
                 assert (await post(site, "/workers/a:1/x%20y/drain")).status == 200
-                assert site.proxy.desk.workers[0].state is DRAINING
-            assert first.proxy.desk.workers[0].state is SERVING
+                assert site.proxy.dispatcher.workers[0].state is DRAINING
+            assert first.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
 
@@ -115,7 +115,7 @@ def test_admin_requires_key_when_proxy_has_keys() -> None:
         async with proxied(Fake("w0"), access=AccessSettings(keys=("secret",))) as site:
             assert (await post(site, "/workers/w0/drain")).status == 401
             assert (await site.get("/workers")).status == 401
-            assert site.proxy.desk.workers[0].state is SERVING
+            assert site.proxy.dispatcher.workers[0].state is SERVING
             answer = await post(site, "/workers/w0/drain", Authorization="Bearer secret")
             assert answer.status == 200
 
@@ -129,7 +129,7 @@ def test_admin_rejects_browser_and_forwarded_requests(header: str) -> None:
             said: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
             answer = await post(site, "/workers/w0/drain", **said)
             assert (answer.status, answer.error["code"]) == (403, "not_local")
-            assert site.proxy.desk.workers[0].state is SERVING
+            assert site.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
 

@@ -18,8 +18,8 @@ async def blocked(scope: CancelScope) -> None:
 def test_scope_survives_postponed_deadline() -> None:
     async def work() -> None:
         async with CancelScope() as scope:
-            scope.within(0.02, CancelReason.TOKEN)
-            scope.within(FOREVER, CancelReason.TOKEN)
+            scope.set_timeout(0.02, CancelReason.TOKEN)
+            scope.set_timeout(FOREVER, CancelReason.TOKEN)
             await asyncio.sleep(0.1)
 
     assert run(work()) is None
@@ -28,19 +28,19 @@ def test_scope_survives_postponed_deadline() -> None:
 def test_scope_ends_at_earlier_deadline() -> None:
     async def work() -> None:
         async with CancelScope() as scope:
-            scope.within(FOREVER, CancelReason.FIRST_TOKEN)
-            scope.within(0.02, CancelReason.STALLED)
+            scope.set_timeout(FOREVER, CancelReason.FIRST_TOKEN)
+            scope.set_timeout(0.02, CancelReason.CLIENT_STALLED)
             await asyncio.Event().wait()
 
     with pytest.raises(ScopeCancelled) as ended:
         run(work())
-    assert ended.value.reason is CancelReason.STALLED
+    assert ended.value.reason is CancelReason.CLIENT_STALLED
 
 
 def test_scope_total_deadline_precedes_later_one() -> None:
     async def work() -> None:
         async with CancelScope(asyncio.get_running_loop().time() + 0.02) as scope:
-            scope.within(FOREVER, CancelReason.TOKEN)
+            scope.set_timeout(FOREVER, CancelReason.TOKEN)
             await asyncio.Event().wait()
 
     with pytest.raises(ScopeCancelled) as ended:
@@ -53,13 +53,13 @@ def test_scope_keeps_first_interrupt_reason() -> None:
         scope = CancelScope()
         task = asyncio.create_task(blocked(scope))
         await asyncio.sleep(0)
-        scope.interrupt(CancelReason.UNBOUND)
-        scope.interrupt(CancelReason.LOST)
+        scope.cancel(CancelReason.LOST_BEFORE_FIRST_TOKEN)
+        scope.cancel(CancelReason.WORKER_LOST)
         await task
 
     with pytest.raises(ScopeCancelled) as ended:
         run(work())
-    assert ended.value.reason is CancelReason.UNBOUND
+    assert ended.value.reason is CancelReason.LOST_BEFORE_FIRST_TOKEN
 
 
 def test_scope_passes_on_task_cancellation() -> None:
@@ -76,8 +76,8 @@ def test_scope_passes_on_task_cancellation() -> None:
 def test_scope_is_not_interrupted_after_exit() -> None:
     async def work() -> str:
         async with CancelScope() as scope:
-            scope.within(0.01, CancelReason.TOKEN)
-        scope.interrupt(CancelReason.LOST)
+            scope.set_timeout(0.01, CancelReason.TOKEN)
+        scope.cancel(CancelReason.WORKER_LOST)
         await asyncio.sleep(0.05)
         return "whole"
 

@@ -49,7 +49,7 @@ class Play:
     async def act(self, what: object, how: object) -> None:
         if isinstance(what, int):
             assert isinstance(how, WorkerState)
-            self.desk.change(what, how)
+            self.desk.set_health(what, how)
         elif what == "turn":
             await asyncio.sleep(0)
         elif what in ("drain_worker", "resume_worker"):
@@ -64,53 +64,53 @@ class Play:
     def arrive(self, wanted: object) -> None:
         assert wanted is None or isinstance(wanted, int)
         try:
-            self.tickets.append(self.desk.arrive(7, wanted))
+            self.tickets.append(self.desk.submit(7, wanted))
         except RequestRefused:
             away = wanted is not None and self.desk.workers[wanted].state is not SERVING
             # More wait where a worker was lost that had not begun what it had.
-            assert away or self.desk.held >= 5
+            assert away or self.desk.queued >= 5
 
     def touch(self, what: str, ticket: RequestState, age: int) -> None:
         # A task acts by a binding that it knows, which may be over: mostly the last one.
-        bounds = self.bounds.setdefault(ticket.number, [Bound(0)])
+        bounds = self.bounds.setdefault(ticket.request_id, [Bound(0)])
         bound = bounds[-1 - (age % len(bounds))]
         match what:
             case "begin":
-                current = ticket.state is bound
-                assert self.desk.begin(ticket, bound) == current
+                current = ticket.status is bound
+                assert self.desk.start_answer(ticket, bound) == current
                 if current:
-                    assert ticket.number not in self.begun, "passed on twice"
-                    self.begun.add(ticket.number)
+                    assert ticket.request_id not in self.begun, "passed on twice"
+                    self.begun.add(ticket.request_id)
             case "made":
-                self.desk.made(ticket, ticket.told + 3)
+                self.desk.report_tokens(ticket, ticket.reported_tokens + 3)
             case "finish":
                 self.desk.finish(ticket, bound, 9)
             case "leave":
-                self.desk.leave(ticket)
+                self.desk.abort(ticket)
             case "again":
                 with suppress(
                     RequestRefused
                 ):  # by a client that wants one worker, which does not serve
-                    self.desk.again(ticket, bound)
+                    self.desk.retry(ticket, bound)
 
     def look(self) -> None:
         """Invariants."""
-        assert self.desk.errors == 0
-        known = self.desk.tickets
-        assert self.desk.held == sum(isinstance(one.state, Queued) for one in known)
-        assert all(one.state is not CLOSED for one in known)
+        assert self.desk.policy_errors == 0
+        known = self.desk.requests
+        assert self.desk.queued == sum(isinstance(one.status, Queued) for one in known)
+        assert all(one.status is not CLOSED for one in known)
         for number, view in enumerate(self.desk.workers):
-            mine = [t for t in known if isinstance(t.state, Bound | Running)
-                    if t.state.worker == number]  # fmt: skip
-            assert sorted(view.tickets) == sorted(one.number for one in mine)
-            assert view.load == sum(one.size + one.told for one in mine)
+            mine = [t for t in known if isinstance(t.status, Bound | Running)
+                    if t.status.worker == number]  # fmt: skip
+            assert sorted(view.requests) == sorted(one.request_id for one in mine)
+            assert view.load == sum(one.size + one.reported_tokens for one in mine)
             assert len(mine) <= SLOTS
         for ticket in self.tickets:
-            bounds = self.bounds.setdefault(ticket.number, [Bound(0)])
-            if isinstance(ticket.state, Bound) and ticket.state is not bounds[-1]:
-                bounds.append(ticket.state)
-            if ticket.number in self.begun and ticket.state is not CLOSED:
-                assert isinstance(ticket.state, Running)
+            bounds = self.bounds.setdefault(ticket.request_id, [Bound(0)])
+            if isinstance(ticket.status, Bound) and ticket.status is not bounds[-1]:
+                bounds.append(ticket.status)
+            if ticket.request_id in self.begun and ticket.status is not CLOSED:
+                assert isinstance(ticket.status, Running)
 
 
 def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
@@ -134,10 +134,10 @@ def test_policy_protocol_holds_for_any_event_order(
         for what, how in acts:
             await play.act(what, how)
         for ticket in play.tickets:
-            play.desk.leave(ticket)
+            play.desk.abort(ticket)
         await asyncio.sleep(0)
         play.look()
-        assert play.desk.held == 0
+        assert play.desk.queued == 0
         assert [view.load for view in play.desk.workers] == [0] * WORKERS
 
     run(work())
@@ -161,11 +161,11 @@ def test_policy_gets_tokens_of_one_loop_turn_together() -> None:
     async def work() -> None:
         policy = Told()
         desk = RequestDispatcher(policy, 1, most_held=9)
-        tickets = [desk.arrive(5) for _ in range(4)]
+        tickets = [desk.submit(5) for _ in range(4)]
         for ticket in tickets:
-            assert isinstance(ticket.state, Bound)
-            desk.begin(ticket, ticket.state)
-            desk.made(ticket, 3)
+            assert isinstance(ticket.status, Bound)
+            desk.start_answer(ticket, ticket.status)
+            desk.report_tokens(ticket, 3)
         desk.finish(tickets[0], Bound(0), 5)
         assert policy.turns == []
         await asyncio.sleep(0)
@@ -188,11 +188,11 @@ class Broken(LateBinding):
 def test_policy_errors_are_counted_and_request_can_leave() -> None:
     async def work() -> None:
         desk = RequestDispatcher(Broken([1]), 1, most_held=9)
-        ticket = desk.arrive(5)
-        assert isinstance(ticket.state, Queued)
-        assert desk.errors == 2
-        desk.leave(ticket)
-        assert (desk.errors, desk.tickets) == (3, ())
+        ticket = desk.submit(5)
+        assert isinstance(ticket.status, Queued)
+        assert desk.policy_errors == 2
+        desk.abort(ticket)
+        assert (desk.policy_errors, desk.requests) == (3, ())
 
     run(work())
 
@@ -205,8 +205,8 @@ def test_request_rejected_by_policy_is_not_kept() -> None:
     async def work() -> None:
         desk = RequestDispatcher(Refusing([1]), 1, most_held=9)
         with pytest.raises(ValueError, match="Request"):
-            desk.arrive(5)
-        assert (desk.held, desk.tickets) == (0, ())
+            desk.submit(5)
+        assert (desk.queued, desk.requests) == (0, ())
 
     run(work())
 
@@ -214,13 +214,13 @@ def test_request_rejected_by_policy_is_not_kept() -> None:
 def test_retry_goes_to_least_loaded_other_worker() -> None:
     async def work() -> None:
         desk = RequestDispatcher(LateBinding([4, 4, 4]), 3, most_held=9)
-        tickets = [desk.arrive(5) for _ in range(4)]
-        last = tickets[-1].state
+        tickets = [desk.submit(5) for _ in range(4)]
+        last = tickets[-1].status
         assert isinstance(last, Bound)
         assert last.worker == 0
-        desk.again(tickets[-1], last)
-        assert isinstance(tickets[-1].state, Bound)
-        assert tickets[-1].state.worker == 1
+        desk.retry(tickets[-1], last)
+        assert isinstance(tickets[-1].status, Bound)
+        assert tickets[-1].status.worker == 1
         assert balance_of(desk.workers).imbalance == 3 * 10 - 20
 
     run(work())
@@ -232,11 +232,11 @@ def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
         policy = routing_policy_factory(name, {})([SLOTS], [None])
         assert isinstance(policy, RequestRouter)
         desk = RequestDispatcher(policy, 1, most_held=5)
-        large, small = desk.arrive(openai_protocol.MOST_TOKENS), desk.arrive(7)
+        large, small = desk.submit(openai_protocol.MOST_TOKENS), desk.submit(7)
         for ticket, tokens in ((large, openai_protocol.MOST_TOKENS), (small, 3)):
-            assert isinstance(ticket.state, Bound)
-            desk.finish(ticket, ticket.state, tokens)
+            assert isinstance(ticket.status, Bound)
+            desk.finish(ticket, ticket.status, tokens)
         await asyncio.sleep(0)
-        assert (desk.errors, policy.loads, policy.counts, policy.pooled) == (0, [0], [0], 0)
+        assert (desk.policy_errors, policy.loads, policy.counts, policy.unassigned) == (0, [0], [0], 0)
 
     run(work())

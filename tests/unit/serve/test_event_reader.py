@@ -51,21 +51,21 @@ TOKENS = (
 def test_event_without_content_counts_no_token(text: str) -> None:
     reader = EventReader()
     reader.feed(f"{text}\n\n".encode())
-    assert reader.made == 0
+    assert reader.tokens == 0
 
 
 @pytest.mark.parametrize("text", TOKENS)
 def test_event_with_content_counts_one_token(text: str) -> None:
     reader = EventReader()
     reader.feed(f"{text}\n\n".encode())
-    assert reader.made == 1
+    assert reader.tokens == 1
 
 
 def test_event_counts_one_token_per_choice() -> None:
     reader = EventReader()
     choices = [{"index": n, "delta": {"content": "a"}} for n in range(3)]
     reader.feed(f"data: {json.dumps({'choices': choices})}\n\n".encode())
-    assert reader.made == 3
+    assert reader.tokens == 3
 
 
 @given(
@@ -83,8 +83,8 @@ def test_event_reader_is_independent_of_stream_chunking(
         passed.append(reader.feed(whole[start:stop]))
         # What is passed on ends where an event does, so that another one may follow.
         assert passed[-1] == b"" or passed[-1].endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
-    assert b"".join(passed) + reader.rest() == whole
-    assert reader.made == sum(text in TOKENS for text, _ in events)
+    assert b"".join(passed) + reader.flush() == whole
+    assert reader.tokens == sum(text in TOKENS for text, _ in events)
     assert reader.ended == any(text == "data: [DONE]" for text, _ in events)
 
 
@@ -97,10 +97,10 @@ def test_worker_usage_overrides_counted_tokens(made: int, said: int, prompt: int
     reader = EventReader()
     for _ in range(made):
         reader.feed(f"{TOKENS[0]}\n\n".encode())
-    assert reader.made == made
+    assert reader.tokens == made
     usage = {"prompt_tokens": prompt, "completion_tokens": said}
     reader.feed(f"{event(None, usage=usage)}\n\n".encode())
-    assert (reader.made, reader.usage) == (said, TokenUsage(prompt, said))
+    assert (reader.tokens, reader.usage) == (said, TokenUsage(prompt, said))
 
 
 def test_event_reader_follows_usage_of_every_event() -> None:
@@ -108,13 +108,13 @@ def test_event_reader_follows_usage_of_every_event() -> None:
     for tokens in (2, 5):
         usage = {"completion_tokens": tokens}
         reader.feed(f"{event({'delta': {'content': 'ab'}}, usage=usage)}\n\n".encode())
-        assert reader.made == tokens
+        assert reader.tokens == tokens
 
 
 def test_event_reader_passes_on_oversized_event() -> None:
     reader = EventReader()
     assert reader.feed(b"data: " + b"x" * MOST_EVENT).startswith(b"data: x")
-    assert reader.made == 1
+    assert reader.tokens == 1
     assert reader.feed(b"\n\n") == b"\n\n"
 
 

@@ -31,12 +31,12 @@ def test_health_state_changes_only_after_configured_counts(
         recent = seen[: n + 1]
         match after:
             case WorkerState.SERVING:
-                assert recent[-serving:] == [HealthCheckResult.WELL] * serving
+                assert recent[-serving:] == [HealthCheckResult.HEALTHY] * serving
             case WorkerState.DRAINING:
                 assert before is WorkerState.SERVING
-                assert HealthCheckResult.WELL not in recent[-draining:]
+                assert HealthCheckResult.HEALTHY not in recent[-draining:]
             case WorkerState.LOST:
-                assert recent[-lost:] == [HealthCheckResult.SILENT] * lost
+                assert recent[-lost:] == [HealthCheckResult.NO_ANSWER] * lost
 
 
 @given(seen=SEEN)
@@ -44,29 +44,29 @@ def test_health_ends_serving_when_well_and_lost_when_silent(
     seen: list[HealthCheckResult],
 ) -> None:
     settings = HealthSettings()
-    assert states([*seen, *[HealthCheckResult.WELL] * 4], settings)[-1].state is WorkerState.SERVING
-    assert states([*seen, *[HealthCheckResult.SILENT] * 4], settings)[-1].state is WorkerState.LOST
-    unwell = states([*seen, *[HealthCheckResult.UNWELL] * 4], settings)[-1].state
+    assert states([*seen, *[HealthCheckResult.HEALTHY] * 4], settings)[-1].state is WorkerState.SERVING
+    assert states([*seen, *[HealthCheckResult.NO_ANSWER] * 4], settings)[-1].state is WorkerState.LOST
+    unwell = states([*seen, *[HealthCheckResult.UNHEALTHY] * 4], settings)[-1].state
     assert unwell is not WorkerState.SERVING
 
 
 def test_health_unwell_worker_stays_draining() -> None:
-    found = states([HealthCheckResult.WELL, *[HealthCheckResult.UNWELL] * 99], HealthSettings())
+    found = states([HealthCheckResult.HEALTHY, *[HealthCheckResult.UNHEALTHY] * 99], HealthSettings())
     assert {one.state for one in found[1:]} == {WorkerState.DRAINING}
 
 
 def test_health_is_doubtful_between_states() -> None:
     settings = HealthSettings()
-    assert initial_health(HealthCheckResult.WELL).doubtful is False
-    assert initial_health(HealthCheckResult.SILENT).doubtful is False
+    assert initial_health(HealthCheckResult.HEALTHY).uncertain is False
+    assert initial_health(HealthCheckResult.NO_ANSWER).uncertain is False
     found = states(
         [
-            HealthCheckResult.WELL,
-            HealthCheckResult.SILENT,
-            HealthCheckResult.SILENT,
-            HealthCheckResult.SILENT,
-            HealthCheckResult.WELL,
+            HealthCheckResult.HEALTHY,
+            HealthCheckResult.NO_ANSWER,
+            HealthCheckResult.NO_ANSWER,
+            HealthCheckResult.NO_ANSWER,
+            HealthCheckResult.HEALTHY,
         ],
         settings,
     )
-    assert [one.doubtful for one in found] == [False, True, True, False, True]
+    assert [one.uncertain for one in found] == [False, True, True, False, True]

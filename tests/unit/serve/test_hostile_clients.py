@@ -88,7 +88,7 @@ def test_proxy_bounds_buffered_bodies_and_frees_space() -> None:
             assert (await site.post(stall)).status == 429
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
-            await site.until(lambda: site.proxy.desk.tickets == ())
+            await site.until(lambda: site.proxy.dispatcher.requests == ())
             assert (await site.post(asked(padding="x" * 3000))).status == 200
 
     run(work())
@@ -227,7 +227,7 @@ def test_proxy_drops_client_that_does_not_read_stream() -> None:
             body = json.dumps(asked(stream=True, fake={"w0": {"raw": raw}})).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             await site.until(lambda: fake.events("begin"))
-            await site.until(lambda: site.proxy.desk.tickets == ())
+            await site.until(lambda: site.proxy.dispatcher.requests == ())
             text = (await site.get("/metrics")).body.decode()
             assert 'requests_total{outcome="client_stalled"} 1.0' in text
             writer.close()

@@ -24,17 +24,17 @@ async def _site(*rooms: int | None) -> AsyncIterator[Site]:
     fakes = [Fake(f"w{number}") for number in range(len(rooms))]
     runners = [await start(fake) for fake in fakes]
     workers = settings_of(fakes).workers
-    workers = tuple(replace(one, room=room) for one, room in zip(workers, rooms, strict=True))
+    workers = tuple(replace(one, kv_tokens=room) for one, room in zip(workers, rooms, strict=True))
     settings = settings_of(fakes, workers=workers, patience=Timeouts(hold=5))
     policy = routing_policy_factory("fit", {})([one.slots for one in workers], rooms)
     proxy = Proxy(settings, policy)
     await proxy.start()
     async with aiohttp.ClientSession() as client:
         site = Site(proxy, LateBinding([]), fakes, client, f"http://127.0.0.1:{proxy.port}")
-        views = proxy.desk.workers
+        views = proxy.dispatcher.workers
         await site.until(lambda: all(one.state is WorkerState.SERVING for one in views))
         yield site
-        assert (proxy.desk.errors, proxy.desk.tickets) == (0, ())
+        assert (proxy.dispatcher.policy_errors, proxy.dispatcher.requests) == (0, ())
     await proxy.stop()
     for runner in runners:
         await runner.cleanup()

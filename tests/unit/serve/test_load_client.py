@@ -90,7 +90,7 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
         runner = await start(fake)
         url = f"http://127.0.0.1:{fake.port}"
         silent = LoadTarget(
-            url=url, model="m", patience=0.1, fields=(("fake", {"w0": {"silent": 1}}),)
+            url=url, model="m", timeout=0.1, fields=(("fake", {"w0": {"silent": 1}}),)
         )
         late = load_result_of(await LoadClient(silent).send(plan(2, OpenLoop())))
         assert late.failures == {"timed out": 2}

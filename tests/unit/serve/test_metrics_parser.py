@@ -20,14 +20,14 @@ def test_exposition_reader_reads_prometheus_client_output(
     for labels, value in rows:
         wanted.labels(**labels).set(value)
     page = generate_latest(registry).decode()
-    found = list(MetricsParser(["running"]).samples(page))
+    found = list(MetricsParser(["running"]).parse(page))
     expected = {tuple(sorted(labels.items())): value for labels, value in rows}
     assert [one.value for one in found] == pytest.approx(list(expected.values()))
 
 
 def test_exposition_reader_separates_names_with_same_prefix() -> None:
     page = '# TYPE r gauge\nr 1\nr:x{rank="0",m="}\\"{"} 2 1700000\nr_total 9\n r 5\nrr 6\n'
-    assert list(MetricsParser(["r", "r:x"]).samples(page)) == [
+    assert list(MetricsParser(["r", "r:x"]).parse(page)) == [
         Sample("r", {}, 1.0),
         Sample("r:x", {"rank": "0", "m": '}\\"{'}, 2.0),
     ]
@@ -36,13 +36,13 @@ def test_exposition_reader_separates_names_with_same_prefix() -> None:
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many"])
 def test_exposition_reader_rejects_invalid_value_by_name(value: str) -> None:
     with pytest.raises(InvalidMetrics, match="r is "):
-        list(MetricsParser(["r"]).samples(f"r {value}\n"))
+        list(MetricsParser(["r"]).parse(f"r {value}\n"))
 
 
 @given(page=st.text())
 def test_exposition_reader_reads_or_rejects_any_text(page: str) -> None:
     try:
-        found = list(MetricsParser(["a", "b"]).samples(page))
+        found = list(MetricsParser(["a", "b"]).parse(page))
     except InvalidMetrics:
         return
     assert all(one.value >= 0 for one in found)

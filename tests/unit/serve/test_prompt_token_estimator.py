@@ -9,32 +9,32 @@ from equipoise.serve.relay import MOST_BYTES, PromptTokenEstimator
 
 def test_size_estimate_starts_at_four_bytes_per_token() -> None:
     sizes = PromptTokenEstimator()
-    assert [sizes.tokens(n) for n in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
+    assert [sizes.estimate(n) for n in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
 
 
 @given(ratio=st.sampled_from([1, 2, 3, 6]), seen=st.integers(1 << 20, 1 << 26))
 def test_size_estimate_learns_ratio_of_finished_requests(ratio: int, seen: int) -> None:
     sizes = PromptTokenEstimator()
-    sizes.learn(seen, seen // ratio)
-    assert abs(sizes.tokens(100_000) - 100_000 / ratio) <= 0.01 * 100_000
+    sizes.update(seen, seen // ratio)
+    assert abs(sizes.estimate(100_000) - 100_000 / ratio) <= 0.01 * 100_000
 
 
 @given(st.lists(st.tuples(st.integers(-3, 1 << 34), st.integers(-3, 1 << 31)), max_size=20))
 def test_size_estimate_stays_positive_for_any_input(answers: list[tuple[int, int]]) -> None:
     sizes = PromptTokenEstimator()
     for text, tokens in answers:
-        sizes.learn(text, tokens)
-    assert sizes.tokens(1000) >= 1
-    assert sizes.ratio > 0
+        sizes.update(text, tokens)
+    assert sizes.estimate(1000) >= 1
+    assert sizes.bytes_per_token > 0
 
 
 def test_size_estimate_follows_changed_traffic() -> None:
     sizes = PromptTokenEstimator()
     for _ in range(8):
-        sizes.learn(MOST_BYTES // 4, MOST_BYTES // 16)
+        sizes.update(MOST_BYTES // 4, MOST_BYTES // 16)
     for _ in range(12):
-        sizes.learn(MOST_BYTES // 4, MOST_BYTES // 4)
-    assert sizes.tokens(1000) > 900
+        sizes.update(MOST_BYTES // 4, MOST_BYTES // 4)
+    assert sizes.estimate(1000) > 900
 
 
 def test_prompt_size_is_text_bytes_or_token_count() -> None:
@@ -43,7 +43,7 @@ def test_prompt_size_is_text_bytes_or_token_count() -> None:
     messages = f'[{{"role": "user", "content": "数学"}}, {{"role": "user", "content": {parts}}}]'
     body = f'{{"model": "m", "messages": {messages}}}'.replace("'", '"').encode()
     chat = parse_request(CHAT, body, {})
-    assert (chat.exact, chat.text) == (0, 9)
+    assert (chat.prompt_tokens, chat.prompt_bytes) == (0, 9)
     for prompt, expected in (
         ('"\\ud800a"', (0, 4)),
         ('["ab", "c"]', (0, 3)),
@@ -51,11 +51,11 @@ def test_prompt_size_is_text_bytes_or_token_count() -> None:
         ("[[1, 2], [3]]", (3, 0)),
     ):
         asked = parse_request(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
-        assert (asked.exact, asked.text) == expected
+        assert (asked.prompt_tokens, asked.prompt_bytes) == expected
 
 
 def test_size_estimate_bounds_implausible_counts() -> None:
     sizes = PromptTokenEstimator()
-    sizes.learn(13, MOST_TOKENS)
-    assert sizes.tokens(4000) <= 1010
-    assert sizes.tokens(1 << 60) == MOST_TOKENS
+    sizes.update(13, MOST_TOKENS)
+    assert sizes.estimate(4000) <= 1010
+    assert sizes.estimate(1 << 60) == MOST_TOKENS

@@ -340,7 +340,7 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nConnection: close\r\n" in head
             writer.close()
-            site.proxy.hurry()
+            site.proxy.skip_drain()
             await longer
             await ending
 

@@ -44,7 +44,7 @@ def test_request_log_round_trips_records(
     path = tmp_path_factory.mktemp("log") / "route.jsonl"
     log = RequestLog(path)
     for record in records:
-        log.note(record)
+        log.append(record)
     log.close()
     assert list(read_log(path)) == records
     assert log.dropped == 0
@@ -54,22 +54,22 @@ def test_request_log_appends_to_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "route.jsonl"
     for _ in range(2):
         log = RequestLog(path)
-        log.note(ONE)
+        log.append(ONE)
         log.close()
     assert list(read_log(path)) == [ONE, ONE]
 
 
-@given(length=st.integers(0, len(ONE.line()) - 2))
+@given(length=st.integers(0, len(ONE.to_line()) - 2))
 def test_request_log_skips_truncated_last_line(
     tmp_path_factory: pytest.TempPathFactory, length: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "route.jsonl"
     cut: list[int] = []
-    path.write_text(ONE.line() + ONE.line()[:length])
+    path.write_text(ONE.to_line() + ONE.to_line()[:length])
     assert list(read_log(path, cut.append)) == [ONE]
     assert cut == [2] * bool(length)
     log = RequestLog(path)  # the next proxy: what it writes can be read
-    log.note(ONE)
+    log.append(ONE)
     log.close()
     assert list(read_log(path)) == [ONE, ONE]
 
@@ -78,23 +78,23 @@ BAD = {
     "{]}": "line 2 is not JSON",
     "[]": "line 2: expected an object with arrival",
     "{}": "line 2: expected an object with arrival",
-    json.dumps(json.loads(ONE.line()) | {"end": None}): "line 2: end cannot be None",
-    json.dumps(json.loads(ONE.line()) | {"prompt": -1}): "line 2: prompt cannot be -1",
-    json.dumps(json.loads(ONE.line()) | {"attempts": True}): "line 2: attempts cannot be True",
-    json.dumps(json.loads(ONE.line()) | {"outcome": "good"}): "line 2: outcome cannot be 'good'",
-    json.dumps(json.loads(ONE.line()) | {"arrival": "now"}): "line 2: arrival cannot be 'now'",
-    json.dumps(json.loads(ONE.line()) | {"arrival": float("nan")}): "line 2: arrival cannot be nan",
-    json.dumps(json.loads(ONE.line()) | {"first": 10**400}): "line 2: first cannot be 1000",
-    json.dumps(json.loads(ONE.line()) | {"streamed": 1}): "line 2: streamed cannot be 1",
-    json.dumps(json.loads(ONE.line()) | {"run": None}): "line 2: run cannot be None",
-    json.dumps(json.loads(ONE.line()) | {"more": 1}): "line 2: expected an object",
+    json.dumps(json.loads(ONE.to_line()) | {"end": None}): "line 2: end cannot be None",
+    json.dumps(json.loads(ONE.to_line()) | {"prompt": -1}): "line 2: prompt cannot be -1",
+    json.dumps(json.loads(ONE.to_line()) | {"attempts": True}): "line 2: attempts cannot be True",
+    json.dumps(json.loads(ONE.to_line()) | {"outcome": "good"}): "line 2: outcome cannot be 'good'",
+    json.dumps(json.loads(ONE.to_line()) | {"arrival": "now"}): "line 2: arrival cannot be 'now'",
+    json.dumps(json.loads(ONE.to_line()) | {"arrival": float("nan")}): "line 2: arrival cannot be nan",
+    json.dumps(json.loads(ONE.to_line()) | {"first": 10**400}): "line 2: first cannot be 1000",
+    json.dumps(json.loads(ONE.to_line()) | {"streamed": 1}): "line 2: streamed cannot be 1",
+    json.dumps(json.loads(ONE.to_line()) | {"run": None}): "line 2: run cannot be None",
+    json.dumps(json.loads(ONE.to_line()) | {"more": 1}): "line 2: expected an object",
 }
 
 
 @pytest.mark.parametrize(("line", "says"), BAD.items())
 def test_read_log_names_malformed_line(tmp_path: Path, line: str, says: str) -> None:
     path = tmp_path / "route.jsonl"
-    path.write_text(f"{ONE.line()}{line}\n")
+    path.write_text(f"{ONE.to_line()}{line}\n")
     with pytest.raises(FormatError, match=says):
         list(read_log(path))
 
@@ -113,7 +113,7 @@ def test_request_log_rejects_unusable_files(tmp_path: Path) -> None:
 def test_request_log_counts_drops_on_full_disk(caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog(Path("/dev/full"))
     for _ in range(5):
-        log.note(ONE)
+        log.append(ONE)
     log.close()
     assert log.dropped == 5
     assert [one.message for one in caplog.records] == [
@@ -123,7 +123,7 @@ def test_request_log_counts_drops_on_full_disk(caplog: pytest.LogCaptureFixture)
 
 def test_request_log_counts_drops_on_full_queue(tmp_path: Path) -> None:
     log = RequestLog(tmp_path / "route.jsonl", capacity=0)
-    log.note(ONE)
+    log.append(ONE)
     log.close()
     assert log.dropped == 1
     assert list(read_log(tmp_path / "route.jsonl")) == []

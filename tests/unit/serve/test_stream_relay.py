@@ -52,24 +52,24 @@ class Client:
 def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
     async def work() -> None:
         desk = RequestDispatcher(LateBinding([1, 1]), 2, most_held=9)
-        ticket = desk.arrive(5)
-        old = ticket.state
+        ticket = desk.submit(5)
+        old = ticket.status
         assert isinstance(old, Bound)
         client: Any = Client()
         request: Any = None
         asked = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
         errand = RequestContext(request, asked, RequestStats("a", CHAT, 0.0), ticket, 1e9)
-        desk.change(old.worker, WorkerState.LOST)
-        assert isinstance(ticket.state, Bound)
-        assert ticket.state is not old
+        desk.set_health(old.worker, WorkerState.LOST)
+        assert isinstance(ticket.status, Bound)
+        assert ticket.status is not old
         answer: Any = Answer(TOKEN)
         async with CancelScope() as scope:
             with pytest.raises(AttemptFailed):
-                await StreamRelay(desk, errand, old, scope, client, 9.0).pass_on(answer, _never)
+                await StreamRelay(desk, errand, old, scope, client, 9.0).relay(answer, _never)
             assert client.got == b""
             again: Any = Answer(TOKEN, b"data: [DO", b"NE]\n\n")
-            new = ticket.state
-            ended = await StreamRelay(desk, errand, new, scope, client, 9.0).pass_on(again, _noted)
+            new = ticket.status
+            ended = await StreamRelay(desk, errand, new, scope, client, 9.0).relay(again, _noted)
         assert (str(ended), client.got) == ("ended", TOKEN + b"data: [DONE]\n\n")
         await asyncio.sleep(0)
 

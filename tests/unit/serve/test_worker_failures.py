@@ -61,7 +61,7 @@ def test_proxy_passes_on_client_errors_without_retry(status: int) -> None:
             answer = await site.post(asked(fake={"w0": {"status": status}}, stream=True))
             assert (answer.status, answer.error["message"]) == (status, "as told")
             assert len(site.fakes[1].events("begin")) == 0
-            assert site.proxy.desk.tickets == ()
+            assert site.proxy.dispatcher.requests == ()
 
     run(work())
 
@@ -89,7 +89,7 @@ def test_proxy_moves_tokenless_requests_of_lost_worker() -> None:
             calls = [site.post(asked(2, stream=True, fake=silent)) for _ in range(9)]
             done = asyncio.gather(*calls)
             await site.until(lambda: len(lost.events("begin")) == 3)
-            site.proxy.desk.change(0, WorkerState.LOST)
+            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
             answers = await done
             assert [tokens_of(one.body) for one in answers] == [["w1:0 ", "w1:1 "]] * 9
             assert lost.events("token") == []
@@ -102,9 +102,9 @@ def test_proxy_fails_started_stream_of_lost_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
             call = asyncio.create_task(site.post(asked(9, stream=True, fake={"w0": {"stall": 1}})))
-            desk = site.proxy.desk
-            await site.until(lambda: any(isinstance(t.state, Running) for t in desk.tickets))
-            site.proxy.desk.change(0, WorkerState.LOST)
+            desk = site.proxy.dispatcher
+            await site.until(lambda: any(isinstance(t.status, Running) for t in desk.requests))
+            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
             answer = await call
             assert tokens_of(answer.body) == ["w0:0 "]
             error = error_of(answer.body)
@@ -119,7 +119,7 @@ def test_proxy_stops_and_resumes_routing_by_worker_health() -> None:
     async def work() -> None:
         fake = Fake("w0")
         async with proxied(fake, Fake("w1")) as site:
-            states = site.proxy.desk.workers
+            states = site.proxy.dispatcher.workers
             fake.health = 503
             await site.until(lambda: states[0].state is WorkerState.DRAINING)
             assert [(await site.post(asked(1))).text for _ in range(3)] == ["w1:0 "] * 3
@@ -139,7 +139,7 @@ def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
             call = asyncio.create_task(site.post(asked(100_000, stream=True)))
             await site.until(lambda: len(fake.events("token")) > 3)
             fake.health = 0
-            view = site.proxy.desk.workers[0]
+            view = site.proxy.dispatcher.workers[0]
             await site.until(lambda: view.state is WorkerState.DRAINING)
             came = len(fake.events("token"))
             await site.until(lambda: len(fake.events("token")) > came + 100)
@@ -155,11 +155,11 @@ def test_proxy_holds_request_until_worker_serves() -> None:
     async def work() -> None:
         fake = Fake("w0")
         async with proxied(fake) as site:
-            site.proxy.desk.change(0, WorkerState.LOST)
+            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
             call = asyncio.create_task(site.post(asked(1)))
-            await site.until(lambda: site.proxy.desk.held == 1)
+            await site.until(lambda: site.proxy.dispatcher.queued == 1)
             assert fake.events("begin") == []
-            site.proxy.desk.change(0, WorkerState.SERVING)
+            site.proxy.dispatcher.set_health(0, WorkerState.SERVING)
             assert (await call).status == 200
 
     run(work())
@@ -170,12 +170,12 @@ def test_proxy_rejects_held_request_after_hold_timeout() -> None:
         patience = Timeouts(hold=0.3)
         async with proxied(Fake("w0"), Fake("w1"), patience=patience, health=STUBBORN) as site:
             for number in (0, 1):
-                site.proxy.desk.change(number, WorkerState.LOST)
+                site.proxy.dispatcher.set_health(number, WorkerState.LOST)
             answer = await site.post(asked())
             assert (answer.status, answer.error["code"]) == (503, "no_worker")
             assert (await site.get("/ready")).status == 503
             assert (await site.get("/v1/models")).status == 503
-            assert site.proxy.desk.held == 0
+            assert site.proxy.dispatcher.queued == 0
 
     run(work())
 
@@ -189,7 +189,7 @@ def test_proxy_holds_requests_up_to_limit_when_workers_are_full() -> None:
                      for _ in range(2)]  # fmt: skip
             await site.until(lambda: len(fake.events("begin")) == 2)
             more = [asyncio.create_task(site.post(asked(1))) for _ in range(3)]
-            await site.until(lambda: site.proxy.desk.held == 3)
+            await site.until(lambda: site.proxy.dispatcher.queued == 3)
             answer = await site.post(asked())
             assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
             assert answer.headers["Retry-After"] == "1"
@@ -225,11 +225,11 @@ def test_disconnected_client_aborts_request_at_worker(streamed: bool) -> None:
         async with proxied(fake) as site:
             call = asyncio.create_task(site.post(asked(10_000, stream=streamed)))
             held = asyncio.create_task(site.post(asked(1)))
-            await site.until(lambda: fake.events("begin") and site.proxy.desk.held == 1)
+            await site.until(lambda: fake.events("begin") and site.proxy.dispatcher.queued == 1)
             await _cancelled([call])
             await site.until(lambda: fake.events("abort"))
             assert (await held).status == 200
-            assert site.proxy.desk.tickets == ()
+            assert site.proxy.dispatcher.requests == ()
             await _left(site, 1)
 
     run(work())
@@ -240,9 +240,9 @@ def test_disconnected_client_removes_held_request() -> None:
         async with proxied(fake := Fake("w0", slots=1)) as site:
             stall = asked(1, stream=True, fake={"w0": {"stall": 0}})
             calls = [asyncio.create_task(site.post(stall)) for _ in range(3)]
-            await site.until(lambda: site.proxy.desk.held == 2)
+            await site.until(lambda: site.proxy.dispatcher.queued == 2)
             await _cancelled(calls[1:])
-            await site.until(lambda: site.proxy.desk.held == 0)
+            await site.until(lambda: site.proxy.dispatcher.queued == 0)
             assert len(fake.events("begin")) == 1
             await _cancelled(calls)
             await _left(site, 3)
@@ -255,7 +255,7 @@ async def _left(site: Site, count: int) -> None:
         wanted = f'requests_total{{outcome="client_left"}} {count}.0'
         while wanted not in (await site.get("/metrics")).body.decode():
             await asyncio.sleep(0.02)
-    assert site.proxy.desk.tickets == ()
+    assert site.proxy.dispatcher.requests == ()
 
 
 TIMEOUTS = [
@@ -306,6 +306,6 @@ def test_failed_connection_marks_worker_lost_and_retries() -> None:
                 answer = await site.post(asked(1))
                 assert answer.text == "w1:0 "
                 lost = WorkerState.LOST
-                await site.until(lambda: site.proxy.desk.workers[0].state is lost)
+                await site.until(lambda: site.proxy.dispatcher.workers[0].state is lost)
 
     run(work())

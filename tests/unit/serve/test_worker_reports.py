@@ -12,7 +12,7 @@ from equipoise.serve.settings import RANK_HEADER, ReportSettings, WorkerSettings
 from equipoise.serve.worker_reports import InvalidMetrics, Sample, worker_report
 
 ASKED = ReportSettings(waiting="w", running="r", tokens="t", interval=0.02)
-WORKER = WorkerSettings(url="http://a:1", name="a", room=1000)
+WORKER = WorkerSettings(url="http://a:1", name="a", kv_tokens=1000)
 PAGE = "w 3\nr 5\nt 700\nk 0.7\n"
 REPORT = WorkerReport(waiting=3, running=5, tokens=700, kv_usage=0.7)
 
@@ -66,7 +66,7 @@ def test_report_failures_are_counted_while_worker_serves(metrics: str | None) ->
     async def play() -> None:
         mute = Fake("w0", metrics=metrics)
         async with proxied(mute, reports=replace(ASKED, timeout=0.05)) as site:
-            [view] = site.proxy.desk.workers
+            [view] = site.proxy.dispatcher.workers
             await site.until(lambda: view.report_failures >= 2)
             assert (await site.post(asked())).status == 200
             text = (await site.get("/metrics")).body.decode()
@@ -84,8 +84,8 @@ def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
         async with proxied(Fake("w0", metrics=PAGE)) as site:
             await site.post(asked())
             assert site.policy.reports == []
-            site.proxy.desk.change(0, WorkerState.LOST)
-            site.proxy.desk.report(0, REPORT)
+            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
+            site.proxy.dispatcher.report_worker(0, REPORT)
             assert site.policy.reports == []
 
     run(play())
@@ -97,11 +97,11 @@ def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
     async def play() -> None:
         factory = routing_policy_factory("jsq", {"front_ends": 2})
         desk = RequestDispatcher(factory([4, 4], [None, None]), 2, most_held=99)
-        desk.report(0, replace(REPORT, waiting=0, running=3, tokens=900))
-        desk.report(1, replace(REPORT, waiting=0, running=0, tokens=0))
+        desk.report_worker(0, replace(REPORT, waiting=0, running=3, tokens=900))
+        desk.report_worker(1, replace(REPORT, waiting=0, running=0, tokens=0))
         for _ in range(5):
-            desk.arrive(100)
-        assert [len(one.tickets) for one in desk.workers] == [1, 4]
-        assert desk.errors == 0
+            desk.submit(100)
+        assert [len(one.requests) for one in desk.workers] == [1, 4]
+        assert desk.policy_errors == 0
 
     run(play())

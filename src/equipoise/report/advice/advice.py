@@ -104,7 +104,7 @@ def _planned(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arran
 
 def _greedy(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
     found = plan(trial.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
-    return Arrangement.even(found.placement, question.ranks, trial.train.layers)
+    return Arrangement.with_even_shares(found.placement, question.ranks, trial.train.layers)
 
 
 def _movement(
@@ -145,4 +145,4 @@ def _transfers(
 
 
 def _even(found: Plan, like: Arrangement) -> Arrangement:
-    return Arrangement.even(found.placement, like.ranks, like.layers)
+    return Arrangement.with_even_shares(found.placement, like.ranks, like.layers)

@@ -130,15 +130,15 @@ class TrainTestSplit:
         """Of a layer in a window, the mean over those measured on; at least 1."""
         return max(1, round(float(self.test.counts.sum(axis=2).mean())))
 
-    def planned(self, layout: Arrangement) -> float:
+    def planned_imbalance(self, layout: Arrangement) -> float:
         """Imbalance of the rows that are planned on, summed; mean over layers."""
         return mean_known(layout_load("", sum_windows(self.train), layout).by_rank.imbalance)
 
-    def measured(self, layout: Arrangement) -> Reals:
+    def measured_imbalance(self, layout: Arrangement) -> Reals:
         """(layers,): imbalance in the windows that are measured on, mean over them."""
         return layout_load("", self.test, layout).by_rank.imbalance
 
-    def levelled(self, placement: Placement, ranks: int) -> Reals:
+    def imbalance_with_exact_shares(self, placement: Placement, ranks: int) -> Reals:
         """(layers,): the same where shares are solved anew on the rows of each window itself."""
         slots = placement.shape[1]
         found = []
@@ -147,7 +147,7 @@ class TrainTestSplit:
             found.append(np.where(counts.any(axis=1), solved.layer_imbalance, np.nan))
         return _mean_of_known(np.array(found))
 
-    def floor(self, ranks: int, rows: int) -> float:
+    def chance_imbalance(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""
         return chance_imbalance(rows, ranks)
 

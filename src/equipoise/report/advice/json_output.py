@@ -70,7 +70,7 @@ def _worth(worth: Worth) -> dict[str, Any]:
         "noise_floor_of_window": worth.floor,
         "noise_floor_of_step": worth.step_floor,
         "few_rows_of_expert": worth.few_rows,
-        "ways": [_way(way) for way in worth.ways],
+        "ways": [_way(way) for way in worth.options],
     }
 
 

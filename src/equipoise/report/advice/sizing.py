@@ -123,8 +123,8 @@ def _choice(question: AdviceInputs, trial: TrainTestSplit, per_rank: int) -> Slo
         slots=slots,
         per_rank=per_rank,
         connected=can_connect(experts, slots, ranks),
-        planned=trial.planned(layout),
-        measured=mean_known(trial.measured(layout)),
+        planned=trial.planned_imbalance(layout),
+        measured=mean_known(trial.measured_imbalance(layout)),
         extra_bytes=extra,
         seconds=step_seconds(question, trial, layout),
     )
@@ -218,5 +218,5 @@ def _width(question: AdviceInputs, trial: TrainTestSplit, ranks: int) -> RankCho
     latency = None
     if seconds is not None and question.latency is not None:
         latency = seconds / question.latency
-    measured = mean_known(trial.measured(layout))
+    measured = mean_known(trial.measured_imbalance(layout))
     return RankChoice(ranks, per_rank, measured, size, memory, seconds, latency)

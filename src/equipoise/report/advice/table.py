@@ -110,11 +110,11 @@ def _worth(worth: Worth, question: AdviceInputs) -> Iterator[str]:
     what = "rows" if worth.now.seconds is None else "time"
     yield f"  the plan changes the {what} of the slowest rank by {_change(-worth.gain)}"
     yield _table_line("", "planned", "measured", "worst", "rows", "time")
-    for way in worth.ways:
+    for way in worth.options:
         yield _way(way, worth.now)
     yield _table_line("  chance alone", MISSING, format_number(worth.floor))
-    if worth.public_gain:
-        yield f"  greedy saves {worth.public_gain:.1%} of the slowest rank's rows beside the plan:"
+    if worth.greedy_gain:
+        yield f"  greedy saves {worth.greedy_gain:.1%} of the slowest rank's rows beside the plan:"
         yield "  plan --policy greedy --split even"
     if worth.few_rows is not None:
         rows = f"{worth.few_rows:,.3g} rows of an expert in a step"

@@ -56,7 +56,7 @@ class Worth:
     """Ways to serve the load: now first, then greedy, planned, and planned with exact shares.
 
     Attributes:
-        ways: as above.
+        options: as above.
         floor: imbalance that chance leaves of a window's rows on balanced ranks.
         step_floor: the same of a step's rows.
         verdict: whether to balance.
@@ -64,7 +64,7 @@ class Worth:
             be busy computing; None where not.
     """
 
-    ways: tuple[ServingOption, ...]
+    options: tuple[ServingOption, ...]
     floor: float
     step_floor: float
     verdict: Verdict
@@ -73,21 +73,21 @@ class Worth:
     @property
     def now(self) -> ServingOption:
         """What runs."""
-        return self.ways[0]
+        return self.options[0]
 
     @property
     def planned(self) -> ServingOption:
         """What would run."""
-        return self.ways[2]
+        return self.options[2]
 
     @property
-    def public_gain(self) -> float:
+    def greedy_gain(self) -> float:
         """Part of the slowest rank's rows that the public rule saves beside the plan.
 
         0 where that is hardly anything: what is planned on is not what comes, and the plan, which
         levels the former better, may be the worse guess.
         """
-        saved = rows_saved(self.planned.mean, self.ways[1].mean)
+        saved = rows_saved(self.planned.mean, self.options[1].mean)
         return saved if saved >= LEAST_GAIN else 0.0
 
     @property
@@ -136,13 +136,13 @@ def worth(question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayou
         _way(question, trial, "now", layouts.now),
         _way(question, trial, "greedy, even split", layouts.greedy),
         _way(question, trial, "planned", planned),
-        ServingOption("shares by window", None, trial.levelled(planned.placement, ranks)),
+        ServingOption("shares by window", None, trial.imbalance_with_exact_shares(planned.placement, ranks)),
     ]
-    floor = trial.floor(ranks, trial.rows)
+    floor = trial.chance_imbalance(ranks, trial.rows)
     return Worth(
         tuple(ways),
         floor,
-        trial.floor(ranks, steps),
+        trial.chance_imbalance(ranks, steps),
         verdict(ways[0].mean, floor, time_saved(ways[0], ways[2])),
         _few(steps / question.statistics.experts),
     )
@@ -152,7 +152,7 @@ def _way(
     question: AdviceInputs, trial: TrainTestSplit, name: str, layout: Arrangement
 ) -> ServingOption:
     seconds = step_seconds(question, trial, layout)
-    return ServingOption(name, trial.planned(layout), trial.measured(layout), seconds)
+    return ServingOption(name, trial.planned_imbalance(layout), trial.measured_imbalance(layout), seconds)
 
 
 def _few(rows: float) -> float | None:

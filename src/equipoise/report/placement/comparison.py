@@ -22,7 +22,7 @@ class Comparison:
 
     statistics: Statistics
     ranks: int
-    served: tuple[LayoutLoad, ...]
+    layouts: tuple[LayoutLoad, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; null where a layer had no rows."""
@@ -38,7 +38,7 @@ class Comparison:
                     "by_rank": _figures(found.by_rank),
                     "by_slot": _figures(found.by_slot),
                 }
-                for found in self.served
+                for found in self.layouts
             },
         }
 
@@ -87,14 +87,14 @@ def _title(found: Comparison) -> str:
 
 def _source(found: Comparison) -> str:
     statistics = found.statistics
-    if statistics.iterations is None:
+    if statistics.first_iteration is None:
         return pluralize(statistics.windows, "window")
-    last = statistics.iterations + statistics.windows - 1
-    return f"iterations {statistics.iterations} to {last}"
+    last = statistics.first_iteration + statistics.windows - 1
+    return f"iterations {statistics.first_iteration} to {last}"
 
 
 def _rows(found: Comparison, unit: str) -> list[str]:
-    return [_row(found, f"{served.name}, by {unit}", served, unit) for served in found.served]
+    return [_row(found, f"{served.name}, by {unit}", served, unit) for served in found.layouts]
 
 
 def _row(found: Comparison, name: str, served: LayoutLoad, unit: str) -> str:

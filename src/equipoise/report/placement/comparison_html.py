@@ -35,14 +35,14 @@ def heat_maps(found: Comparison) -> tuple[Picture, ...]:
 
 def rank_heat_map(found: Comparison) -> Picture:
     """Rows / mean of every rank by layer, in each way, on one scale."""
-    loads = [relative_load(served.rank_rows) for served in found.served]
+    loads = [relative_load(served.rank_rows) for served in found.layouts]
     top = max(MIN_SCALE_TOP, *(float(np.nanmax(load)) for load in loads))
 
     def paint(figure: "Figure") -> None:
         from matplotlib.colors import TwoSlopeNorm
 
         axes = figure.subplots(len(loads), 1, squeeze=False)[:, 0]
-        for axis, served, load in zip(axes, found.served, loads, strict=True):
+        for axis, served, load in zip(axes, found.layouts, loads, strict=True):
             norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top)
             _image(axis, load, cmap=plot_helpers.colour_map(DIVERGING), norm=norm)
             axis.set_title(served.name, pad=6)
@@ -127,16 +127,16 @@ def _averages(found: Comparison) -> str:
     rows = [
         (f"{served.name}, by {unit}", str(served.slots), *_three(spread.average))
         for unit in ("rank", "slot")
-        for served in found.served
+        for served in found.layouts
         for spread in (served.by_rank if unit == "rank" else served.by_slot,)
     ]
     return _table(("", "slots", *FIGURES), rows)
 
 
 def _layers(found: Comparison) -> str:
-    heads = [f"{served.name}: {name}" for served in found.served for name in FIGURES]
+    heads = [f"{served.name}: {name}" for served in found.layouts for name in FIGURES]
     rows = [
-        (str(layer), *(text for served in found.served for text in _of(served.by_rank, place)))
+        (str(layer), *(text for served in found.layouts for text in _of(served.by_rank, place)))
         for place, layer in enumerate(found.statistics.layers)
     ]
     return f"<details><summary>All layers</summary>{_table(('layer', *heads), rows)}</details>"

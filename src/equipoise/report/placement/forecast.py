@@ -50,7 +50,7 @@ class ForecastOptions:
     expert_bytes: int | None = None
     sigma: float = 0.0
 
-    def counted(self, statistics: Statistics) -> Statistics:
+    def planned_counts(self, statistics: Statistics) -> Statistics:
         """One window: rows, or windows in which an expert had any."""
         counts = statistics.counts
         if self.objective == "active_experts":
@@ -83,7 +83,7 @@ class Forecast:
 
     Attributes:
         layout: what was planned.
-        before_name: what it is compared with.
+        baseline_name: what it is compared with.
         before: imbalance of that.
         after: imbalance of the plan, with its shares.
         even: imbalance of the plan where copies take even parts.
@@ -91,12 +91,12 @@ class Forecast:
         moves: copies that their rank did not hold.
         layer_moves: the same by layer.
         windows: windows that were summed.
-        asked: what the plan was asked for.
+        options: what the plan was asked for.
         seconds: that planning took.
     """
 
     layout: Arrangement
-    before_name: str
+    baseline_name: str
     before: Reals
     after: Reals
     even: Reals
@@ -104,23 +104,23 @@ class Forecast:
     moves: int
     layer_moves: npt.NDArray[np.int64]
     windows: int
-    asked: ForecastOptions
+    options: ForecastOptions
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; null where a layer had no rows."""
-        curves = {self.before_name: self.before} | self.curves
+        curves = {self.baseline_name: self.before} | self.curves
         return {
             "equipoise": __version__,
-            "policy": self.asked.policy,
-            "objective": self.asked.objective,
-            "capacities": self.asked.capacities,
+            "policy": self.options.policy,
+            "objective": self.options.objective,
+            "capacities": self.options.capacities,
             "ranks": self.layout.ranks,
             "slots": self.layout.slots,
             "experts": self.layout.experts,
             "layers": list(self.layout.layers),
             "windows": self.windows,
-            "sigma": self.asked.sigma,
+            "sigma": self.options.sigma,
             "digest": self.layout.digest,
             "moves": self.moves,
             "bytes_moved": self.bytes_moved,
@@ -134,7 +134,7 @@ class Forecast:
     @property
     def bytes_moved(self) -> int | None:
         """Of all copies that move; None where nobody said what an expert weighs."""
-        size = self.asked.expert_bytes
+        size = self.options.expert_bytes
         return None if size is None else size * self.moves
 
     @property
@@ -154,15 +154,15 @@ def forecast(
     seconds: float,
 ) -> Forecast:
     """Measure a plan on the rows that it was made from, all windows summed."""
-    rows = asked.counted(statistics)
-    even = Arrangement.even(layout.placement, layout.ranks, layout.layers)
+    rows = asked.planned_counts(statistics)
+    even = Arrangement.with_even_shares(layout.placement, layout.ranks, layout.layers)
     old, new, halved = (
         asked.imbalance(layout_load("", rows, found).rank_rows)
         for found in (before.layout, layout, even)
     )
     return Forecast(
         layout=layout,
-        before_name=before.name,
+        baseline_name=before.name,
         before=old,
         after=new,
         even=halved,
@@ -170,7 +170,7 @@ def forecast(
         moves=moves,
         layer_moves=layer_moves,
         windows=statistics.windows,
-        asked=asked,
+        options=asked,
         seconds=seconds,
     )
 
@@ -192,7 +192,7 @@ def render(forecast: Forecast, ink: ColourMode) -> str:
         styled(_source(forecast), TextStyle.DIM, ink),
         "",
         styled(_aligned(COLUMNS), TextStyle.DIM, ink),
-        _row(forecast, forecast.before_name, forecast.before),
+        _row(forecast, forecast.baseline_name, forecast.before),
     ]
     for name, values in forecast.curves.items():
         row = _row(forecast, NAMES.get(name, name), values)
@@ -210,8 +210,8 @@ def _title(forecast: Forecast) -> str:
 
 def _source(forecast: Forecast) -> str:
     windows = pluralize(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
-    asked = forecast.asked
-    fresh = asked.policy == "incremental" and forecast.before_name == "linear"
+    asked = forecast.options
+    fresh = asked.policy == "incremental" and forecast.baseline_name == "linear"
     policy = "connected, as nothing is installed" if fresh else asked.policy
     lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
     if asked.sigma and forecast.windows > 1:
@@ -242,8 +242,8 @@ def _aligned(texts: tuple[str, ...]) -> str:
 
 def _moves(forecast: Forecast) -> str:
     total = forecast.layout.placement.size
-    size = forecast.asked.expert_bytes
-    if forecast.before_name == "linear":
+    size = forecast.options.expert_bytes
+    if forecast.baseline_name == "linear":
         return f"nothing installed: {pluralize(total, 'slot')} to fill{_weight(size, total)}"
     busy = int((forecast.layer_moves > 0).sum())
     share = forecast.moves / total

@@ -100,7 +100,7 @@ def linear(statistics: Statistics, ranks: int) -> Arrangement:
     """
     slots = -(-statistics.experts // ranks) * ranks
     shape = ExpertShape(len(statistics.layers), statistics.experts, slots, ranks)
-    return Arrangement.even(initial_placement(shape), ranks, statistics.layers)
+    return Arrangement.with_even_shares(initial_placement(shape), ranks, statistics.layers)
 
 
 def replica_shares(layout: Arrangement) -> Reals:

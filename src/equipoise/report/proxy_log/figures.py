@@ -57,7 +57,7 @@ def worker_loads(routed: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None
     distances from the first to the end, since a log has no others. Tokens of an answer that is not
     streamed weigh nothing: the policy learns of them at the end.
     """
-    if not routed.bound:
+    if not routed.bound_requests:
         return None
     begin = routed.begin
     step = max(routed.seconds, 1e-9) / moments
@@ -67,7 +67,7 @@ def worker_loads(routed: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None
         for trips in routed.by_worker.values()
     ]
     tokens = np.stack(columns, axis=1)
-    starts = [trip.bound - begin for trip in routed.bound if trip.bound is not None]
+    starts = [trip.bound - begin for trip in routed.bound_requests if trip.bound is not None]
     during = (times >= min(starts)) & (times <= max(max(starts), min(starts) + step))
     return WorkerLoads(times, tokens, during & (tokens.max(axis=1) > 0))
 
@@ -94,9 +94,9 @@ def _edges(trip: LoggedRequest, begin: float) -> list[tuple[float, float, float]
     bound = trip.bound - begin
     end = max(trip.end - begin, bound)
     edges = [(bound, float(trip.prompt), 0.0), (end, -float(trip.prompt), 0.0)]
-    if trip.begun is None or not trip.output:
+    if trip.first_token_at is None or not trip.output:
         return edges
-    first = min(max(trip.begun - begin, bound), end)
+    first = min(max(trip.first_token_at - begin, bound), end)
     rate = (trip.output - 1) / (end - first) if end > first else 0.0
     ramp = 1.0 - rate * first
     return [*edges, (first, ramp, rate), (end, -ramp, -rate)]
@@ -171,15 +171,15 @@ def figures_of(routed: ProxyLog) -> ProxyLogFigures:
     means = {} if loads is None else dict(zip(routed.workers, _build_context(loads), strict=True))
     return ProxyLogFigures(
         seconds=routed.seconds,
-        outcomes=dict(Counter(trip.outcome for trip in routed.trips).most_common()),
-        total=_share(routed.trips, sum(means.values()) if means else float("nan")),
+        outcomes=dict(Counter(trip.outcome for trip in routed.requests).most_common()),
+        total=_share(routed.requests, sum(means.values()) if means else float("nan")),
         workers={
             name: _share(trips, means.get(name, float("nan")))
             for name, trips in routed.by_worker.items()
         },
         imbalance=float("nan") if loads is None else loads.imbalance,
         idle=float("nan") if loads is None else loads.idle,
-        cut=routed.cut,
+        cut=routed.cut_lines,
     )
 
 

@@ -46,14 +46,14 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     workers = routed.workers[:MOST_WORKERS]
     shown = set(workers)
     known = sorted(
-        (trip for trip in routed.bound if trip.worker in shown), key=lambda trip: trip.arrival
+        (trip for trip in routed.bound_requests if trip.worker in shown), key=lambda trip: trip.arrival
     )
     if not known:
         return None
     skipped = max(0, len(known) - MOST_REQUESTS) // 2
     middle = known[skipped : skipped + MOST_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
-    return LogExcerpt(workers, lanes, len(middle) == len(routed.bound), middle[0].arrival)
+    return LogExcerpt(workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrival)
 
 
 def pack_lanes(trips: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
@@ -118,7 +118,7 @@ def _which(routed: ProxyLog, excerpt: LogExcerpt) -> str:
     shown = sum(len(lane) for lanes in excerpt.lanes for lane in lanes)
     if excerpt.whole:
         return f"All {shown:,} requests that a worker had."
-    of = f"of the {len(routed.bound):,} that a worker had"
+    of = f"of the {len(routed.bound_requests):,} that a worker had"
     workers = f", on {len(excerpt.workers)} of {len(routed.workers)} workers"
     fewer = workers if len(excerpt.workers) < len(routed.workers) else ""
     return f"{shown:,} requests from the middle {of}{fewer}."
@@ -267,7 +267,7 @@ def _keys() -> list[object]:
 
 def prompt_classes(routed: ProxyLog) -> list[Reals]:
     """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
-    known = [(trip.prompt, trip.wait) for trip in routed.bound if trip.wait is not None]
+    known = [(trip.prompt, trip.wait) for trip in routed.bound_requests if trip.wait is not None]
     if len(known) < MIN_REQUESTS:
         return []
     pairs = np.array(known, dtype=np.float64)

@@ -36,7 +36,7 @@ class LoggedRequest:
     attempts: int
 
     @property
-    def begun(self) -> float | None:
+    def first_token_at(self) -> float | None:
         """When tokens of it began to be told to the policy one after the other."""
         return self.first if self.streamed else None
 
@@ -48,14 +48,14 @@ class LoggedRequest:
     @property
     def ttft(self) -> float | None:
         """Seconds to the first token, as its client saw them; of a stream only."""
-        return None if self.begun is None else max(0.0, self.begun - self.arrival)
+        return None if self.first_token_at is None else max(0.0, self.first_token_at - self.arrival)
 
     @property
     def tpot(self) -> float | None:
         """Seconds for each token behind the first; of a completed stream only."""
-        if self.begun is None or self.output < 2 or self.outcome != COMPLETED:
+        if self.first_token_at is None or self.output < 2 or self.outcome != COMPLETED:
             return None
-        return max(0.0, self.end - self.begun) / (self.output - 1)
+        return max(0.0, self.end - self.first_token_at) / (self.output - 1)
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ class ProxyLog:
 
     Attributes:
         log: name of the file.
-        trips: in the order in which they ended.
-        cut: lines of the log that were cut off, and left out.
+        requests: in the order in which they ended.
+        cut_lines: lines of the log that were cut off, and left out.
     """
 
     log: str
-    trips: tuple[LoggedRequest, ...]
-    cut: int = 0
+    requests: tuple[LoggedRequest, ...]
+    cut_lines: int = 0
 
     @cached_property
     def by_worker(self) -> dict[str, tuple[LoggedRequest, ...]]:
         """Requests by the worker that had them last, numbers in names in order."""
         found: dict[str, list[LoggedRequest]] = {}
-        for trip in self.trips:
+        for trip in self.requests:
             if trip.worker is not None:
                 found.setdefault(trip.worker, []).append(trip)
         return {name: tuple(found[name]) for name in sorted(found, key=_natural)}
@@ -87,19 +87,19 @@ class ProxyLog:
         return tuple(self.by_worker)
 
     @cached_property
-    def bound(self) -> tuple[LoggedRequest, ...]:
+    def bound_requests(self) -> tuple[LoggedRequest, ...]:
         """Requests that a worker had."""
-        return tuple(trip for trip in self.trips if trip.bound is not None)
+        return tuple(trip for trip in self.requests if trip.bound is not None)
 
     @property
     def begin(self) -> float:
         """When the first request arrived."""
-        return min(trip.arrival for trip in self.trips)
+        return min(trip.arrival for trip in self.requests)
 
     @property
     def seconds(self) -> float:
         """From the first arrival to the last end."""
-        return max(trip.end for trip in self.trips) - self.begin
+        return max(trip.end for trip in self.requests) - self.begin
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -34,7 +34,7 @@ def render_html(record: RunRecord, summary: RunSummary, command: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: a run on {summary.where}</title>\n<style>{CSS}</style>\n"
+        f"<title>Equipoise: a run on {summary.ranks_text}</title>\n<style>{CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -50,8 +50,8 @@ def _head(summary: RunSummary) -> str:
     mood = "bad" if summary.exit_code else "good"
     return (
         "<header><h1>Equipoise</h1>"
-        f'<p class="soft">{summary.where}, {summary.layers} layers of {summary.experts} '
-        f"experts in {summary.slots} slots, {escape_html(summary.way)}. "
+        f'<p class="soft">{summary.ranks_text}, {summary.layers} layers of {summary.experts} '
+        f"experts in {summary.slots} slots, {escape_html(summary.sharing_text)}. "
         f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}.</p>"
         f'<div class="verdict {mood}">{escape_html(verdict(summary))}</div></header>'
     )
@@ -69,10 +69,10 @@ def _tiles(summary: RunSummary) -> str:
     ]
     tiles = [
         *(before if compared else []),
-        (_decimal(summary.imbalance_balanced), f"balanced, {summary.way}"),
+        (_decimal(summary.imbalance_balanced), f"balanced, {summary.sharing_text}"),
         *([(_smaller(summary), "times smaller")] if compared else []),
         (_decimal(summary.noise_floor), "noise floor"),
-        *([] if summary.is_given else moved),
+        *([] if summary.serves_placement else moved),
         (_rate(summary.tokens_per_second), f"tokens/s{untouched if compared else ''}"),
     ]
     inner = "".join(
@@ -149,7 +149,7 @@ def _machine(summary: RunSummary, command: str) -> str:
         ("equipoise", f"{summary.version}, {summary.backend} over {summary.communicator}"),
         *summary.machine.items(),
         ("outputs", summary.reference_outputs),
-        *([("placement", summary.placement)] if summary.is_given else []),
+        *([("placement", summary.placement)] if summary.serves_placement else []),
     )
     return _list(facts)
 

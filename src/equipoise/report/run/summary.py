@@ -96,12 +96,12 @@ class RunSummary:
         return VariantName.UNBALANCED in self.variants
 
     @property
-    def is_given(self) -> bool:
+    def serves_placement(self) -> bool:
         """Whether a placement was given and served unchanged: nothing moves, and nothing has to."""
         return self.shares == VariantName.PLACEMENT
 
     @property
-    def where(self) -> str:
+    def ranks_text(self) -> str:
         """On how many ranks, in words."""
         every = f"{self.ranks * self.stages} ranks"
         if self.stages > 1:
@@ -111,10 +111,10 @@ class RunSummary:
         return every
 
     @property
-    def way(self) -> str:
+    def sharing_text(self) -> str:
         """How the variant that the run is about served, in words."""
         rule = "" if uses_shares(self.engine) else f", rule {self.engine['rule']}"
-        if self.is_given:
+        if self.serves_placement:
             return f"the given placement{rule}"
         return "no balancing" if self.main is None else f"{self.shares} shares{rule}"
 

@@ -60,7 +60,7 @@ def cells(summary: RunSummary, name: str) -> tuple[str, ...]:
 
 def _title(summary: RunSummary) -> str:
     return (
-        f"equipoise {summary.version}: {summary.where} on {summary.backend} over "
+        f"equipoise {summary.version}: {summary.ranks_text} on {summary.backend} over "
         f"{summary.communicator}, {summary.layers} layers, "
         f"{summary.experts} experts in {summary.slots} slots"
     )
@@ -90,7 +90,7 @@ def _aligned(texts: Sequence[str]) -> str:
 def _moves(summary: RunSummary) -> list[str]:
     if summary.main is None:
         return ["balancing was off: nothing moved"]
-    if summary.is_given:
+    if summary.serves_placement:
         given = f"placement  {summary.placement} served unchanged: nothing moved"
         return [given, *_engine(summary.engine)]
     per_epoch = summary.slots_moved / summary.epochs if summary.epochs else 0.0

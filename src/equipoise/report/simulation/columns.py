@@ -107,13 +107,13 @@ class ColumnBest:
     Attributes:
         column: which.
         best: label of the contender with the best mean.
-        alike: labels of those whose difference to it, paired by seed, has a 95 % confidence
+        indistinguishable: labels of those whose difference to it, paired by seed, has a 95 % confidence
             interval that includes 0; empty with one seed, where there are none.
     """
 
     column: FigureColumn
     best: str
-    alike: tuple[str, ...]
+    indistinguishable: tuple[str, ...]
 
 
 def best_of_columns(results: Sequence[PolicyResult]) -> tuple[ColumnBest, ...]:
@@ -124,7 +124,7 @@ def best_of_columns(results: Sequence[PolicyResult]) -> tuple[ColumnBest, ...]:
 
 def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) -> Interval:
     """Of the difference, seed by seed, in the figure's own unit."""
-    pairs = zip(result.figures, other.figures, strict=True)
+    pairs = zip(result.metrics, other.metrics, strict=True)
     return interval([getattr(a, figure) - getattr(b, figure) for a, b in pairs])
 
 
@@ -134,30 +134,30 @@ def indistinguishable_lines(found: SimulationResult, judged: Sequence[ColumnBest
     if not judged:
         yield "no policy is better than another at anything" if others else "one policy: no best"
         return
-    none = [one.column.head for one in judged if len(one.alike) == others]
-    some = [one for one in judged if 0 < len(one.alike) < others]
+    none = [one.column.head for one in judged if len(one.indistinguishable) == others]
+    some = [one for one in judged if 0 < len(one.indistinguishable) < others]
     if not none and not some:
         yield "every policy can be told from the best of every column (paired by seed, 95 %)"
         return
     if some:
         yield "cannot be told from the best of the column (paired by seed, 95 %):"
     for one in some:
-        yield f"  {one.column.head}: {', '.join(one.alike)}"
+        yield f"  {one.column.head}: {', '.join(one.indistinguishable)}"
     if none:
         yield f"no policy can be told from the best (paired by seed, 95 %): {', '.join(none)}"
 
 
 def _judged(column: FigureColumn, results: Sequence[PolicyResult]) -> ColumnBest | None:
-    means = {r.contender.label: r.interval(column.figure).mean for r in results}
+    means = {r.named_policy.label: r.interval(column.figure).mean for r in results}
     known = {label: mean for label, mean in means.items() if mean == mean}
     if len(set(known.values())) < 2:
         return None
     choose = max if column.better is Better.MORE else min
     label = choose(known, key=lambda one: known[one])
-    best = next(r for r in results if r.contender.label == label)
-    others = (r for r in results if r is not best and r.contender.label in known)
+    best = next(r for r in results if r.named_policy.label == label)
+    others = (r for r in results if r is not best and r.named_policy.label in known)
     alike = (r for r in others if _includes_zero(paired_difference(r, best, column.figure)))
-    return ColumnBest(column, label, tuple(r.contender.label for r in alike))
+    return ColumnBest(column, label, tuple(r.named_policy.label for r in alike))
 
 
 def _includes_zero(difference: Interval) -> bool:

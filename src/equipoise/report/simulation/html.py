@@ -115,16 +115,16 @@ def _verdict(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
 def _doubt(found: SimulationResult, most: ColumnBest) -> str:
     if len(found.seeds) == 1:
         return "; one seed, so chance is not excluded"
-    if not most.alike:
+    if not most.indistinguishable:
         return ""
-    many = len(most.alike) > 3
-    names = f"{len(most.alike)} others" if many else ", ".join(most.alike)
+    many = len(most.indistinguishable) > 3
+    names = f"{len(most.indistinguishable)} others" if many else ", ".join(most.indistinguishable)
     return f"; cannot be told from it: {names}"
 
 
 def _tiles(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
     best = {one.column.figure: one.best for one in judged}
-    named = {result.contender.label: result for result in found.results}
+    named = {result.named_policy.label: result for result in found.results}
     tiles = []
     for figure, words in TILES.items():
         column = BY_FIGURE[figure].fitted(found.results)
@@ -147,8 +147,8 @@ def _spread(found: SimulationResult) -> list[tuple[str, str]]:
     if len(known) < 2:
         return []
     ranked = sorted(known, key=lambda result: result.interval("throughput").mean)
-    gain = ranked[-1].beside(ranked[0], "throughput").mean
-    names = f"{ranked[-1].contender.label} over {ranked[0].contender.label}"
+    gain = ranked[-1].relative_to(ranked[0], "throughput").mean
+    names = f"{ranked[-1].named_policy.label} over {ranked[0].named_policy.label}"
     return [(f"{gain:+.1%}", f"tokens a second, {names}")]
 
 
@@ -194,8 +194,8 @@ def _differences(found: SimulationResult) -> list[str]:
     if not others or len(found.seeds) == 1:
         return []
     columns = [BY_FIGURE[figure] for figure in COMPARED]
-    rows = [[(r.contender.label, ""), *(_beside(r, found, c) for c in columns)] for r in others]
-    name = found.reference.contender.label
+    rows = [[(r.named_policy.label, ""), *(_beside(r, found, c) for c in columns)] for r in others]
+    name = found.reference.named_policy.label
     note = (
         f'<p class="soft">Paired by seed, in per cent of {escape_html(name)}\'s; grey where the 95 % '
         "confidence interval includes no difference.</p>"
@@ -205,7 +205,7 @@ def _differences(found: SimulationResult) -> list[str]:
 
 
 def _beside(result: PolicyResult, found: SimulationResult, column: FigureColumn) -> tuple[str, str]:
-    value: Interval = result.beside(found.reference, column.figure)
+    value: Interval = result.relative_to(found.reference, column.figure)
     if value.mean != value.mean:
         return "\u2013", "alike"
     text = f"{value.mean * 100:+,.1f} \u00b1{value.half * 100:,.1f}"

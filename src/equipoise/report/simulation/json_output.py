@@ -28,14 +28,14 @@ def to_json(found: SimulationResult) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "subject": _subject(found.subject),
         "seeds": list(found.seeds),
-        "reference": found.reference.contender.label,
+        "reference": found.reference.named_policy.label,
         "policies": {
-            result.contender.label: _policy(result, found.reference)
-            | _seen(found.seen.get(result.contender.label))
+            result.named_policy.label: _policy(result, found.reference)
+            | _seen(found.plot_data.get(result.named_policy.label))
             for result in found.results
         },
         "best": {
-            judged.column.figure: {"policy": judged.best, "not_told_apart": list(judged.alike)}
+            judged.column.figure: {"policy": judged.best, "not_told_apart": list(judged.indistinguishable)}
             for judged in best_of_columns(found.results)
         },
         "sweep": None if found.sweep is None else _sweep(found.sweep),
@@ -61,10 +61,10 @@ def _subject(subject: SimulationSubject) -> dict[str, Any]:
 
 def _policy(result: PolicyResult, reference: PolicyResult) -> dict[str, Any]:
     names = SimulationMetrics.names()
-    beside = {name: _interval(result.beside(reference, name)) for name in names}
+    beside = {name: _interval(result.relative_to(reference, name)) for name in names}
     return {
-        "settings": json_value(asdict(result.contender.policy)),
-        "figures": {n: [json_value(getattr(run, n)) for run in result.figures] for n in names},
+        "settings": json_value(asdict(result.named_policy.policy)),
+        "figures": {n: [json_value(getattr(run, n)) for run in result.metrics] for n in names},
         "intervals": {name: _interval(result.interval(name)) for name in names},
         "beside_reference": None if result is reference else beside,
     }
@@ -91,7 +91,7 @@ def _sweep(sweep: Sweep) -> dict[str, Any]:
         "points": [
             {
                 "value": point.value,
-                "policies": {r.contender.label: _intervals(r) for r in point.results},
+                "policies": {r.named_policy.label: _intervals(r) for r in point.results},
             }
             for point in sweep.points
         ],

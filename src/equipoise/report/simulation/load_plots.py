@@ -34,11 +34,11 @@ MOST_DRAWN = 16
 
 def worker_load_plot(found: SimulationResult) -> Picture | None:
     """None where nobody served anything."""
-    shown = [r for r in found.results if r.contender.label in found.seen]
+    shown = [r for r in found.results if r.named_policy.label in found.plot_data]
     if not shown:
         return None
     down = -(-len(shown) // ACROSS)
-    lines = [found.seen[result.contender.label].lines for result in shown]
+    lines = [found.plot_data[result.named_policy.label].lines for result in shown]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(down, ACROSS, sharex=True, sharey=True, squeeze=False)
@@ -51,7 +51,7 @@ def worker_load_plot(found: SimulationResult) -> Picture | None:
         last = max(int(one.steps[-1]) for one in lines)
         axes[0, 0].set_xlim(0, last + 1)
         axes[0, 0].locator_params(axis="x", nbins=5)
-        _load_legend(figure, any(one.warm <= last for one in lines))
+        _load_legend(figure, any(one.first_measured_step <= last for one in lines))
         figure.supylabel("KV tokens of a worker, thousands", fontsize=10)
         figure.supxlabel("step", fontsize=10)
 
@@ -72,9 +72,9 @@ def _load_panel(axis: "Axes", result: PolicyResult, lines: LoadCurves) -> None:
             steps, loads[:, worker] / 1e3, color=tone, linewidth=0.8, alpha=0.8, rasterized=raster
         )
     axis.plot(steps, loads.max(axis=1) / 1e3, color=TEXT_COLOUR, linewidth=0.9)
-    if lines.warm <= steps[-1]:
-        axis.axvline(lines.warm, color=MUTED, linewidth=0.9, linestyle=DASHES)
-    label, idle = result.contender.label, result.interval("idle").mean
+    if lines.first_measured_step <= steps[-1]:
+        axis.axvline(lines.first_measured_step, color=MUTED, linewidth=0.9, linestyle=DASHES)
+    label, idle = result.named_policy.label, result.interval("idle").mean
     axis.set_title(f"{label}, {idle:.1%} idle", color=policy_colour(label), fontsize=9.5, pad=4)
     add_grid(axis)
 
@@ -154,7 +154,7 @@ def barrier_gantt(found: SimulationResult) -> Picture | None:
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for axis, result in zip(axes, shown, strict=True):
-            excerpt = found.seen[result.contender.label].excerpt
+            excerpt = found.plot_data[result.named_policy.label].excerpt
             _barrier_panel(axis, result, step_times(excerpt, cluster), workers)
         _barrier_legend(figure)
         axes[-1].set_xlabel("milliseconds")
@@ -177,7 +177,7 @@ def _caveat(cluster: Cluster) -> str:
 
 def _telling(found: SimulationResult) -> list[PolicyResult]:
     """At most three, by falling idle time."""
-    drawn = [r for r in found.results if r.contender.label in found.seen]
+    drawn = [r for r in found.results if r.named_policy.label in found.plot_data]
     ranked = sorted(drawn, key=lambda result: -result.interval("idle").mean)
     wanted = [*ranked[:1], *(r for r in ranked if r is found.reference), *ranked[-1:]]
     return [r for r in ranked if any(r is one for one in wanted)]
@@ -193,7 +193,7 @@ def _barrier_panel(axis: "Axes", result: PolicyResult, seen: StepTimes, workers:
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
     axis.set_xlim(left=0)
-    label, idle = result.contender.label, result.interval("idle").mean
+    label, idle = result.named_policy.label, result.interval("idle").mean
     axis.set_title(f"{label}, {idle:.1%} idle", color=policy_colour(label), pad=4)
     axis.set_ylabel("worker")
 

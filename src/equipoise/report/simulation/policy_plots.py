@@ -35,7 +35,7 @@ def idle_bars(found: SimulationResult) -> Picture:
         idle, tokens = figure.subplots(1, 2, sharey=True)
         _idle(idle, results)
         _tokens(tokens, results)
-        idle.set_yticks(range(len(results)), [r.contender.label for r in results])
+        idle.set_yticks(range(len(results)), [r.named_policy.label for r in results])
         idle.set_ylim(len(results) - 0.4, -0.6)
         for axis in (idle, tokens):
             axis.tick_params(axis="y", length=0)
@@ -52,7 +52,7 @@ def idle_bars(found: SimulationResult) -> Picture:
 
 def _idle(axis: "Axes", results: list[PolicyResult]) -> None:
     values = [result.interval("idle") for result in results]
-    colours = [policy_colour(result.contender.label) for result in results]
+    colours = [policy_colour(result.named_policy.label) for result in results]
     means = [value.mean * 100 for value in values]
     axis.barh(range(len(results)), means, color=colours, height=0.68, linewidth=0)
     ends = []
@@ -76,7 +76,7 @@ def _idle(axis: "Axes", results: list[PolicyResult]) -> None:
 def _tokens(axis: "Axes", results: list[PolicyResult]) -> None:
     for row, result in enumerate(results):
         made, bound = result.interval("throughput"), result.interval("bound").mean
-        colour = policy_colour(result.contender.label)
+        colour = policy_colour(result.named_policy.label)
         axis.plot([made.mean, bound], [row, row], color=MUTED, linewidth=1.0, alpha=0.6, zorder=2)
         axis.plot(
             bound, row, marker="|", markersize=11, color=TEXT_COLOUR, markeredgewidth=1.6, zorder=3
@@ -103,20 +103,20 @@ SEEN = 0.01
 
 def balance_curve(found: SimulationResult) -> Picture | None:
     """Distribution of mean / largest work over steps; None where nobody served anything."""
-    if not found.seen:
+    if not found.plot_data:
         return None
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for label, seen in found.seen.items():
+        for label, seen in found.plot_data.items():
             _policy_curve(axis, label, seen.balance, QUANTILES)
-        least = min(float(np.interp(SEEN, QUANTILES, s.balance)) for s in found.seen.values())
+        least = min(float(np.interp(SEEN, QUANTILES, s.balance)) for s in found.plot_data.values())
         axis.set_xlim(min(least, LEAST_SHOWN), 1.0)
         axis.set_ylim(0, 1)
         axis.set_xlabel("balance ratio of a step: mean / largest work of the workers")
         axis.set_ylabel("part of the steps below")
         add_grid(axis)
-        medians = {n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in found.seen.items()}
+        medians = {n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in found.plot_data.items()}
         ranked = sorted(medians, key=lambda label: medians[label])
         label_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
 
@@ -130,16 +130,16 @@ def balance_curve(found: SimulationResult) -> Picture | None:
 
 def wait_by_prompt(found: SimulationResult) -> Picture | None:
     """Mean wait of ten classes of requests by prompt; None where nobody served anything."""
-    if not found.seen:
+    if not found.plot_data:
         return None
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for label, seen in found.seen.items():
+        for label, seen in found.plot_data.items():
             _policy_curve(
                 axis, label, np.arange(len(seen.waits)), seen.waits, marker="o", markersize=3
             )
-        sizes = next(iter(found.seen.values())).sizes
+        sizes = next(iter(found.plot_data.values())).sizes
         axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
         axis.set_ylim(bottom=0)
         axis.set_xlabel("mean prompt of each tenth of the requests, tokens")
@@ -169,8 +169,8 @@ def _policy_curve(axis: "Axes", label: str, across: object, up: object, **look: 
 
 def _by_fairness(found: SimulationResult) -> list[tuple[str, str]]:
     """Those drawn, fairest first."""
-    values = {r.contender.label: r.interval("fairness").mean for r in found.results}
-    ranked = sorted(found.seen, key=lambda label: -values[label])
+    values = {r.named_policy.label: r.interval("fairness").mean for r in found.results}
+    ranked = sorted(found.plot_data, key=lambda label: -values[label])
     return [(label, f"{values[label]:.3f}") for label in ranked]
 
 
@@ -194,13 +194,13 @@ def means(sweep: Sweep, label: str, figure: str) -> list[float]:
         result.interval(figure).mean
         for point in sweep.points
         for result in point.results
-        if result.contender.label == label
+        if result.named_policy.label == label
     ]
 
 
 def labels_of(sweep: Sweep) -> tuple[str, ...]:
     """Of the routers."""
-    return tuple(result.contender.label for result in sweep.points[0].results)
+    return tuple(result.named_policy.label for result in sweep.points[0].results)
 
 
 def _by_load(sweep: Sweep) -> Picture:
@@ -263,7 +263,7 @@ def _by_workers(sweep: Sweep) -> Picture:
 
 def _ratios(sweep: Sweep, base: str) -> list[float]:
     """At the first point, of those that have any imbalance."""
-    first = {r.contender.label: r.interval("imbalance").mean for r in sweep.points[0].results}
+    first = {r.named_policy.label: r.interval("imbalance").mean for r in sweep.points[0].results}
     return [first[base] / value for value in first.values() if value > 0] or [1.0]
 
 

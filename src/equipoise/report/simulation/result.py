@@ -36,12 +36,12 @@ class LoadCurves:
     Attributes:
         steps: their numbers, [k].
         loads: KV tokens by worker, [k, workers].
-        warm: first step that figures are taken of.
+        first_measured_step: first step that figures are taken of.
     """
 
     steps: Loads
     loads: Loads
-    warm: int
+    first_measured_step: int
 
     @classmethod
     def of(cls, outcome: SimulationRun) -> "LoadCurves":
@@ -86,11 +86,11 @@ def typical_step(outcome: SimulationRun) -> int:
     start: int = outcome.window.start
     if start >= last:
         return max(last, 0)
-    balance = outcome.balance[: last - start + EXCERPT_STEPS]
+    balance = outcome.balancedness[: last - start + EXCERPT_STEPS]
     means = np.convolve(balance, np.full(EXCERPT_STEPS, 1 / EXCERPT_STEPS), mode="valid")
     if not means.size:
         return start
-    return start + int(np.abs(means - outcome.balance.mean()).argmin())
+    return start + int(np.abs(means - outcome.balancedness.mean()).argmin())
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,15 +122,15 @@ class PlotDataCollector:
 
     def keep(self, contender: NamedPolicy, seed: int, outcome: SimulationRun) -> None:
         """As `compare` hands it out; contenders whose requests all failed are left out."""
-        if not outcome.balance.size or not outcome.waits.size:
+        if not outcome.balancedness.size or not outcome.queue_times.size:
             return
         label = contender.label
         if label not in self.first:
             self.first[label] = LoadCurves.of(outcome), StepExcerpt.of(outcome)
-        self.balances.setdefault(label, []).append(np.quantile(outcome.balance, QUANTILES))
+        self.balances.setdefault(label, []).append(np.quantile(outcome.balancedness, QUANTILES))
         self.classes.setdefault(label, []).append(by_size(outcome))
 
-    def seen(self) -> dict[str, PolicyPlotData]:
+    def plot_data(self) -> dict[str, PolicyPlotData]:
         """By label."""
         return {
             label: PolicyPlotData(*first, _mean(self.balances[label]), *self._classes(label))
@@ -146,7 +146,7 @@ class PlotDataCollector:
 def by_size(outcome: SimulationRun) -> tuple[FloatArray, FloatArray]:
     """Mean prompt and mean wait of `CLASSES` classes of as many requests, small ones first; fewer
     where there are fewer requests."""
-    prompts, waits = outcome.workload.prompts[outcome.measured], outcome.waits
+    prompts, waits = outcome.workload.prompts[outcome.measured], outcome.queue_times
     order = np.array_split(np.argsort(prompts, kind="stable"), CLASSES)
     parts = [part for part in order if part.size]
     return (
@@ -192,7 +192,7 @@ class SimulationSubject:
     @classmethod
     def of(cls, trial: ComparisonSetup, sampling: str, arrivals: str) -> "SimulationSubject":
         """The first seed's. Raises what drawing raises."""
-        workload, scenario = trial.staged(trial.seeds[0])
+        workload, scenario = trial.scenario_of_seed(trial.seeds[0])
         requests, cluster = workload.summary(), scenario.cluster
         return cls(
             workload=workload.name,
@@ -231,23 +231,23 @@ class SimulationResult:
         subject: what was simulated.
         seeds: a run of each contender for each.
         results: by contender, in the order of tables.
-        seen: by label, what pictures are drawn of.
+        plot_data: by label, what pictures are drawn of.
         sweep: None without one.
     """
 
     subject: SimulationSubject
     seeds: tuple[int, ...]
     results: tuple[PolicyResult, ...]
-    seen: Mapping[str, PolicyPlotData] = field(default_factory=dict)
+    plot_data: Mapping[str, PolicyPlotData] = field(default_factory=dict)
     sweep: Sweep | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Of the contenders."""
-        return tuple(result.contender.label for result in self.results)
+        return tuple(result.named_policy.label for result in self.results)
 
     @property
     def reference(self) -> PolicyResult:
         """The default policy, or the first contender where it is not among them."""
-        named = {result.contender.label: result for result in self.results}
+        named = {result.named_policy.label: result for result in self.results}
         return named.get(REFERENCE_POLICY, self.results[0])

@@ -103,7 +103,7 @@ def sweep_cells(sweep: Sweep, figure: str) -> dict[str, tuple[str, ...]]:
     """By label, the means at every point."""
     column = BY_FIGURE[figure]
     decimals = column.decimals([result for point in sweep.points for result in point.results])
-    labels = [result.contender.label for result in sweep.points[0].results]
+    labels = [result.named_policy.label for result in sweep.points[0].results]
     return {
         label: tuple(
             _mean(column.scale * point.results[place].interval(figure).mean, decimals)

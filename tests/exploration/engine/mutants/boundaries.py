@@ -17,7 +17,7 @@ class LateVerdicts(RebalanceEngine):
 
     _heard: Verdict = Pending()
 
-    def _settle(self, state: Voting, step: int) -> Job[State]:
+    def _settle_vote(self, state: Voting, step: int) -> Job[State]:
         assert self._vote is not None
         if self._vote.done():
             self._heard = self._vote.result()
@@ -32,7 +32,7 @@ class ForgetsToDrain(RebalanceEngine):
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         super()._abort(state, step, reason)
-        self._staff.transfer.close()
+        self._workers.transfer.close()
         return Idle()
 
 
@@ -57,7 +57,7 @@ class UncountedAborts(RebalanceEngine):
 class SharesWhenReady(LaggedShares):
     """Installs renewed shares when they are solved, not one boundary after their sum."""
 
-    def _take(self) -> Job[None]:
+    def _install_solution(self) -> Job[None]:
         if isinstance(self._state, Solving) and self._state.new_shares.done():
             yield from super()._take()
 
@@ -65,7 +65,7 @@ class SharesWhenReady(LaggedShares):
 class SwallowsErrors(LaggedShares):
     """Goes on with the shares it has when solving fails."""
 
-    def _take(self) -> Job[None]:
+    def _install_solution(self) -> Job[None]:
         try:
             yield from super()._take()
         except Exception:

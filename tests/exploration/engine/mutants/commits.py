@@ -42,18 +42,18 @@ class CommitsEarly(StagedPath):
     def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         after = super().poll(voyage)
         if isinstance(after, Staged):
-            for lot in after.staged:
+            for lot in after.ready_chunks:
                 if not any(lot is early for early in self._ahead):
                     self._ahead.append(lot)
-                    self._installed.commit(lot.change, lot.staged.copies)
+                    self._serving_state.commit(lot.layer_update, lot.staged.copies)
         return after
 
     def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        installed, self._installed = self._installed, _Nowhere(self._installed)  # type: ignore[assignment]
+        installed, self._serving_state = self._serving_state, _Nowhere(self._serving_state)  # type: ignore[assignment]
         try:
             after = super().commit(state, lots, step)
         finally:
-            self._installed = installed
+            self._serving_state = installed
         return after
 
 
@@ -71,15 +71,15 @@ class CommitsAll(StagedPath):
     """Installs all that is staged here, however many lots were agreed on."""
 
     def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        return super().commit(state, len(state.staged), step)
+        return super().commit(state, len(state.ready_chunks), step)
 
 
 class OverlapsBuffers(StagedPath):
     """Lets a lot go beside another that fills the same buffers."""
 
     @staticmethod
-    def _may_fly(voyage: TransferProgress) -> bool:
-        lot = voyage.committed + len(voyage.in_flight)
+    def _can_start_chunk(voyage: TransferProgress) -> bool:
+        lot = voyage.chunks_committed + len(voyage.in_flight)
         return lot < voyage.proposal.migration.chunks and len(voyage.in_flight) < 2
 
 
@@ -93,28 +93,28 @@ class OverwritesSources(StagedPath):
     def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         self._catch_up()
         after = super().poll(voyage)
-        return Staged(after.voyage, ()) if isinstance(after, Transferring) else after
+        return Staged(after.progress, ()) if isinstance(after, Transferring) else after
 
     def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        missing = lots - len(state.staged)
+        missing = lots - len(state.ready_chunks)
         after = super().commit(state, lots - max(missing, 0), step)
         for _ in range(missing):
             assert isinstance(after, Transferring)
-            after = self._tables_only(after.voyage)
+            after = self._tables_only(after.progress)
         return after
 
     def _tables_only(self, voyage: TransferProgress) -> Transferring | Finished:
-        self._installed.commit(voyage.proposal.changes[voyage.committed], ())
+        self._serving_state.commit(voyage.proposal.layer_updates[voyage.chunks_committed], ())
         self._late.append(voyage.in_flight[0])
-        done, rest = voyage.committed + 1, voyage.in_flight[1:]
-        return self._go_on(replace(voyage, committed=done, in_flight=rest))
+        done, rest = voyage.chunks_committed + 1, voyage.in_flight[1:]
+        return self._start_chunks(replace(voyage, chunks_committed=done, in_flight=rest))
 
     def _catch_up(self) -> None:
         for task in [task for task in self._late if task.done()]:
             self._late.remove(task)
             if task.exception() is None:
                 copies = task.result().staged.copies
-                self._installed.store.commit(copies, self._installed._compute)
+                self._serving_state.store.commit(copies, self._serving_state._compute)
 
 
 def any_rank(ballots: Sequence[Ballot]) -> Verdict:
@@ -129,12 +129,12 @@ class TablesFirst(ServingState):
     """Flips generations, and holds readers for the copying of the weights only."""
 
     def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
-        self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
-        held = self.readers.hold(self._compute)
+        self._accelerator.kernels.commit_tables(change.tables, self.tables, self._compute)
+        held = self.readers.wait_for_readers(self._compute)
         if copies:
             self.store.commit(copies, self._compute)
-        self._compute.record(self._settled)
-        self.readers.follow(held, self._settled)
+        self._compute.record(self._last_change)
+        self.readers.resume_readers(held, self._last_change)
         self._layout = change.applied_to(self._layout)
 
 
@@ -147,14 +147,14 @@ class ForgetsReaders(ServingState):
     """Commits without regard to attached streams."""
 
     def attach(self, stream: Stream) -> Reader:
-        stream.wait(self._settled)
+        stream.wait(self._last_change)
         return _Forgotten()
 
 
 class AcknowledgesUnread(P2PTransfer):
     """Says that a lot is staged before the copy stream has come to its end."""
 
-    def _land(self, leg: RankTransfers, hold: Any) -> Job[StagedChunk]:
+    def _finish_chunk(self, leg: RankTransfers, hold: Any) -> Job[StagedChunk]:
         early: Any = stream_idle(self._accelerator, self._copy)
         landing = super()._land(leg, hold)
         due = next(landing)

@@ -20,7 +20,7 @@ from equipoise.hal.slots import SlotStore
 class NotDrained(InPlacePath):
     """Ends an epoch when its tables are installed, whoever still holds a lock."""
 
-    def _drained(self, state: Updating) -> bool:
+    def _locks_drained(self, state: Updating) -> bool:
         return True
 
 
@@ -29,9 +29,9 @@ class WritesAtOnce(InPlacePath):
 
     def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         for layer in change.layers:
-            yield from self._fill(layer, layout.placement)
-            yield LockReleased(self._gates.locks[layer])
-            self._gates.locks[layer].signal(epochs[layer])
+            yield from self._write_slots(layer, layout.placement)
+            yield LockReleased(self._layer_locks.locks[layer])
+            self._layer_locks.locks[layer].signal(epochs[layer])
 
 
 class SignalsFirst(InPlacePath):
@@ -39,9 +39,9 @@ class SignalsFirst(InPlacePath):
 
     def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         for layer in change.layers:
-            yield LockReleased(self._gates.locks[layer])
-            self._gates.locks[layer].signal(epochs[layer])
-            yield from self._fill(layer, layout.placement)
+            yield LockReleased(self._layer_locks.locks[layer])
+            self._layer_locks.locks[layer].signal(epochs[layer])
+            yield from self._write_slots(layer, layout.placement)
 
 
 class IgnoresErrors(InPlacePath):
@@ -49,22 +49,22 @@ class IgnoresErrors(InPlacePath):
 
     def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         for layer in change.layers:
-            yield LockReleased(self._gates.locks[layer])
+            yield LockReleased(self._layer_locks.locks[layer])
             try:
-                yield from self._fill(layer, layout.placement)
+                yield from self._write_slots(layer, layout.placement)
             except Exception:
-                self._gates.locks[layer].signal(epochs[layer])
+                self._layer_locks.locks[layer].signal(epochs[layer])
                 continue
-            self._gates.locks[layer].signal(epochs[layer])
+            self._layer_locks.locks[layer].signal(epochs[layer])
 
 
 class HalfLocks(LayerLocks):
     """Locks the step that hands a layer over, and not the one behind."""
 
-    def locked(self, layer: int, step: int) -> bool:
-        return self._first.get(layer) == step
+    def is_locked(self, layer: int, step: int) -> bool:
+        return self._first_steps.get(layer) == step
 
-    def _check_over(self, layer: int, step: int) -> None:
+    def _check_finished(self, layer: int, step: int) -> None:
         """Believes that all is well."""
 
 

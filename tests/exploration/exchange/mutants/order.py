@@ -21,47 +21,47 @@ class ReusedWhileRead(BatchTracker):
     """Gives the room on while somebody reads the results on another stream."""
 
     def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
-        self._behind.clear()
+        self._start_events.clear()
         super().dispatch(batch, ticket, stream)
 
 
 class ReusedInFlight(BatchTracker):
     """Gives the room on once its results have been sent, whether they came or not."""
 
-    def deliver(self, ticket: int, stream: Stream) -> Tensor:
+    def wait_results(self, ticket: int, stream: Stream) -> Tensor:
         state = self._own(ticket)
         assert isinstance(state, Combining | Combined)
         if isinstance(state, Combining):
-            self._kernels.unpack_results(state.tokens, self._room, stream)
+            self._kernels.unpack_results(state.tokens, self._buffers, stream)
             stream.record(self._returned)
             self._state = Combined(ticket, state.tokens)
-        return self._room.results[: state.tokens]
+        return self._buffers.results[: state.tokens]
 
 
 class ListsTooEarly(BatchTracker):
     """Lists the entries of what has not come."""
 
-    def arrive(self, ticket: int, stream: Stream) -> ReceivedRows:
+    def wait_rows(self, ticket: int, stream: Stream) -> ReceivedRows:
         state = self._own(ticket)
         if isinstance(state, Dispatching):
-            self._kernels.unpack_rows(self._room, stream)
+            self._kernels.unpack_rows(self._buffers, stream)
             stream.record(self._unpacked)
-            self._entered = (self._unpacked,)
+            self._merge_events = (self._unpacked,)
             self._state = Dispatched(ticket, state.tokens)
-        return self._room.arrivals
+        return self._buffers.received
 
 
 class WordsReadTooEarly(BatchTracker):
     """Reads the words without waiting for the stream that enters them."""
 
-    def read_words(self, stream: Stream) -> None:
+    def wait_headers_merged(self, stream: Stream) -> None:
         """Whatever is there."""
 
 
 class WordsWrittenTooEarly(BatchTracker):
     """Lets a batch enter words that are being read."""
 
-    def follow(self, event: Event) -> None:
+    def start_after(self, event: Event) -> None:
         if isinstance(self._state, Idle):
             return
         super().follow(event)
@@ -71,7 +71,7 @@ class NeverClears(StatusReader):
     """Keeps the words of the step before."""
 
     def _copy(self) -> None:
-        for into, found in zip(self._host, self._rooms, strict=True):
+        for into, found in zip(self._host, self._status_words, strict=True):
             into.copy_(found)
 
 
@@ -84,7 +84,7 @@ def latest_only(told: Tensor, arrived: DispatchMessages, own: Tensor, active: Te
 def any_generation(told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Compares no generation."""
     merge_headers(told, arrived, own, torch.zeros_like(active))
-    seen = torch.where(active[:, None], arrived.lost.long(), 0).amax(0)
+    seen = torch.where(active[:, None], arrived.overflow.long(), 0).amax(0)
     told[OVERFLOW].copy_(torch.maximum(told[OVERFLOW], seen))
 
 

@@ -22,9 +22,9 @@ class KeepsToItself(TorchKernels):
 
     def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         super()._pack_rows(batch, room)
-        lost = self._buffers[room.number].sent.lost
-        room.words[status.OVERFLOW].copy_(
-            torch.maximum(room.words[status.OVERFLOW], lost[0].long())
+        lost = self._buffers[room.index].sent.overflow
+        room.status[status.OVERFLOW].copy_(
+            torch.maximum(room.status[status.OVERFLOW], lost[0].long())
         )
         lost.zero_()
 
@@ -33,12 +33,12 @@ class LeavesOldIds(TorchKernels):
     """Writes the ids of rows that are used, and no others."""
 
     def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
-        ids = self._buffers[room.number].sent.ids
+        ids = self._buffers[room.index].sent.ids
         seen = self._seen = getattr(self, "_seen", set[int]())
-        before = ids.clone() if room.number in seen else torch.full_like(ids, self._form.invalid)
-        seen.add(room.number)
+        before = ids.clone() if room.index in seen else torch.full_like(ids, self._form.invalid_slot)
+        seen.add(room.index)
         super()._pack_rows(batch, room)
-        used = self._buffers[room.number].sent.rows.view(-1, 1, 1)
+        used = self._buffers[room.index].sent.row_counts.view(-1, 1, 1)
         row = torch.arange(ids.shape[1]).view(1, -1, 1)
         ids.copy_(torch.where(row < used, ids, before))
 
@@ -48,7 +48,7 @@ class LoadsOfTheStepBefore(TorchKernels):
 
     def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         super()._pack_rows(batch, room)
-        loads = self._buffers[room.number].sent.loads
+        loads = self._buffers[room.index].sent.loads
         kept, self._kept = getattr(self, "_kept", loads.clone()), loads.clone()
         loads.copy_(kept)
 
@@ -68,9 +68,9 @@ class LeavesOldResults(TorchKernels):
         before = room.results.clone()
         super()._unpack_results(tokens, room)
         form = self._form
-        places = self._buffers[room.number].places[: tokens * form.top_k]
+        places = self._buffers[room.index].result_positions[: tokens * form.top_k]
         for place in range(tokens * form.top_k):
-            if places[place] == form.entries:
+            if places[place] == form.max_entries:
                 token, k = divmod(place, form.top_k)
                 room.results[token, k] = before[token, k]
 
@@ -79,8 +79,8 @@ class SharesBlobs(TorchKernels):
     """Both rooms send their results from one buffer."""
 
     def _pack_results(self, rows: Tensor, room: BufferSet) -> None:
-        first, other = self._buffers[0], self._buffers[room.number]
-        self._buffers[room.number] = replace(
+        first, other = self._buffers[0], self._buffers[room.index]
+        self._buffers[room.index] = replace(
             other, result_blobs=(first.result_blobs[0], other.result_blobs[1])
         )
         super()._pack_results(rows, room)
@@ -89,7 +89,7 @@ class SharesBlobs(TorchKernels):
 class OutOfOrder(AllRanksTransport):
     """Sends without a look at what the stream has still to pack."""
 
-    def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
+    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
         group: Communicator = self._communicator
         return group.all_to_all(into, source)
 
@@ -97,7 +97,7 @@ class OutOfOrder(AllRanksTransport):
 def one_too_many(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Takes a message for full when one row more has come than fits."""
     found = sorting.sort_batch(slots, form, active)
-    return replace(found, lost=(found.lost - 1).clamp(min=0))
+    return replace(found, overflow=(found.overflow - 1).clamp(min=0))
 
 
 def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
@@ -111,17 +111,17 @@ def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBa
 def row_a_choice(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Counts a row for each choice of a token, also where they go to one rank."""
     found = sorting.sort_batch(slots, form, active)
-    homes = torch.where((slots >= 0) & (slots < form.slots), slots // form.slots_per_rank, -1)
+    homes = torch.where((slots >= 0) & (slots < form.num_slots), slots // form.slots_per_rank, -1)
     most = max(int((homes == r).sum()) for r in range(form.ranks) if active[r]) - form.capacity
-    lost = found.lost.clone()
+    lost = found.overflow.clone()
     lost[0] = max(most, 0)
-    return replace(found, lost=lost)
+    return replace(found, overflow=lost)
 
 
 def strays_uncounted(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Says nothing of choices that fall on ranks that take no part."""
     found = sorting.sort_batch(slots, form, active)
-    return replace(found, stray=torch.zeros_like(found.stray))
+    return replace(found, inactive_rank_hits=torch.zeros_like(found.inactive_rank_hits))
 
 
 def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
@@ -129,7 +129,7 @@ def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedB
     everybody = torch.ones_like(active)
     everybody[-1] = False
     found = sorting.sort_batch(slots, form, everybody)
-    return replace(found, stray=sorting.sort_batch(slots, form, active).stray)
+    return replace(found, inactive_rank_hits=sorting.sort_batch(slots, form, active).inactive_rank_hits)
 
 
 MUTANTS = (

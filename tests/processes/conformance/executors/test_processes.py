@@ -109,4 +109,4 @@ def test_process_subject_refuses_unfindable_property(subject: ProcessSubject) ->
     ("ranks", "sizes"), [(1, (1,)), (2, (1, 2)), (4, (1, 2, 3, 4)), (6, (1, 2, 3, 4, 5, 6))]
 )
 def test_process_subject_sizes_reach_rank_count(ranks: int, sizes: tuple[int, ...]) -> None:
-    assert ProcessSubject("cpu", "gloo", ranks).traits.sizes == sizes
+    assert ProcessSubject("cpu", "gloo", ranks).traits.group_sizes == sizes

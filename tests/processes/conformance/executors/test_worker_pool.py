@@ -29,7 +29,7 @@ def crew() -> Iterator[WorkerPool]:
 
 
 def ask(crew: WorkerPool, rank: int, **order: object) -> dict[str, Any]:
-    crew.order({rank: order})
+    crew.send({rank: order})
     return crew.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
 
 
@@ -55,7 +55,7 @@ def wait_until_all_ended(pids: list[int]) -> None:
 def test_crew_ranks_are_forks_of_one_template(crew: WorkerPool) -> None:
     crew.start(range(3))
     told = [ask(crew, rank) for rank in range(3)]
-    assert [one["pid"] for one in told] == [crew.members[rank].pid for rank in range(3)]
+    assert [one["pid"] for one in told] == [crew.workers[rank].pid for rank in range(3)]
     assert len({one["parent"] for one in told}) == 1
     assert {one["imported_by"] for one in told} == {told[0]["parent"]}
 
@@ -83,7 +83,7 @@ def test_crew_reports_how_rank_ended(crew: WorkerPool) -> None:
     crew.start(range(2))
     with pytest.raises(Violation, match="rank 1 was killed by SIGKILL"):
         ask(crew, 1, kill=signal.SIGKILL)
-    assert crew.members == {}
+    assert crew.workers == {}
 
 
 def test_halted_detects_stopped_and_ended_process(crew: WorkerPool) -> None:
@@ -99,7 +99,7 @@ def test_crew_replaces_stopped_rank(crew: WorkerPool) -> None:
     crew.start(range(2))
     before = ask(crew, 0)
     os.kill(before["pid"], signal.SIGSTOP)
-    crew.end([0])
+    crew.kill([0])
     assert ended(before["pid"])
     crew.start(range(2))
     after = ask(crew, 0)
@@ -121,7 +121,7 @@ def test_crew_quotes_import_error_of_rank_module() -> None:
     crew = WorkerPool(["equipoise.nowhere"])
     with pytest.raises(Violation, match=r"no rank can be started(?s:.*)equipoise\.nowhere"):
         crew.start([0])
-    assert crew.members == {}
+    assert crew.workers == {}
     crew.close()
 
 
@@ -132,7 +132,7 @@ def test_crew_recovers_from_template_death(
     told = ask(crew, 0)
     os.kill(told["parent"], signal.SIGKILL)
     wait_until_all_ended([told["parent"], told["pid"]])
-    crew.end([0])
+    crew.kill([0])
     crew.start([0])
     assert ask(crew, 0)["parent"] != told["parent"]
 

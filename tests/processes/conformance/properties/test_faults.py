@@ -61,7 +61,7 @@ def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
     story = plot(found)
     assert 2 <= found.size <= 4
     assert story.victim < found.size
-    assert story.at < len(story.steps)
+    assert story.step < len(story.steps)
     for step in found.steps:
         _, first, second = map(int, step.args)
         assert first != second
@@ -78,21 +78,21 @@ def test_fault_programs_end_no_irreplaceable_rank(found: Program) -> None:
 def test_fault_plan_drop_excuses_only_last_step() -> None:
     story = told(RankFault.DROP)
     assert len(story.steps) == 2
-    assert [story.misses(number) for number in range(2)] == [False, True]
-    assert [story.spoils(number) for number in range(2)] == [False, True]
+    assert [story.never_comes(number) for number in range(2)] == [False, True]
+    assert [story.may_fail(number) for number in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("fault", [RankFault.KILL, RankFault.STOP])
 def test_fault_plan_lost_rank_excuses_all_later_steps(fault: RankFault) -> None:
     story = told(fault)
     assert story.lost == {0}
-    assert [story.misses(number) for number in range(3)] == [False, True, True]
-    assert all(story.spoils(number) for number in range(3))
+    assert [story.never_comes(number) for number in range(3)] == [False, True, True]
+    assert all(story.may_fail(number) for number in range(3))
 
 
 def test_fault_plan_delay_requires_every_step() -> None:
     story = told(RankFault.DELAY)
-    assert not any(story.misses(n) or story.spoils(n) for n in range(3))
+    assert not any(story.never_comes(n) or story.may_fail(n) for n in range(3))
 
 
 def test_fault_programs_draw_every_fault() -> None:

@@ -45,6 +45,6 @@ def test_introduction_last_set_times_out_without_peer(planes: Planes) -> None:
 
 def test_introduction_get_fails_after_forget(planes: Planes) -> None:
     made = introduced(planes[0])
-    made.forget()
+    made.detach()
     with pytest.raises(CommunicatorFailed, match="after the introduction"):
         made.get("0")

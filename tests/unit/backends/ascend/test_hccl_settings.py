@@ -51,12 +51,12 @@ def test_device_bytes_counts_two_buffers_each(monkeypatch: pytest.MonkeyPatch) -
 
 def test_ledger_totals_entries_until_struck() -> None:
     ledger = CommMemoryLedger()
-    ledger.enter("model/0/0-1", 2 * 200 * MIB)
-    ledger.enter("model/0/0-1/0-1", 2 * 20 * MIB)
-    assert [holding.name for holding in ledger.held()] == ["model/0/0-1", "model/0/0-1/0-1"]
+    ledger.add("model/0/0-1", 2 * 200 * MIB)
+    ledger.add("model/0/0-1/0-1", 2 * 20 * MIB)
+    assert [holding.name for holding in ledger.entries()] == ["model/0/0-1", "model/0/0-1/0-1"]
     assert ledger.total() == 2 * 220 * MIB
-    ledger.strike("model/0/0-1")
-    ledger.strike("model/0/0-1")
+    ledger.remove("model/0/0-1")
+    ledger.remove("model/0/0-1")
     assert ledger.total() == 2 * 20 * MIB
 
 

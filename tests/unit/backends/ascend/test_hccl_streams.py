@@ -31,22 +31,22 @@ def test_lanes_aim_predicts_next_vendor_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
-        aimed = account.aim()
-        assert account.take(vendor.draw().stream_id, f"c{number}") == aimed
+        aimed = account.reserve_next()
+        assert account.assign(vendor.draw().stream_id, f"c{number}") == aimed
 
 
 def test_lanes_give_each_communicator_and_bell_own_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     taken = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
-    assert len(taken | {account.bell.stream_id}) == POOL
+    assert len(taken | {account.release_stream.stream_id}) == POOL
 
 
 def test_lanes_reuse_only_returned_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     lanes = [_take(account, vendor, f"c{n}") for n in range(POOL - 1)]
-    account.give(lanes[1])
+    account.release(lanes[1])
     assert _take(account, vendor, "new").stream_id == lanes[1].stream_id
 
 
@@ -56,7 +56,7 @@ def test_lanes_exhausted_error_names_holders() -> None:
     for number in range(POOL - 1):
         _take(account, vendor, f"c{number}")
     with pytest.raises(CommunicatorFailed, match=r"the pool has 5, held by c0, c1, c2, c3, the b"):
-        account.aim()
+        account.reserve_next()
 
 
 def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
@@ -66,7 +66,7 @@ def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
     for _ in range(POOL - 1):
         vendor.draw()
     second = _take(account, vendor, "second")
-    assert second.stream_id not in (first.stream_id, account.bell.stream_id)
+    assert second.stream_id not in (first.stream_id, account.release_stream.stream_id)
 
 
 def test_lanes_detect_communicator_on_taken_stream() -> None:
@@ -74,16 +74,16 @@ def test_lanes_detect_communicator_on_taken_stream() -> None:
     account = HcclStreamPool(vendor.draw)
     first = _take(account, vendor, "first")
     with pytest.raises(CommunicatorFailed, match="HCCL runs second on the stream of first"):
-        account.take(first.stream_id, "second")
+        account.assign(first.stream_id, "second")
 
 
 def test_lanes_detect_stream_of_another_pool() -> None:
     with pytest.raises(CommunicatorFailed, match="stream 7, which is not of its pool"):
-        HcclStreamPool(Vendor().draw).take(7, "c")
+        HcclStreamPool(Vendor().draw).assign(7, "c")
 
 
 def _take(account: HcclStreamPool, vendor: Vendor, holder: str) -> Stream:
-    account.aim()
+    account.reserve_next()
     number = vendor.draw().stream_id
-    account.take(number, holder)
+    account.assign(number, holder)
     return Stream(number)

@@ -49,22 +49,22 @@ def pair(host: StoreHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 def starve(plane: StoreControlPlane) -> None:
     """Its pulse neither beats nor looks any more."""
-    plane._pulse.stop()
+    plane._heartbeat.stop()
 
 
 def test_silent_rank_is_reported_with_observer_operation(pair: Pair) -> None:
     starve(pair[1])
-    pair[0].enter("step 9")
-    lost = pair[0].lost(SOON)
+    pair[0].set_operation("step 9")
+    lost = pair[0].lost_rank(SOON)
     assert lost is not None
     assert (lost.rank, lost.operation) == (1, "step 9")
-    assert lost.how.startswith("fell silent")
+    assert lost.reason.startswith("fell silent")
 
 
 def test_starved_rank_does_not_report_others_as_lost(pair: Pair) -> None:
     """After a stop of its own, every other rank looks silent until it has looked again."""
     starve(pair[0])
-    assert pair[0].lost(1.0) is None
+    assert pair[0].lost_rank(1.0) is None
 
 
 def test_closed_control_plane_is_freed_without_gc(host: StoreHost) -> None:
@@ -87,8 +87,8 @@ def test_unjoined_rank_is_lost_only_after_deadline(
     monkeypatch.setattr(control_plane, "SILENCE", 0.1)
     patient, hasty = plane(host, 0), plane(host, 0, deadline=0.3)
     try:
-        assert patient.lost(0.5) is None
-        late = hasty.lost(SOON)
+        assert patient.lost_rank(0.5) is None
+        late = hasty.lost_rank(SOON)
         assert late is not None
         assert late.rank == 1
     finally:
@@ -99,10 +99,10 @@ def test_unjoined_rank_is_lost_only_after_deadline(
 def test_first_reported_loss_is_kept_and_hidden_from_lost_rank(host: StoreHost, pair: Pair) -> None:
     host.report_loss(1, "was killed by SIGKILL")
     host.report_loss(0, "exited")
-    found = pair[0].lost(SOON)
+    found = pair[0].lost_rank(SOON)
     assert found is not None
-    assert (found.rank, found.how) == (1, "was killed by SIGKILL")
-    assert pair[1].lost(0.0) is None
+    assert (found.rank, found.reason) == (1, "was killed by SIGKILL")
+    assert pair[1].lost_rank(0.0) is None
 
 
 SHARED = settings(
@@ -163,8 +163,8 @@ def test_control_calls_fail_without_store(host: StoreHost, pair: Pair) -> None:
     for call in calls:
         with pytest.raises(ControlPlaneLost):
             call()
-    pair[0].leave("no matter")
-    assert pair[0].lost(0.0) is None
+    pair[0].announce_exit("no matter")
+    assert pair[0].lost_rank(0.0) is None
 
 
 def test_connect_names_address_without_store(host: StoreHost) -> None:

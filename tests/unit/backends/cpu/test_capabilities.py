@@ -33,4 +33,4 @@ def test_gloo_undeclared_capabilities_match_contract() -> None:
 
 def test_cpu_defaults_to_gloo_without_launcher() -> None:
     assert BACKEND.communicator == GLOO.name
-    assert GLOO.joined() is None
+    assert GLOO.launcher_rendezvous() is None

@@ -84,7 +84,7 @@ def test_lock_memory_is_bounded_without_drain(cpu: CpuAccelerator, lock: CpuStre
         lock.wait(0, SOON)
     stream.synchronize(SOON)
     lock.release(stream)
-    assert len(lock._passing) == 1
+    assert len(lock._pending_events) == 1
 
 
 def test_program_may_acquire_lock(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:

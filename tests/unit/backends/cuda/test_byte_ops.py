@@ -131,8 +131,8 @@ def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> N
 def test_fingerprint_covers_concatenated_parts() -> None:
     parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
     out = torch.zeros(2, dtype=torch.int64)
-    VERBS.fingerprint(parts, out[0], STREAM)
-    VERBS.fingerprint(parts[:1], out[1], STREAM)
+    VERBS.checksum_parts(parts, out[0], STREAM)
+    VERBS.checksum_parts(parts[:1], out[1], STREAM)
     assert out.tolist() == [as_int64(checksum(torch.cat(parts))), as_int64(checksum(parts[0]))]
 
 

@@ -84,7 +84,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         for _ in range(3):
-            one.submit(cuda_runtime.RUNTIME.settle_thread, 1).result()
+            one.submit(cuda_runtime.RUNTIME.set_thread_device, 1).result()
     assert driver.told == ["relaxed"]
     assert cuda_runtime.cuda().current == 1
 
@@ -92,8 +92,8 @@ def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
 def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
     """It may capture itself, in the mode in which the driver checks for it."""
     with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
-        one.submit(cuda_runtime.RUNTIME.settle_thread, 0).result()
-    cuda_runtime.RUNTIME.settle_thread(0)
+        one.submit(cuda_runtime.RUNTIME.set_thread_device, 0).result()
+    cuda_runtime.RUNTIME.set_thread_device(0)
     assert driver.told == []
 
 
@@ -101,13 +101,13 @@ def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> N
     mark = DeviceRecording(Device(cuda_runtime.RUNTIME, 0))
     mark.record("stream")
     driver.told.clear()
-    assert mark.over()
+    assert mark.is_complete()
     assert driver.told == ["relaxed", "asked", "global"]
 
 
 def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
     def look() -> bool:
-        return DeviceRecording(Device(cuda_runtime.RUNTIME, 0)).over()
+        return DeviceRecording(Device(cuda_runtime.RUNTIME, 0)).is_complete()
 
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         assert one.submit(look).result()
@@ -122,7 +122,7 @@ def test_settle_thread_sets_device_without_driver(
 
     monkeypatch.setattr(cuda_runtime, "driver", missing)
     with ThreadPoolExecutor(1) as one:
-        one.submit(cuda_runtime.RUNTIME.settle_thread, 2).result()
+        one.submit(cuda_runtime.RUNTIME.set_thread_device, 2).result()
     assert cuda_runtime.cuda().current == 2
 
 
@@ -138,8 +138,8 @@ def devices(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def test_choose_asks_for_queues_and_restores_environment(devices: Any) -> None:
     assert cuda_runtime.shared_queues() == ""
-    cuda_runtime.RUNTIME.choose(0)
-    cuda_runtime.RUNTIME.choose(1)
+    cuda_runtime.RUNTIME.select_device(0)
+    cuda_runtime.RUNTIME.select_device(1)
     assert devices.asked == ["32"] * 3  # the initialisation, and the context of each device
     assert QUEUES not in os.environ
     assert cuda_runtime.shared_queues() == ""
@@ -152,7 +152,7 @@ def test_queues_are_shared_where_others_initialised_cuda(devices: Any) -> None:
         in cuda_runtime.shared_queues()
     )
     os.environ[QUEUES] = "32"  # too late
-    cuda_runtime.RUNTIME.choose(0)
+    cuda_runtime.RUNTIME.select_device(0)
     assert "CUDA was initialised without" in cuda_runtime.shared_queues()
 
 
@@ -168,7 +168,7 @@ def test_choose_keeps_fewer_queues_that_the_user_set(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(QUEUES, "8")
-    cuda_runtime.RUNTIME.choose(0)
+    cuda_runtime.RUNTIME.select_device(0)
     assert set(devices.asked) == {"8"}
     assert os.environ[QUEUES] == "8"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in cuda_runtime.shared_queues()

@@ -79,7 +79,7 @@ def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
 
 def test_full_word_give_stores_without_driver_call(scribe: Scribe) -> None:
     full = CudaAcquireFlag(DEVICE)
-    full.give()
+    full.signal()
     assert full._word.value == 1
     assert scribe.calls == []
 
@@ -145,7 +145,7 @@ def test_unrestricted_relaxes_capture_mode_without_stream_memory(
 ) -> None:
     """The mode is relaxed wherever there are bindings, whatever streams can wait for."""
     monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "CUDA_LAUNCH_BLOCKING=1 is set")
-    with cuda_runtime.RUNTIME.unrestricted():
+    with cuda_runtime.RUNTIME.allowed_in_capture():
         assert scribe.mode == "relaxed"
     assert scribe.mode == "global"
 

@@ -150,7 +150,7 @@ def test_nccl_uses_device_opened_by_process(
     monkeypatch.setattr(cuda_runtime, "_queues", None)
     monkeypatch.setattr(cuda_runtime.RUNTIME, "_chosen", None)
     assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
-    cuda_runtime.RUNTIME.choose(1)
+    cuda_runtime.RUNTIME.select_device(1)
     assert Nccl(absent).device(0) == 1
 
 
@@ -262,10 +262,10 @@ def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(nccl, "bind", lambda device: None)
     api: Any = Joining()
     talk: Any = Talking()
-    members = CommSpec("pair", (0, 1), 0, link=True, deadline=1.0)
+    members = CommSpec("pair", (0, 1), 0, is_link=True, deadline=1.0)
     greet: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
-        Nccl(lambda: api).meet(members, Device(cuda_runtime.RUNTIME, 0), talk, greet)
+        Nccl(lambda: api).init_comm(members, Device(cuda_runtime.RUNTIME, 0), talk, greet)
     assert api.calls == ["join 8", "abort comm"]
 
 

@@ -139,10 +139,10 @@ def test_operation_is_ordered_after_current_stream(bench: Bench) -> None:
         ("look",),
         ("record", bench.lane),
     ]
-    assert not handle.ended()
+    assert not handle.is_complete()
     bench.events[-1].reached = True
-    assert handle.ended()
-    handle.hold()
+    assert handle.is_complete()
+    handle.block_stream()
     assert bench.diary[-1] == ("wait", CURRENT)
 
 
@@ -226,10 +226,10 @@ def test_handle_raises_network_error_of_unfinished_operation(
     handle = bench.group.all_reduce(put(1))
     bench.nccl.error = "remote process exited"
     with pytest.raises(NcclError, match="remote process exited"):
-        handle.ended()
+        handle.is_complete()
     bench.events[-1].reached = True
-    assert handle.ended()
-    assert handle.fault() == "remote process exited"
+    assert handle.is_complete()
+    assert handle.error() == "remote process exited"
 
 
 @pytest.mark.parametrize("way", ["abort", "close"])
@@ -239,7 +239,7 @@ def test_abort_and_close_do_not_block_and_run_once(bench: Bench, way: str) -> No
     getattr(bench.group, way)()
     bench.group.close()
     assert not bench.group.closed
-    assert bench.group.fault() == ""  # the communicator is not asked any more: it may be gone
+    assert bench.group.error() == ""  # the communicator is not asked any more: it may be gone
     with pytest.raises(NcclError, match="given back"):
         bench.group.all_reduce(put(1))
     bench.nccl.ends.set()

@@ -161,8 +161,8 @@ def test_capture_forbids_nothing_to_other_threads(runtime: Any) -> None:
 
 def test_known_stream_refuses_streams_of_other_devices() -> None:
     runtime = DeviceRuntime()
-    runtime.kind = "cuda"
+    runtime.device_type = "cuda"
     with pytest.raises(Unsupported, match="not a stream of cuda:1"):
-        runtime.known_stream(1, torch.Stream(stream_id=0, device_index=0, device_type=1))
+        runtime.wrap_stream(1, torch.Stream(stream_id=0, device_index=0, device_type=1))
     with pytest.raises(Unsupported, match="not a stream of cuda:1: 'none'"):
-        runtime.known_stream(1, "none")
+        runtime.wrap_stream(1, "none")

@@ -24,20 +24,20 @@ def test_arena_overwrites_memory_after_last_view() -> None:
     block = arena.empty(32).fill_(7)
     view = block[4:12].view(torch.int32)
     del block
-    assert arena.lent == 1
+    assert arena.block_count == 1
     assert view.view(torch.uint8).tolist() == [7] * 8
     del view
-    assert arena.lent == 0
+    assert arena.block_count == 0
     assert 7 not in arena.empty(32).tolist()
 
 
 def test_arena_block_is_kept_by_numpy_array() -> None:
     arena = Arena()
     array = bytes_of(arena.empty(8).fill_(3))
-    assert arena.lent == 1
+    assert arena.block_count == 1
     assert array.tolist() == [3] * 8
     del array
-    assert arena.lent == 0
+    assert arena.block_count == 0
 
 
 def test_arena_fill_pattern_differs_between_blocks() -> None:
@@ -81,7 +81,7 @@ def test_arena_blocks_are_aligned_and_disjoint(requests: list[tuple[int, bool]])
         del block
     for block in held:
         assert len(set(block.tolist())) <= 1
-    assert arena.lent == len(held)
+    assert arena.block_count == len(held)
 
 
 def test_arena_blocks_outlive_arena() -> None:

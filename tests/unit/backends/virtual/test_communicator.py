@@ -137,7 +137,7 @@ def test_peers_learn_of_killed_rank_one_by_one(make_world: Worlds) -> None:
     for work in works:
         with pytest.raises(CommunicatorFailed, match="barrier of 'main' lost its peer"):
             work.result(0.0)
-    lost = world.fabric(0).control.lost(0.0)
+    lost = world.fabric(0).control.lost_rank(0.0)
     assert lost is not None
     assert lost.rank == 2
     late = world.fabric(0).open("other").irecv(filled(world, 0, 0), 2)
@@ -153,15 +153,15 @@ def test_stopped_rank_is_silent_after_deadline(make_world: Worlds) -> None:
     world.stop(1)
     settle(world)
     control = world.fabric(0).control
-    control.enter("the sum")
-    assert (works[0].done(), control.lost(SECONDS)) == (False, None)
+    control.set_operation("the sum")
+    assert (works[0].done(), control.lost_rank(SECONDS)) == (False, None)
     assert world.expire()
     with pytest.raises(OperationTimeout, match="all_reduce of 'main'"):
         works[0].result(0.0)
-    lost = control.lost(0.0)
+    lost = control.lost_rank(0.0)
     assert lost is not None
     assert (lost.rank, lost.operation) == (1, "the sum")
-    assert world.fabric(1).control.lost(0.0) is None
+    assert world.fabric(1).control.lost_rank(0.0) is None
 
 
 def test_expire_reports_stopped_rank_without_pending_work(make_world: Worlds) -> None:

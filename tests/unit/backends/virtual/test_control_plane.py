@@ -17,11 +17,11 @@ SECONDS = 1.0
 def test_leaving_rank_is_reported_to_others_only(make_world: Worlds) -> None:
     world = make_world(2)
     planes = [world.fabric(rank).control for rank in range(2)]
-    planes[1].leave("left: done")
-    lost = planes[0].lost(0.0)
+    planes[1].announce_exit("left: done")
+    lost = planes[0].lost_rank(0.0)
     assert lost is not None
-    assert (lost.rank, lost.how) == (1, "left: done")
-    assert planes[1].lost(SECONDS) is None
+    assert (lost.rank, lost.reason) == (1, "left: done")
+    assert planes[1].lost_rank(SECONDS) is None
 
 
 def test_virtual_device_opened_by_name_runs_eagerly() -> None:
@@ -40,4 +40,4 @@ def test_virtual_fabric_by_name_has_one_rank() -> None:
         COMMUNICATOR.connect(Rendezvous(rank=0, size=2, host="", port=0, deadline=SECONDS))
     with pytest.raises(Unsupported, match="conformance suite"):
         COMMUNICATOR.host()
-    COMMUNICATOR.joined()
+    COMMUNICATOR.launcher_rendezvous()

@@ -20,7 +20,7 @@ UNHURRIED = settings(deadline=None)
 
 
 def wish(problem: Problem, rule: str) -> PlacementRequest:
-    return PlacementRequest(problem.slots, problem.ranks, rule=rule)
+    return PlacementRequest(problem.slots, problem.ranks, policy=rule)
 
 
 @UNHURRIED
@@ -58,7 +58,7 @@ def test_greedy_rule_equals_published_rule_slot_by_slot(problem: Problem) -> Non
 def test_connected_rule_plans_for_solved_shares() -> None:
     """Not that for an even split, which minds no joints."""
     load = np.random.default_rng(3).poisson(900, (4, 64)).astype(np.int64)
-    found = compute_placement(load, PlacementRequest(80, 16, rule="connected"))
+    found = compute_placement(load, PlacementRequest(80, 16, policy="connected"))
     assert (found == plan(load, slots=80, ranks=16, policy="connected").placement).all()
     assert (found != plan(load, slots=80, ranks=16, target=0.0, split="even").placement).any()
 
@@ -104,7 +104,7 @@ def test_place_with_excess_slots_equals_published_rule() -> None:
     load = np.array([[3, 5]])
     for rule in ("best", "connected", "greedy"):
         assert (
-            compute_placement(load, PlacementRequest(8, 2, rule=rule)) == published(load, 8, 2)
+            compute_placement(load, PlacementRequest(8, 2, policy=rule)) == published(load, 8, 2)
         ).all()
 
 
@@ -126,7 +126,7 @@ def test_place_lowers_peak_on_130_ranks_from_installed() -> None:
         (PlacementRequest(2, 2), "2 slots cannot hold 4 experts"),
         (PlacementRequest(8, 4, 3), "4 ranks do not divide among 3 nodes"),
         (
-            PlacementRequest(8, 4, rule="fair"),
+            PlacementRequest(8, 4, policy="fair"),
             "policy must be one of best, connected, greedy, got 'fair'",
         ),
     ],

@@ -150,7 +150,7 @@ def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMo
                 compute.launch(partial(balancer.router.route, 0, step, ids))
             sums += [int(load[0, 0]) for load in balancer.load.sums]
         balancer.close()
-        assert balancer.installed.layout.digest == layout.digest
+        assert balancer.serving_state.layout.digest == layout.digest
         assert not balancer.engine.reports
         return sums
 

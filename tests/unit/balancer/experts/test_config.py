@@ -102,7 +102,7 @@ def test_engine_config_phase_is_multiple_of_sub_window_below_interval(
 def test_rebalances_open_one_step_after_offset(phase: int) -> None:
     stories = rebalance(step_interval=6, step_offset=phase)
     assert violations(stories) == []
-    opened = [report.opened for report in stories[0].reports]
+    opened = [report.opened_at for report in stories[0].reports]
     assert opened
     assert {(step - 1) % 6 for step in opened} == {phase}
     numbers = [report.number for report in stories[0].reports]

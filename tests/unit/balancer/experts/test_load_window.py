@@ -108,7 +108,7 @@ def test_load_window_due_names_next_boundary_with_work() -> None:
         due = []
         for step in range(5):
             run_blocking(load.advance(step), 20.0)
-            due.append(load.due(step))
+            due.append(load.next_due_step(step))
         run_blocking(load.drain(), 20.0)
         return due
 

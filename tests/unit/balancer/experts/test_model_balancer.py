@@ -64,7 +64,7 @@ def test_model_balancers_errors_name_model_and_layers() -> None:
         with pytest.raises(UsageError, match="no model is named 'x'; there are: target, draft"):
             balancers["x"]
         with pytest.raises(RegistrationError, match="model 'draft' has no layer 3"):
-            balancers["draft"].reading(3, 0)
+            balancers["draft"].reading_slots(3, 0)
         with pytest.raises(RegistrationError, match="model 'target' has no layer 0"):
             balancers["target"].router(0)
         balancers["target"].before_step(0)
@@ -137,7 +137,7 @@ def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
             return
         with pytest.raises(ExpertsLost) as lost:
             lose(seat, by_boundary, [0, 1], frail)
-        assert lost.value.gone == {3: (3,), 4: (3,), 6: (3,)}
+        assert lost.value.lost_experts == {3: (3,), 4: (3,), 6: (3,)}
         assert str(lost.value).startswith("model 'target': no copy is left of expert(s) in layer 3")
 
     on_ranks(THREE, program)
@@ -155,15 +155,15 @@ def test_attach_adds_stream_to_every_family_of_its_model_only() -> None:
         stream = seat.accelerator.stream(Role.AUX)
         reader = balancers["target"].attach(stream)
         held = [
-            [group.installed.readers.hold(compute) for group in balancer.groups]
+            [group.serving_state.readers.wait_for_readers(compute) for group in balancer.groups]
             for balancer in balancers
             for compute in [seat.accelerator.stream(Role.COMPUTE)]
         ]
         assert held == [[(stream,), (stream,)], [()]]
         reader.detach()
         for group in balancers["target"].groups:
-            readers = group.installed.readers
-            assert readers.hold(seat.accelerator.stream(Role.COMPUTE)) == ()
+            readers = group.serving_state.readers
+            assert readers.wait_for_readers(seat.accelerator.stream(Role.COMPUTE)) == ()
         balancers.close()
 
     on_ranks(RANKS, program)

@@ -77,12 +77,12 @@ def test_model_balancers_log_device_memory_at_start(
     def program(seat: Seat) -> MemoryReport:
         balancers = open_all(seat, [TARGET, DRAFT], by_boundary, settings())
         balancers.close()
-        return balancers.ledger
+        return balancers.memory_report
 
     with caplog.at_level("INFO", "equipoise.memory"):
         ledger, _ = on_ranks(RANKS, program)
-    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 7 + ["draft"] * 5
-    staged = sum(e.nbytes or 0 for e in ledger.entries if "staging" in e.what)
+    assert [entry.name.split(": ")[0] for entry in ledger.items] == ["target"] * 7 + ["draft"] * 5
+    staged = sum(e.nbytes or 0 for e in ledger.items if "staging" in e.name)
     assert 0 < staged <= BUDGET
     assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
 
@@ -129,7 +129,7 @@ def test_model_balancers_move_experts_of_any_tensor_kinds(
 
 def test_families_of_a_model_open_epochs_at_different_boundaries() -> None:
     (story, _) = serve()
-    opened = [{report.opened for report in reports} for reports in story.reports["target"]]
+    opened = [{report.opened_at for report in reports} for reports in story.reports["target"]]
     assert all(opened)
     assert not opened[0] & opened[1]
 
@@ -142,7 +142,7 @@ def dawdle(balancer: ModelBalancer, step: int) -> None:
             continue
         group.engine.after_launch()
         for _ in range(30):
-            if all(task.done() for task in state.writing):
+            if all(task.done() for task in state.writes):
                 break
             sleep(0.01)
 
@@ -152,8 +152,8 @@ class BackAtFirst(EntryCounter):
 
     def exit(self, give_back: object) -> None:
         with self._mutex:
-            self._left += 1
-            if self._left % self._entries == 1:
+            self._exited += 1
+            if self._exited % self._entries == 1:
                 give_back()  # type: ignore[operator]
 
 
@@ -270,10 +270,10 @@ def test_parts_keep_staging_of_all_models_within_budget() -> None:
     }
     for budget in (60, 100, 150):
         parts = layer_group_specs(models, starts, budget)
-        taken = [part.staging * part.model.groups[part.number].slot_bytes for part in parts]
+        taken = [part.staging * part.model.groups[part.group_number].slot_bytes for part in parts]
         assert sum(taken) <= budget
         assert min(part.staging for part in parts) >= 1
-    assert list(chain.from_iterable(p.model.groups[p.number].layers for p in parts)) == [
+    assert list(chain.from_iterable(p.model.groups[p.group_number].layers for p in parts)) == [
         0,
         2,
         1,

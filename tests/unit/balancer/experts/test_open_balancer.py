@@ -159,7 +159,7 @@ def test_log_settings_may_differ_between_ranks() -> None:
         more = {"journal": Heard()} if seat.rank == 0 else {}
         balancer = Given(config=logs).open(seat, **more)
         with balancer.step(0):
-            installed: list[list[int]] = balancer.installed.layout.placement.tolist()
+            installed: list[list[int]] = balancer.serving_state.layout.placement.tolist()
         balancer.close()
         return installed
 

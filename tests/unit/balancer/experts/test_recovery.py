@@ -102,7 +102,7 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
         seat.accelerator.synchronize(20.0)
         left.close()
         held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
-        after = left.installed.layout.placement.tolist()
+        after = left.serving_state.layout.placement.tolist()
         return After(after, held, len(left.engine.reports))
 
     return on_ranks(3, program)
@@ -153,10 +153,10 @@ def test_static_balancer_stays_static_after_reconfigure() -> None:
             balancer.close()
             return []
         left = balancer.reconfigure([0, 1], 3)
-        before = left.installed.layout
+        before = left.serving_state.layout
         serve(left, seat, [0, 1], range(3, 63))
         left.close()
-        after = left.installed.layout
+        after = left.serving_state.layout
         assert len(left.engine.reports) == 0
         return [found.tolist() for one in (before, after) for found in (one.placement, one.shares)]
 
@@ -176,7 +176,7 @@ def test_reconfigure_restores_lost_experts_from_host() -> None:
 def test_reconfigure_names_experts_without_any_copy() -> None:
     with pytest.raises(ExpertsLost, match=r"layer 0: \[3\]; layer 1: \[3\]") as caught:
         loses(FRAIL, [0, 1], host=False)
-    assert caught.value.gone == {0: (3,), 1: (3,)}
+    assert caught.value.lost_experts == {0: (3,), 1: (3,)}
 
 
 def test_reconfigure_refuses_too_few_slots() -> None:
@@ -227,7 +227,7 @@ def test_reconfigure_continues_epochs_with_less_redundancy(
             lockstep.barrier().result(30.0)
         left.close()
         outcomes = [report.outcome for report in left.engine.reports]
-        aims, found = left.context.config.planner, left.installed.layout.placement
+        aims, found = left.context.config.planner, left.serving_state.layout.placement
         frail = topology(left.shape, 1, aims.survive, None).under_replicated(found)
         return outcomes, aims.survive, frail.tolist()
 
@@ -254,7 +254,7 @@ def test_salvage_holds_every_expert_and_keeps_remaining_slots(
     saved = surviving_layout(layout, shape, before, before.shrunk_to(sorted(active)))
     check_placement(saved.layout.placement, saved.shape)
     kept = [row[rank * 3 + place] for rank in sorted(active) for place in range(3)]
-    touched = {refill.slot: refill.expert for refill in saved.refills}
+    touched = {refill.slot: refill.expert for refill in saved.reloads}
     assert len(touched) == 4 - len(set(kept)), "only what was lost is written"
     for slot, expert in enumerate(saved.layout.placement[0].tolist()):
         assert expert == touched.get(slot, kept[slot])

@@ -48,7 +48,7 @@ def text_file(folder: Path, name: str, text: str) -> Path:
 
 def layout() -> Arrangement:
     """What the examples say."""
-    return Arrangement.even(np.array(ROWS, dtype=np.int32), 2)
+    return Arrangement.with_even_shares(np.array(ROWS, dtype=np.int32), 2)
 
 
 def test_vllm_ascend_expert_map_is_read_and_written(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_tensorrt_llm_statistics_are_read(tmp_path: Path) -> None:
         [[1, 200, 6], [1, 200, 8]],
         [[1, 202, 6], [1, 202, 8]],
     ]
-    assert (found.layers, found.iterations, found.top_k) == ((3, 4), 100, 2)
+    assert (found.layers, found.first_iteration, found.top_k) == ((3, 4), 100, 2)
     assert found.by_rank is not None
     assert found.by_rank[1, 0].tolist() == [[1, 100, 3], [1, 100, 4]]
 
@@ -134,14 +134,14 @@ def test_sglang_layers_without_rows_are_left_out_with_numbers_kept(tmp_path: Pat
     ]
     path = text_file(tmp_path, "a.json", json.dumps({"logical_count": rows}))
     found = formats.read_statistics(path)
-    assert (found.layers, found.left_out) == ((1, 3), (0, 2))
+    assert (found.layers, found.empty_layers) == ((1, 3), (0, 2))
     assert found.counts.tolist() == [[[4, 0, 9], [0, 0, 0]], [[1, 1, 1], [0, 2, 3]]]
 
 
 def test_sglang_counts_of_zero_keep_every_layer(tmp_path: Path) -> None:
     path = text_file(tmp_path, "a.json", json.dumps({"logical_count": [[0, 0], [0, 0]]}))
     found = formats.read_statistics(path)
-    assert (found.layers, found.left_out) == ((0, 1), ())
+    assert (found.layers, found.empty_layers) == ((0, 1), ())
 
 
 BY_PLACE = (("vllm", ".npz"), ("vllm-ascend", ".json"), ("eplb-table", ".npz"), ("npy", ".npy"))
@@ -201,7 +201,7 @@ def test_write_by_place_tells_that_sglang_has_rows_of_dense_layers(
 
 def recorded(folder: Path, name: str, suffix: str) -> Path:
     """Three layers as an engine numbers them that counts those with experts only."""
-    layout = Arrangement.even(np.array([[0, 1], [1, 0], [0, 1]], dtype=np.int32), 2)
+    layout = Arrangement.with_even_shares(np.array([[0, 1], [1, 0], [0, 1]], dtype=np.int32), 2)
     path = folder / f"recorded{suffix}"
     formats.write_placement(path, layout, name)
     if suffix == ".npz":  # the engine's own maps, without our field of the layers
@@ -304,7 +304,7 @@ def test_csv_counts_are_read_in_any_order(tmp_path: Path) -> None:
 
 
 def test_csv_counts_are_written_with_windows(tmp_path: Path) -> None:
-    statistics = Statistics(np.arange(4, dtype=np.int64).reshape(2, 1, 2), (9,), iterations=4)
+    statistics = Statistics(np.arange(4, dtype=np.int64).reshape(2, 1, 2), (9,), first_iteration=4)
     assert formats.write_statistics(tmp_path / "a.csv", statistics) is None
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (
         "window,layer,expert,count\n4,9,0,0\n4,9,1,1\n5,9,0,2\n5,9,1,3\n"
@@ -338,4 +338,4 @@ def test_sglang_real_statistics_are_read_when_present() -> None:
     for path in paths:
         found = formats.read_statistics(path)
         assert found.counts.shape[1:] == (58, 256)
-        assert (found.layers, found.left_out) == (tuple(range(3, 61)), (0, 1, 2))
+        assert (found.layers, found.empty_layers) == (tuple(range(3, 61)), (0, 1, 2))

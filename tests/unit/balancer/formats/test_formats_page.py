@@ -28,8 +28,8 @@ def test_formats_page_names_every_suffix_and_mark() -> None:
     for part, known in zip(sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True):
         rows = {found[1]: found[2] for found in ROW.finditer(part)}
         for form in known:
-            assert [s for s in form.writes if f"`{s}`" not in rows[form.name] and s] == []
-            assert f"`{form.mark}`" in rows[form.name] or "suffix |" in rows[form.name]
+            assert [s for s in form.write_suffixes if f"`{s}`" not in rows[form.name] and s] == []
+            assert f"`{form.key_field}`" in rows[form.name] or "suffix |" in rows[form.name]
 
 
 def test_formats_page_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

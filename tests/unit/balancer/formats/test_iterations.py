@@ -50,16 +50,16 @@ def recorded(first: int | None) -> Statistics:
 
 def test_statistics_during_selects_iterations() -> None:
     whole = recorded(100)
-    part = whole.during(Iterations(101, 103))
+    part = whole.select_iterations(Iterations(101, 103))
     assert whole.by_rank is not None
     expected = Statistics(whole.counts[1:3], (7,), whole.by_rank[:, 1:3], 101, 2)
     assert part.same(expected)
-    assert whole.during(whole.span).same(whole)
+    assert whole.select_iterations(whole.iteration_range).same(whole)
 
 
 def test_statistics_during_counts_unnumbered_windows_from_zero() -> None:
-    part = recorded(None).during(Iterations(3, 4))
-    assert (part.windows, part.iterations) == (1, None)
+    part = recorded(None).select_iterations(Iterations(3, 4))
+    assert (part.windows, part.first_iteration) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_statistics_during_counts_unnumbered_windows_from_zero() -> None:
 )
 def test_statistics_during_refuses_unrecorded_iterations(first: int | None, says: str) -> None:
     with pytest.raises(PlacementError, match=says):
-        recorded(first).during(Iterations(102, 105))
+        recorded(first).select_iterations(Iterations(102, 105))

@@ -42,7 +42,7 @@ def test_recorder_files_of_all_ranks_are_read_back(tmp_path: Path) -> None:
     expected = [[counts(i, rank) for i in range(10, 13)] for rank in range(3)]
     assert found.by_rank is not None
     assert np.array_equal(found.by_rank, expected)
-    assert (found.layers, found.iterations, found.top_k) == (LAYERS, 10, 2)
+    assert (found.layers, found.first_iteration, found.top_k) == (LAYERS, 10, 2)
 
 
 def test_recorder_writes_file_only_after_its_range(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_recorder_writes_exactly_the_counts_fed_within_range(
             assert not inside
         case recorder.Complete(found) | recorder.Partial(found):
             read = read_statistics(folder)
-            assert read.span == found
+            assert read.iteration_range == found
             assert (found == wanted) == (max(fed) >= wanted.stop - 1)
             nothing = np.zeros((2, EXPERTS))
             rows = [inside.get(i, nothing) for i in range(found.start, found.stop)]

@@ -38,7 +38,7 @@ from equipoise.balancer.observe.aggregator import (
 
 def read(*entries: Event) -> list[Event]:
     digest = EventAggregator()
-    return [derived for entry in entries for derived in digest.read(entry)]
+    return [derived for entry in entries for derived in digest.process(entry)]
 
 
 def settled(*entries: Event) -> list[RebalanceMeasured]:
@@ -51,8 +51,8 @@ def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
     found = measure_balance(summed(8, load))
     assert found.balancedness == pytest.approx((40 + 100) / (50 + 100))
     assert found.imbalance == pytest.approx((50 / 40 - 1 + 0.0) / 2)
-    assert found.average == pytest.approx(140 / SUB_WINDOW)
-    assert found.largest == pytest.approx(150 / SUB_WINDOW)
+    assert found.mean_rows == pytest.approx(140 / SUB_WINDOW)
+    assert found.max_rows == pytest.approx(150 / SUB_WINDOW)
 
 
 def test_balance_ignores_layers_without_rows() -> None:
@@ -100,14 +100,14 @@ def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> N
 def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
     load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
     digest = EventAggregator()
-    assert digest.read(ended(place=0, ended=9)) == ()
-    assert [type(entry) for entry in digest.read(early)] == [BalanceMeasured]
-    balance, told = digest.read(summed(late, load))
+    assert digest.process(ended(place=0, ended=9)) == ()
+    assert [type(entry) for entry in digest.process(early)] == [BalanceMeasured]
+    balance, told = digest.process(summed(late, load))
     assert isinstance(balance, BalanceMeasured)
     assert isinstance(told, RebalanceMeasured)
-    assert told.record.actual == balance.imbalance
-    assert told.record.here == SLOT_BYTES
-    assert [type(entry) for entry in digest.read(summed(13, load))] == [BalanceMeasured]
+    assert told.record.imbalance_actual == balance.imbalance
+    assert told.record.bytes_received == SLOT_BYTES
+    assert [type(entry) for entry in digest.process(summed(13, load))] == [BalanceMeasured]
 
 
 def test_epoch_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
@@ -115,33 +115,33 @@ def test_epoch_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
         ended(ended=9), ended(number=4, ended=11, copies=0), summed(14, rows(1, 1, 1, 1))
     )
     assert [entry.record.number for entry in told] == [3, 4]
-    assert [entry.record.actual for entry in told] == pytest.approx([0.0, 0.0])
+    assert [entry.record.imbalance_actual for entry in told] == pytest.approx([0.0, 0.0])
 
 
 def test_epoch_outcome_is_unknown_when_next_epoch_moved_first() -> None:
     told = settled(ended(ended=9), ended(number=4, ended=11), summed(14, rows(1, 1, 1, 1)))
     assert [entry.record.number for entry in told] == [3, 4]
-    assert told[0].record.actual is None
-    assert told[1].record.actual == pytest.approx(0.0)
+    assert told[0].record.imbalance_actual is None
+    assert told[1].record.imbalance_actual == pytest.approx(0.0)
 
 
 def test_rank_without_arrivals_copied_zero_bytes() -> None:
     (told,) = settled(ended(place=1), EngineClosed())
-    assert told.record.here == 0
+    assert told.record.bytes_received == 0
     assert slots_received(*moved(), 0, SHAPE) == 1
 
 
 def test_aborted_epoch_is_settled_at_once() -> None:
     (told,) = settled(ended(outcome="plans differ"))
     assert told.record.outcome == "plans differ"
-    assert told.record.actual is None
+    assert told.record.imbalance_actual is None
 
 
 @pytest.mark.parametrize("last", [EngineClosed(), ended(number=4, outcome="plans differ")])
 def test_epoch_is_settled_without_later_sub_window(last: Event) -> None:
     told = settled(ended(), last)
     assert told[0].record.number == 3
-    assert told[0].record.actual is None
+    assert told[0].record.imbalance_actual is None
 
 
 def test_stall_is_step_time_above_median_outside_epochs() -> None:
@@ -151,13 +151,13 @@ def test_stall_is_step_time_above_median_outside_epochs() -> None:
     stalls = [entry.seconds for entry in found if isinstance(entry, StepStalled)]
     assert stalls == pytest.approx([0.5, 1.0])
     (told,) = [entry for entry in found if isinstance(entry, RebalanceMeasured)]
-    assert told.record.stall == pytest.approx(1.5)
+    assert told.record.stall_seconds == pytest.approx(1.5)
 
 
 def test_epoch_without_stall_has_zero_stall() -> None:
     outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
     (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), EngineClosed())
-    assert told.record.stall == 0.0
+    assert told.record.stall_seconds == 0.0
 
 
 def test_stall_median_excludes_draining_steps() -> None:
@@ -170,4 +170,4 @@ def test_stall_median_excludes_draining_steps() -> None:
 def test_stall_is_unknown_before_enough_usual_steps() -> None:
     few = [entered("idle"), *steps(0, *[1.0] * (MIN_BASELINE_STEPS - 1))]
     (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), EngineClosed())
-    assert told.record.stall is None
+    assert told.record.stall_seconds is None

@@ -97,9 +97,9 @@ def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture)
             courier.emit(entry)
         gate.set()
         courier.close()
-    lost = sum(entry.entries for entry in slow.entries if isinstance(entry, EventsDropped))
+    lost = sum(entry.count for entry in slow.entries if isinstance(entry, EventsDropped))
     taken = [entry for entry in slow.entries if isinstance(entry, StepDone)]
-    assert courier.lost == lost
+    assert courier.dropped == lost
     assert len(taken) + lost == 20
     assert 4 <= len(taken) <= 5
     assert len([record for record in caplog.records if "dropped" in record.message]) == 1
@@ -125,7 +125,7 @@ def test_courier_counts_entries_after_close_as_lost() -> None:
     courier.close()
     courier.emit(StepDone(1, 0.0, 1.0))
     courier.close()
-    assert courier.lost == 1
+    assert courier.dropped == 1
     assert kept.entries == []
 
 

@@ -38,7 +38,7 @@ class Watch:
 
     def of(self, berth: LayerGroupContext) -> AsyncEventSink:
         """The journal of one family."""
-        name = f"{berth.model.name}:{berth.number}"
+        name = f"{berth.model.name}:{berth.group_number}"
         self.books[name] = TraceBuffer(self.rank)
         self.couriers[name] = AsyncEventSink(
             [PrometheusSink(self.registry, name), self.books[name]]
@@ -63,8 +63,8 @@ def test_families_have_separate_metrics_in_one_registry() -> None:
     for watch in on_ranks(RANKS, program):
         assert set(watch.books) == {"target:0", "target:1"}
         for name, book in watch.books.items():
-            assert watch.value("equipoise_epochs_total", name) == len(book.epochs) > 0
-            stalls = [epoch.stall for epoch in book.epochs if epoch.stall is not None]
+            assert watch.value("equipoise_epochs_total", name) == len(book.rebalances) > 0
+            stalls = [epoch.stall_seconds for epoch in book.rebalances if epoch.stall_seconds is not None]
             assert watch.value("equipoise_stall_seconds_total", name) > 0
             assert any(stall > 0 for stall in stalls)
 

@@ -92,7 +92,7 @@ def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: An
 def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
     metrics.emit(
-        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
     metrics.emit(StepStalled(9, 0.5))
     metrics.emit(BoundaryDone(9, 1.0, 1.125))
@@ -116,7 +116,7 @@ def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
     assert all(isnan(value(registry, name)) for name in GAUGES)
     metrics.emit(
-        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
     assert value(registry, "equipoise_actual_imbalance") == 0.25
     assert isnan(value(registry, "equipoise_predicted_imbalance"))
@@ -127,7 +127,7 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
 ) -> None:
     metrics = PrometheusSink(registry, "target")
     metrics.emit(
-        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
     metrics.emit(RebalanceMeasured(record(predicted=0.1)))
     metrics.close()

@@ -33,18 +33,18 @@ def test_span_book_drops_and_counts_oldest_spans() -> None:
     for step in range(5):
         book.emit(BoundaryDone(step, 0.0, 1.0))
     assert [span.details["step"] for span in book.spans] == [2, 3, 4]
-    assert book.forgotten == 2
+    assert book.spans_dropped == 2
 
 
 def test_span_book_keeps_epochs_and_balance_levels() -> None:
     book = TraceBuffer(1)
     book.emit(RebalanceMeasured(record()))
     book.emit(
-        BalanceMeasured(8, now(), imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+        BalanceMeasured(8, now(), imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
     book.close()
-    assert [epoch.number for epoch in book.epochs] == [3]
-    (level,) = book.levels
+    assert [epoch.number for epoch in book.rebalances] == [3]
+    (level,) = book.imbalance_samples
     assert (level.rank, level.imbalance) == (1, 0.25)
 
 

@@ -51,7 +51,7 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     assert wandb.begun == []
     journal.emit(RebalanceMeasured(record(actual=0.125)))
     journal.emit(
-        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
     journal.close()
     journal.close()

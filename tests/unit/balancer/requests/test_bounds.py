@@ -32,16 +32,16 @@ def test_work_bound_holds_for_every_policy(drawn: Workload, scenario: Scenario, 
     quiet = replace(scenario.cluster, step=replace(scenario.cluster.step, noise=0.0))
     policy = replace(scenario.policy, name=name)
     steps = simulate(drawn, replace(scenario, cluster=quiet, policy=policy, patience=None))
-    if steps.jobs.failed.any():
+    if steps.requests.failed.any():
         return
-    end = float(steps.jobs.end.max())
+    end = float(steps.requests.end.max())
     assert end >= makespan_bound(drawn, quiet) * (1 - 1e-12)
 
 
 def test_work_bound_is_met_by_equal_requests_with_enough_slots() -> None:
     alike = workload(*[(7, 5)] * 6)
     cluster = Cluster(workers=3, slots=2, step=BY_STEP)
-    end = simulate(alike, Scenario(cluster=cluster)).jobs.end.max()
+    end = simulate(alike, Scenario(cluster=cluster)).requests.end.max()
     assert end == makespan_bound(alike, cluster) == 5 * 1.0 + 0.5 * 2 * (7 + 8 + 9 + 10 + 11)
 
 
@@ -54,7 +54,7 @@ def test_work_bound_omits_prompt_in_the_step_that_computes_it() -> None:
     cluster = Cluster(workers=1, slots=1, step=BY_STEP, prefill=Prefill(chunk=100))
     one = workload((7, 3))
     assert makespan_bound(one, cluster) == 3 * 1.0 + 0.5 * (8 + 9)
-    assert simulate(one, Scenario(cluster=cluster)).jobs.end.max() == makespan_bound(one, cluster)
+    assert simulate(one, Scenario(cluster=cluster)).requests.end.max() == makespan_bound(one, cluster)
     bounded = replace(cluster, kv_tokens=100)
     assert makespan_bound(one, bounded) == 3
 

@@ -43,7 +43,7 @@ def bound(found: Decision) -> list[tuple[RequestId, int]]:
 def test_fitting_request_passes_oversized_ones(name: str) -> None:
     router = crowded(name)
     assert [who for who, _ in bound(router.on_arrival(Request(id=99, size=5)))] == [99]
-    assert router.pooled == len(GIANTS)
+    assert router.unassigned == len(GIANTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +52,7 @@ def test_oversized_requests_go_to_new_worker_with_room(name: str) -> None:
     came = bound(router.on_worker_change(WorkerChange(worker=2, capacity=LARGE)))
     assert {who for who, _ in came} == set(GIANTS)
     assert {worker for _, worker in came} == {2}
-    assert router.pooled == 0
+    assert router.unassigned == 0
 
 
 @pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.LOST])
@@ -65,7 +65,7 @@ def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: Worker
     assert [who for who, _ in told] == [98]
     for giant in GIANTS:
         router.on_abort(giant)
-    assert router.pooled == 0
+    assert router.unassigned == 0
 
 
 def test_push_policies_bind_oversized_request_to_full_worker() -> None:

@@ -64,9 +64,9 @@ def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyR
     """Results by name of policy."""
     name, workers, slots, count = case
     scenario = Scenario(cluster=Cluster(workers=workers, slots=slots))
-    trial = ComparisonSetup(draw=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load)
+    trial = ComparisonSetup(workload_factory=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load)
     return {
-        result.contender.label: result for result in compare_policies(trial, named_policies(names))
+        result.named_policy.label: result for result in compare_policies(trial, named_policies(names))
     }
 
 
@@ -82,8 +82,8 @@ def test_policies_reproduce_published_imbalances_within_30_percent() -> None:
 def test_fit_is_unbeaten_on_saturated_workers(case: Case) -> None:
     found = run(case, *OTHERS, "fit")
     for name in OTHERS:
-        assert found["fit"].beside(found[name], "imbalance").low <= 0, name
-        assert found["fit"].beside(found[name], "throughput").high >= 0, name
+        assert found["fit"].relative_to(found[name], "imbalance").low <= 0, name
+        assert found["fit"].relative_to(found[name], "throughput").high >= 0, name
     waits = [found[name].interval("wait_p99").mean for name in ("fit", "br0")]
     assert waits[0] <= 1.6 * waits[1]
 
@@ -94,7 +94,7 @@ def computing(case: Case, weight: float) -> ComparisonSetup:
     step, prefill = StepTime(prompt_weight=weight), Prefill(chunk=8192)
     cluster = Cluster(workers=workers, slots=slots, step=step, prefill=prefill)
     return ComparisonSetup(
-        draw=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster)
+        workload_factory=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster)
     )
 
 
@@ -109,27 +109,27 @@ def test_fit_with_prompt_weight_beats_other_policies_with_prefill(
         NamedPolicy("fit", RoutingPolicySettings(prompt_weight=weight)),
     )
     found = {
-        result.contender.label: result
+        result.named_policy.label: result
         for result in compare_policies(computing(case, weight), entered)
     }
     for name in (*OTHERS[:-2], "blind"):
-        assert found["fit"].beside(found[name], "imbalance").high < 0, name
-        assert found["fit"].beside(found[name], "throughput").low > 0, name
-        assert found["fit"].beside(found[name], "ttft_mean").high < 0, name
+        assert found["fit"].relative_to(found[name], "imbalance").high < 0, name
+        assert found["fit"].relative_to(found[name], "throughput").low > 0, name
+        assert found["fit"].relative_to(found[name], "ttft_mean").high < 0, name
 
 
 def test_fit_beats_emptier_policies_in_throughput_on_heavy_tails() -> None:
     found = run(LONG, *OTHERS, "fit")
     for name in OTHERS:
-        assert found["fit"].beside(found[name], "throughput").high >= 0, name
+        assert found["fit"].relative_to(found[name], "throughput").high >= 0, name
         if name in LESS_FULL:
-            assert found["fit"].beside(found[name], "throughput").low > 0.05, name
+            assert found["fit"].relative_to(found[name], "throughput").low > 0.05, name
             assert found[name].interval("occupancy").high < 0.85
         else:
-            assert found["fit"].beside(found[name], "imbalance").low <= 0, name
+            assert found["fit"].relative_to(found[name], "imbalance").low <= 0, name
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fit_is_as_even_as_jsq_load_at_partial_load(case: Case) -> None:
     found = run(case, "jsq_load", "fit", load=0.8)
-    assert found["fit"].beside(found["jsq_load"], "imbalance").mean <= 0.15
+    assert found["fit"].relative_to(found["jsq_load"], "imbalance").mean <= 0.15

@@ -142,10 +142,10 @@ def test_simulation_loads_match_active_requests_within_slots(
     outcome = simulate(workload, chosen)
     loads = np.zeros_like(outcome.steps.loads)
     counts = np.zeros_like(loads)
-    for job in np.flatnonzero(outcome.jobs.failed == 0):
-        steps = outcome.jobs.admitted_step[job] + np.arange(workload.outputs[job])
-        loads[steps, outcome.jobs.worker[job]] += workload.prompts[job] + np.arange(steps.size)
-        counts[steps, outcome.jobs.worker[job]] += 1
+    for job in np.flatnonzero(outcome.requests.failed == 0):
+        steps = outcome.requests.admitted_step[job] + np.arange(workload.outputs[job])
+        loads[steps, outcome.requests.worker[job]] += workload.prompts[job] + np.arange(steps.size)
+        counts[steps, outcome.requests.worker[job]] += 1
     assert np.array_equal(outcome.steps.loads, loads)
     assert counts.max(initial=0) <= chosen.cluster.slots
 
@@ -156,11 +156,11 @@ def test_simulation_serves_every_request_and_token_once(
     workload: Workload, scenario: Scenario
 ) -> None:
     outcome = simulate(workload, scenario)
-    served = outcome.jobs.failed == 0
+    served = outcome.requests.failed == 0
     made = int(outcome.steps.tokens.sum())
-    assert (outcome.jobs.end[served] >= outcome.jobs.first[served]).all()
-    assert (outcome.jobs.first[served] >= outcome.jobs.admitted[served]).all()
-    assert (outcome.jobs.admitted[served] >= outcome.jobs.arrival[served]).all()
+    assert (outcome.requests.end[served] >= outcome.requests.first[served]).all()
+    assert (outcome.requests.first[served] >= outcome.requests.admitted[served]).all()
+    assert (outcome.requests.admitted[served] >= outcome.requests.arrival[served]).all()
     assert workload.outputs[served].sum() <= made <= workload.outputs.sum()
 
 

@@ -153,7 +153,7 @@ class Books(RuleBasedStateMachine):
             self.bind(int(str(assignment.request)), assignment.worker)
         # Pinned ones go first; the others keep their order where the policy takes the first.
         free = [name for name in bound if name not in self.pinned]
-        if self.chosen.rule.binding is Binding.PUSH:
+        if self.chosen.info.binding is Binding.PUSH:
             assert free == sorted(free, key=lambda name: int(str(name)))
         return decision
 
@@ -187,7 +187,7 @@ class Books(RuleBasedStateMachine):
     @property
     def seen(self) -> tuple[list[int], list[int], int, tuple[WorkerState, ...]]:
         router = self.router
-        return router.loads, router.counts, router.pooled, router.states
+        return router.loads, router.counts, router.unassigned, router.states
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:
@@ -226,7 +226,7 @@ def test_router_reroutes_requests_of_lost_worker_in_order() -> None:
         router.on_arrival(request(name, 1))
     router.on_abort(0)
     assert lost(router, 0) == Decision()
-    assert router.pooled == 5
+    assert router.unassigned == 5
     back = router.on_worker_change(WorkerChange(worker=0, state=WorkerState.SERVING))
     assert [a.request for a in back.assignments] == [1, 2, 3, 4]
 
@@ -249,9 +249,9 @@ def test_router_loses_pinned_requests_with_their_worker() -> None:
     )
     router.on_arrival(request(0, 1, worker=0))
     router.on_arrival(request(1, 1, worker=0))
-    assert router.pooled == 1
+    assert router.unassigned == 1
     assert lost(router, 0).lost == (0, 1)
-    assert router.pooled == 0
+    assert router.unassigned == 0
 
 
 def test_router_resets_reports_of_restarted_worker_with_front_ends() -> None:
@@ -283,7 +283,7 @@ def test_router_fills_slots_that_end_together(name: str) -> None:
     router = RequestRouter(RoutingPolicySettings(name=name), [Capacity(slots=2)] * 3)
     for number in range(12):
         router.on_arrival(request(number, 7))
-    assert router.pooled == 6
+    assert router.unassigned == 6
     assert len(router.on_tokens({}, range(6)).assignments) == 6
 
 

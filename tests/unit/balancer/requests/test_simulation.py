@@ -51,15 +51,15 @@ def test_request_makes_a_token_per_step_and_grows_its_load() -> None:
     outcome = simulate(workload((5, 3)), alone())
     assert outcome.steps.loads.tolist() == [[5], [6], [7]]
     assert outcome.steps.tokens.tolist() == [1, 1, 1]
-    assert (outcome.jobs.first[0], outcome.jobs.end[0]) == (1.0, 3.0)
+    assert (outcome.requests.first[0], outcome.requests.end[0]) == (1.0, 3.0)
 
 
 @every_policy
 def test_one_token_output_ends_in_its_admission_step(name: str) -> None:
     chosen = replace(alone(workers=2), policy=RoutingPolicySettings(name=name))
     outcome = simulate(workload(*[(3, 1)] * 20), chosen)
-    steps = outcome.jobs.admitted_step
-    assert outcome.jobs.end.tolist() == (steps + 1.0).tolist()
+    steps = outcome.requests.admitted_step
+    assert outcome.requests.end.tolist() == (steps + 1.0).tolist()
     assert outcome.steps.active.max() <= 8
 
 
@@ -70,34 +70,34 @@ def test_one_request_is_served_with_many_workers_and_front_ends(name: str) -> No
     )
     outcome = simulate(workload((9, 4)), chosen)
     assert outcome.steps.largest.tolist() == [9, 10, 11, 12]
-    assert not outcome.jobs.failed.any()
+    assert not outcome.requests.failed.any()
 
 
 def test_full_cache_preempts_last_admitted_request() -> None:
     outcome = simulate(workload((4, 6), (4, 6)), alone(kv_tokens=12))
-    assert outcome.jobs.preemptions.tolist() == [0, 1]
+    assert outcome.requests.preemptions.tolist() == [0, 1]
     # Two make two tokens each, and overflow with the third: the second keeps what it made.
     assert outcome.steps.loads.ravel().tolist()[:4] == [8, 10, 12, 7]
     assert outcome.steps.tokens.sum() == 12
-    assert outcome.jobs.end.tolist() == [6.0, 9.0]
+    assert outcome.requests.end.tolist() == [6.0, 9.0]
 
 
 def test_preempted_requests_keep_their_order() -> None:
     drafting = Drafting(tokens=3, acceptance=1.0)
     three = workload((2, 8), (2, 4), (2, 4))
     outcome = simulate(three, alone(slots=3, kv_tokens=10, drafting=drafting))
-    assert outcome.jobs.preemptions.tolist() == [0, 0, 0]
+    assert outcome.requests.preemptions.tolist() == [0, 0, 0]
     three = workload((2, 8), (2, 7), (2, 7))
     outcome = simulate(three, alone(slots=3, kv_tokens=11, drafting=drafting))
-    assert outcome.jobs.preemptions.tolist() == [0, 1, 1]
-    assert outcome.jobs.end.tolist() == [2.0, 3.0, 4.0]
+    assert outcome.requests.preemptions.tolist() == [0, 1, 1]
+    assert outcome.requests.end.tolist() == [2.0, 3.0, 4.0]
     assert outcome.steps.tokens.sum() == 22
 
 
 def test_request_larger_than_cache_fails_and_others_continue() -> None:
     outcome = simulate(workload((4, 90), (4, 3), (4, 3)), alone(kv_tokens=10, slots=1))
-    assert outcome.jobs.failed.tolist() == [1, 0, 0]
-    assert outcome.jobs.end.tolist() == [7.0, 10.0, 13.0]
+    assert outcome.requests.failed.tolist() == [1, 0, 0]
+    assert outcome.requests.end.tolist() == [7.0, 10.0, 13.0]
 
 
 @every_policy
@@ -107,14 +107,14 @@ def test_prompts_larger_than_cache_fail_at_any_backlog(name: str) -> None:
         alone(kv_tokens=8), policy=RoutingPolicySettings(name=name), arrivals=SaturatedArrivals(1)
     )
     outcome = simulate(workload((9, 1), (99, 1), (3, 2), (50, 1)), chosen)
-    assert outcome.jobs.failed.tolist() == [1, 1, 0, 1]
+    assert outcome.requests.failed.tolist() == [1, 1, 0, 1]
 
 
 def test_drafted_request_that_outgrows_cache_fails() -> None:
     # It went back to the queue, where it could never be admitted again.
     drafting = Drafting(tokens=5, acceptance=1.0)
     outcome = simulate(workload((1, 2), (8, 30)), alone(kv_tokens=10, drafting=drafting))
-    assert outcome.jobs.failed.tolist() == [0, 1]
+    assert outcome.requests.failed.tolist() == [0, 1]
 
 
 def test_prefill_chunk_bounds_prompt_tokens_per_step() -> None:
@@ -168,15 +168,15 @@ def test_clock_skips_idle_time() -> None:
     apart = workload((3, 2), (3, 2), times=[0.0, 1000.0])
     outcome = simulate(apart, replace(alone(), arrivals=TimedArrivals()))
     assert outcome.steps.clock.tolist() == [0, 1, 1000, 1001]
-    assert outcome.jobs.end.tolist() == [2.0, 1002.0]
+    assert outcome.requests.end.tolist() == [2.0, 1002.0]
 
 
 def test_request_fails_when_patience_ends() -> None:
     scenario = replace(alone(slots=1), arrivals=TimedArrivals(), patience=2.5)
     waiting = workload((3, 5), (3, 1), (3, 1), times=[0.0, 0.0, 3.0])
     outcome = simulate(waiting, scenario)
-    assert outcome.jobs.failed.tolist() == [0, 1, 0]
-    assert outcome.jobs.end.tolist() == [5.0, 3.0, 6.0]
+    assert outcome.requests.failed.tolist() == [0, 1, 0]
+    assert outcome.requests.end.tolist() == [5.0, 3.0, 6.0]
     # Behind the steps: one, one, and in the third step it has gone and another has come.
     assert outcome.steps.waiting.tolist() == [1, 1, 1, 1, 1, 0]
 
@@ -192,14 +192,14 @@ def test_patience_ends_despite_rounding_of_times(start: float, patience: float) 
         patience=patience,
     )
     two = workload((3, 1), (3, 1), times=[0.0, start])
-    assert simulate(two, stale).jobs.failed.tolist() == [0, 1]
+    assert simulate(two, stale).requests.failed.tolist() == [0, 1]
 
 
 def test_reports_have_configured_age() -> None:
     legacy = RoutingPolicySettings(name="vllm_legacy")
     one_each = workload((3, 9), (3, 9), (3, 9), times=[0.0, 0.5, 2.5])
     scenario = replace(alone(workers=2), policy=legacy, arrivals=TimedArrivals(), report_every=2.0)
-    assert simulate(one_each, scenario).jobs.worker.tolist() == [0, 1, 0]
+    assert simulate(one_each, scenario).requests.worker.tolist() == [0, 1, 0]
 
 
 @every_policy
@@ -210,13 +210,13 @@ def test_workers_never_exceed_slots_with_several_front_ends(
 ) -> None:
     chosen = replace(scenario, policy=replace(scenario.policy, name=name), front_ends=ends)
     outcome = simulate(drawn, chosen)
-    served = outcome.jobs.failed == 0
-    begin, end = outcome.jobs.admitted[served], outcome.jobs.end[served]
+    served = outcome.requests.failed == 0
+    begin, end = outcome.requests.admitted[served], outcome.requests.end[served]
     for worker in range(chosen.cluster.workers):
-        there = outcome.jobs.worker[served] == worker
+        there = outcome.requests.worker[served] == worker
         for clock in outcome.steps.clock:
             running = there & (begin <= clock) & (clock < end)
-            back = outcome.jobs.preemptions[served] > 0
+            back = outcome.requests.preemptions[served] > 0
             assert (running & ~back).sum() <= chosen.cluster.slots
 
 
@@ -232,7 +232,7 @@ def test_noise_changes_step_times_only() -> None:
 
 def test_run_without_served_request_has_nan_figures() -> None:
     outcome = simulate(workload((9, 1), (9, 1)), alone(kv_tokens=8))
-    figures = outcome.figures()
+    figures = outcome.metrics()
     assert (figures.failed, figures.steps) == (1.0, 0.0)
     unknown = [figures.throughput, figures.bound, figures.imbalance, figures.idle]
     assert np.isnan(unknown).all()
@@ -242,7 +242,7 @@ def test_run_without_served_request_has_nan_figures() -> None:
 @given(workloads(), scenarios())
 def test_simulation_figures_exist_for_every_run(drawn: Workload, scenario: Scenario) -> None:
     outcome: SimulationRun = simulate(drawn, scenario)
-    figures = outcome.figures()
+    figures = outcome.metrics()
     assert set(SimulationMetrics.names()) == set(vars(figures))
     assert np.isnan(figures.gap) or figures.gap >= -1e-12
 
@@ -258,7 +258,7 @@ def test_hold_mode_never_queues_at_a_worker(name: str) -> None:
     outcome = simulate(workload(*[(1 + i % 7, 1 + i % 5) for i in range(40)]), scenario)
     # Whoever is bound begins in that very step: no worker has more load than its active ones.
     assert outcome.steps.waiting.max() <= 6 + 2
-    assert (outcome.jobs.first - outcome.jobs.admitted > 0).all()
+    assert (outcome.requests.first - outcome.requests.admitted > 0).all()
 
 
 @pytest.mark.parametrize(

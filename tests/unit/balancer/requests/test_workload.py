@@ -46,7 +46,7 @@ def rows_of(workload: Workload) -> list[tuple[int, int, tuple[int, ...]]]:
         (
             int(workload.prompts[row]),
             int(workload.outputs[row]),
-            tuple(workload.blocks_of(row).tolist()) if hashed else (),
+            tuple(workload.block_hashes_of(row).tolist()) if hashed else (),
         )
         for row in range(workload.count)
     ]
@@ -62,7 +62,7 @@ def small(times: tuple[float, ...] | None = (0.0, 1.0, 4.0)) -> Workload:
 @given(workloads(), st.data())
 def test_workload_take_returns_first_requests(workload: Workload, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, workload.count))
-    taken = workload.take(count)
+    taken = workload.first(count)
     assert rows_of(taken) == rows_of(workload)[:count]
     if workload.arrivals is not None:
         assert np.array_equal(np.asarray(taken.arrivals), workload.arrivals[:count])
@@ -75,7 +75,7 @@ def test_workload_shuffled_keeps_requests_whole_and_times(workload: Workload, se
     assert (mixed.arrivals is None) == (workload.arrivals is None)
     if workload.arrivals is not None:
         assert np.array_equal(np.asarray(mixed.arrivals), workload.arrivals)
-    assert mixed.same(workload.shuffled(seed))
+    assert mixed.same_requests(workload.shuffled(seed))
 
 
 @given(workloads(), st.integers(0, 1000))
@@ -113,7 +113,7 @@ def test_workload_prompt_limit_starts_arrivals_at_zero() -> None:
 def test_workload_scaled_to_rate_keeps_shape_of_arrivals(rate: float, count: int) -> None:
     times = np.cumsum(np.arange(count, dtype=np.float64))
     workload = Workload("a", times, np.ones(count, np.int64), np.ones(count, np.int64))
-    scaled = workload.scaled_to(rate)
+    scaled = workload.scaled_to_rate(rate)
     assert scaled.summary().rate == pytest.approx(rate)
     assert np.asarray(scaled.arrivals) == pytest.approx(
         times * (scaled.summary().span or 0) / times[-1]
@@ -122,7 +122,7 @@ def test_workload_scaled_to_rate_keeps_shape_of_arrivals(rate: float, count: int
 
 def test_workload_poisson_arrivals_have_rate_and_variation() -> None:
     ones = np.ones(200_000, np.int64)
-    found = Workload("a", None, ones, ones).with_poisson(4.0, seed=1).summary()
+    found = Workload("a", None, ones, ones).with_poisson_arrivals(4.0, seed=1).summary()
     assert found.rate == pytest.approx(4.0, rel=0.02)
     assert found.variation == pytest.approx(1.0, rel=0.02)
 
@@ -133,11 +133,11 @@ def test_workload_draws_depend_on_seed_only() -> None:
     draws: tuple[Callable[[int], Workload], ...] = (
         lambda seed: workload.shuffled(seed),
         lambda seed: workload.resampled(seed),
-        lambda seed: workload.with_poisson(1.0, seed),
+        lambda seed: workload.with_poisson_arrivals(1.0, seed),
     )
     for draw in draws:
-        assert draw(3).same(draw(3))
-        assert not draw(3).same(draw(4))
+        assert draw(3).same_requests(draw(3))
+        assert not draw(3).same_requests(draw(4))
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "1"])
@@ -201,14 +201,14 @@ def test_workload_converts_integers_to_int64() -> None:
         (lambda: small((1.0, 2.0, 3.0)), "finite seconds from the first, which is 0"),
         (lambda: small((0.0, 2.0, np.inf)), "finite seconds"),
         (lambda: small((0.0, np.nan, 1.0)), "finite seconds"),
-        (lambda: small().take(4), "small has 3 requests: cannot take 4"),
-        (lambda: small().take(0), "cannot take 0"),
-        (lambda: small().scaled_to(0.0), "a rate is above 0 requests per second, not 0.0"),
-        (lambda: small().with_poisson(np.nan, 0), "not nan"),
-        (lambda: small(None).scaled_to(1.0), "small has no times that could be scaled"),
-        (lambda: small((0.0, 0.0, 0.0)).scaled_to(1.0), "has no times that could be scaled"),
-        (lambda: small().take(1).scaled_to(1.0), "has no times that could be scaled"),
-        (lambda: small().resampled(0).blocks_of(0), "small has no hashes of prompts"),
+        (lambda: small().first(4), "small has 3 requests: cannot take 4"),
+        (lambda: small().first(0), "cannot take 0"),
+        (lambda: small().scaled_to_rate(0.0), "a rate is above 0 requests per second, not 0.0"),
+        (lambda: small().with_poisson_arrivals(np.nan, 0), "not nan"),
+        (lambda: small(None).scaled_to_rate(1.0), "small has no times that could be scaled"),
+        (lambda: small((0.0, 0.0, 0.0)).scaled_to_rate(1.0), "has no times that could be scaled"),
+        (lambda: small().first(1).scaled_to_rate(1.0), "has no times that could be scaled"),
+        (lambda: small().resampled(0).block_hashes_of(0), "small has no hashes of prompts"),
     ],
 )
 def test_workload_refuses_bad_arguments_in_one_line(make: Callable[[], object], words: str) -> None:

@@ -99,8 +99,8 @@ def test_generate_draws_same_requests_on_every_machine(
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_generate_depends_on_seed_only(name: str) -> None:
-    assert generate(name, 100, 5).same(generate(name, 100, 5))
-    assert not generate(name, 100, 5).same(generate(name, 100, 6))
+    assert generate(name, 100, 5).same_requests(generate(name, 100, 5))
+    assert not generate(name, 100, 5).same_requests(generate(name, 100, 6))
     assert generate(name, 1, 5).count == 1
 
 

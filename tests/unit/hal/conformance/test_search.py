@@ -75,7 +75,7 @@ def test_search_shrinks_identically_on_slow_clock(
 @pytest.mark.parametrize("plays", [0, 1, 10])
 def test_shrinking_takes_at_most_the_given_number_of_plays(plays: int) -> None:
     adder = Adder()
-    verdict = search(SUMS, adder, SearchSettings(cases=100, shrinking=plays))
+    verdict = search(SUMS, adder, SearchSettings(cases=100, max_shrinks=plays))
     assert isinstance(verdict, PropertyViolated)
     assert adder.broke_at is not None
     assert adder.plays <= adder.broke_at + plays

@@ -34,7 +34,7 @@ def test_hazards_run_conflicting_verbs_in_issue_order(
     hazards, streams = HazardTracker(cpu.event), [cpu.stream(role) for role in Role]
     log: list[int] = []
     for place, (at, reads, writes) in enumerate(verbs):
-        with hazards.ordered(streams[at], reads=reads, writes=writes):
+        with hazards.track(streams[at], reads=reads, writes=writes):
             streams[at].launch(partial(log.append, place))
     cpu.synchronize(SOON)
     cpu.close()
@@ -60,9 +60,9 @@ def test_hazards_delay_only_conflicting_verbs(
 ) -> None:
     hazards, gate, seen = HazardTracker(cpu.event), threading.Event(), []
     one, two = cpu.stream(Role.COPY), cpu.stream(Role.AUX)
-    with hazards.ordered(one, **first):
+    with hazards.track(one, **first):
         one.launch(lambda: gate.wait(SOON))
-    with hazards.ordered(two, **second):
+    with hazards.track(two, **second):
         two.launch(lambda: seen.append(1))
     if waits:
         with pytest.raises(StreamTimeout):
@@ -83,7 +83,7 @@ def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
         return made[-1]
 
     hazards, stream = HazardTracker(event), cpu.stream(Role.COPY)  # type: ignore[arg-type]
-    with hazards.ordered(stream, reads="ab", writes="cd") as done:
+    with hazards.track(stream, reads="ab", writes="cd") as done:
         stream.launch(lambda: None)
     stream.synchronize(SOON)
     assert made == [done]
@@ -92,9 +92,9 @@ def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
 
 def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
     hazards, one, two = HazardTracker(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
-    with pytest.raises(ZeroDivisionError), hazards.ordered(one, writes="a"):
+    with pytest.raises(ZeroDivisionError), hazards.track(one, writes="a"):
         raise ZeroDivisionError
-    with hazards.ordered(two, reads="a"):
+    with hazards.track(two, reads="a"):
         two.launch(lambda: None)
     two.synchronize(SOON)
 
@@ -103,16 +103,16 @@ def test_hazards_fail_readers_of_failed_writer_until_rewrite(
     cpu: CpuAccelerator,
 ) -> None:
     hazards, one, two = HazardTracker(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
-    with hazards.ordered(one, writes="a") as done:
+    with hazards.track(one, writes="a") as done:
         one.launch(lambda: 1 / 0)
     with pytest.raises(StreamFailed):
         done.synchronize(SOON)
-    with pytest.raises(StreamFailed), hazards.ordered(two, reads="a"):
+    with pytest.raises(StreamFailed), hazards.track(two, reads="a"):
         pytest.fail("reached the block")
     for _ in range(2):
-        with hazards.ordered(two, writes="a"):
+        with hazards.track(two, writes="a"):
             two.launch(lambda: None)
-    with hazards.ordered(two, reads="a"):
+    with hazards.track(two, reads="a"):
         two.launch(lambda: None)
     two.synchronize(SOON)
 
@@ -122,7 +122,7 @@ def test_hazards_memory_is_bounded(cpu: CpuAccelerator) -> None:
     hazards = HazardTracker(cpu.event)
     for number in range(200):
         stream = cpu.stream(list(Role)[number % 4])
-        with hazards.ordered(stream, reads="ab", writes="c" if number % 3 else ""):
+        with hazards.track(stream, reads="ab", writes="c" if number % 3 else ""):
             stream.launch(lambda: None)
     cpu.synchronize(SOON)
     assert set(hazards._traces) == set("abc")

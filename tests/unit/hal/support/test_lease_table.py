@@ -16,7 +16,7 @@ SLOTS = range(4)
 
 def is_barred(leases: LeaseTable, slot: int) -> bool:
     try:
-        with leases.barred([slot]):
+        with leases.exclude_leased([slot]):
             return False
     except SlotLeased:
         return True
@@ -28,7 +28,7 @@ def is_barred(leases: LeaseTable, slot: int) -> bool:
 )
 def test_slot_is_leased_until_last_release(taken: list[list[int]], released: list[int]) -> None:
     leases = LeaseTable()
-    held = [leases.take(slots) for slots in taken]
+    held = [leases.acquire(slots) for slots in taken]
     assert [lease.slots for lease in held] == [tuple(slots) for slots in taken]
     ended = set()
     for number in released:
@@ -41,8 +41,8 @@ def test_slot_is_leased_until_last_release(taken: list[list[int]], released: lis
 
 def test_slot_leased_error_names_every_slot() -> None:
     leases = LeaseTable()
-    leases.take([3, 1])
-    with pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"), leases.barred([3, 0, 1]):
+    leases.acquire([3, 1])
+    with pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"), leases.exclude_leased([3, 0, 1]):
         pytest.fail("reached the block")
 
 
@@ -51,11 +51,11 @@ def test_lease_waits_while_verb_is_issued() -> None:
 
     def take() -> None:
         taking.set()
-        leases.take([0])
+        leases.acquire([0])
         taken.set()
 
     with ThreadPoolExecutor(1) as pool:
-        with leases.barred([0]):
+        with leases.exclude_leased([0]):
             end = pool.submit(take)
             assert taking.wait(SOON)
             assert not taken.wait(0.05)
@@ -66,7 +66,7 @@ def test_lease_waits_while_verb_is_issued() -> None:
 def test_concurrent_release_of_lease_counts_once() -> None:
     leases, together = LeaseTable(), threading.Barrier(2)
     for _ in range(50):
-        keep, twice = leases.take([0]), leases.take([0])
+        keep, twice = leases.acquire([0]), leases.acquire([0])
 
         def release(lease=twice) -> None:  # type: ignore[no-untyped-def]
             together.wait(SOON)

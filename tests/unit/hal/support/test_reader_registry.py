@@ -22,11 +22,11 @@ def cpu() -> Iterator[CpuAccelerator]:
 
 
 def commit(cpu: CpuAccelerator, readers: ReaderRegistry, writer: Stream, log: list[str]) -> None:
-    held = readers.hold(writer)
+    held = readers.wait_for_readers(writer)
     writer.launch(lambda: log.append("commit"))
     done = cpu.event()
     writer.record(done)
-    readers.follow(held, done)
+    readers.resume_readers(held, done)
 
 
 def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
@@ -51,18 +51,18 @@ def test_stream_is_held_until_all_its_readers_detach(cpu: CpuAccelerator) -> Non
         cpu.stream(Role.COPY),
     )
     first, second = readers.attach(reader), readers.attach(reader)
-    assert readers.hold(writer) == (reader,)
+    assert readers.wait_for_readers(writer) == (reader,)
     first.detach()
     first.detach()
-    assert readers.hold(writer) == (reader,)
+    assert readers.wait_for_readers(writer) == (reader,)
     second.detach()
-    assert readers.hold(writer) == ()
+    assert readers.wait_for_readers(writer) == ()
 
 
 def test_readers_do_not_hold_writer_stream(cpu: CpuAccelerator) -> None:
     readers, stream = ReaderRegistry(cpu.event), cpu.stream(Role.COMPUTE)
     readers.attach(stream)
-    assert readers.hold(stream) == ()
+    assert readers.wait_for_readers(stream) == ()
 
 
 def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
@@ -96,5 +96,5 @@ def test_writers_wait_for_detached_reader_then_forget_it(
     for _ in range(3):
         readers.attach(reader).detach()
     reader.synchronize(SOON)
-    readers.hold(writers[0])
-    assert readers._left == {}
+    readers.wait_for_readers(writers[0])
+    assert readers._detached_events == {}

@@ -31,7 +31,7 @@ def said_of(value: Any) -> str | None:
         found = parse_settings({SETTINGS_KEY: value}, {})
     except ConfigError as error:
         return str(error)
-    assert found is None or found.parts
+    assert found is None or found.enabled_features
     return None
 
 
@@ -54,7 +54,7 @@ def test_settings_part_takes_true_or_options() -> None:
         {SETTINGS_KEY: {"engine": {"shares": "exact"}, "handover": True, "policy": False}}, {}
     )
     assert found is not None
-    assert found.parts == ("engine", "handover")
+    assert found.enabled_features == ("engine", "handover")
     assert found.engine == EplbSettings(shares="exact")
 
 
@@ -69,7 +69,7 @@ def test_settings_environment_applies_only_without_config() -> None:
     environment = {SETTINGS_VARIABLE: json.dumps({"policy": True})}
     by_environment = parse_settings({}, environment)
     assert by_environment is not None
-    assert by_environment.parts == ("policy",)
+    assert by_environment.enabled_features == ("policy",)
     assert parse_settings({SETTINGS_KEY: {"handover": True}}, environment) == parse_settings(
         {SETTINGS_KEY: {"handover": True}}, {}
     )

@@ -132,8 +132,8 @@ def test_worker_refuses_untested_release_unless_allowed(
         EngineUnsupported, match=r"0\.30\.0 was not tested.*its vLLM: version 0\.30"
     ):
         made({"policy": True})
-    monkeypatch.setenv(compatibility.RELEASE.untested, "0.30.0")
-    monkeypatch.setenv(compatibility.VLLM_RELEASE.untested, "0.30.0")
+    monkeypatch.setenv(compatibility.RELEASE.untested_variable, "0.30.0")
+    monkeypatch.setenv(compatibility.VLLM_RELEASE.untested_variable, "0.30.0")
     assert made({"policy": True}).done == ["init"]
 
 

@@ -56,7 +56,7 @@ class Captured:
         self.case, self.rank = case, rank
         self.stream = accelerator.stream(Role.COMPUTE)
         self.kernels = make(form, TableWire(table, rank), device_allocator(accelerator.device))
-        self.room = self.kernels.rooms[1]
+        self.room = self.kernels.buffer_sets[1]
         self.tokens = len(case.steps[0][0][rank])
         self.batch = Batch(
             torch.zeros(self.tokens, case.top_k, dtype=torch.int32),
@@ -64,7 +64,7 @@ class Captured:
             torch.zeros(1, dtype=torch.int64),
             torch.zeros(case.experts, dtype=torch.int32),
         )
-        self.rows = torch.zeros(form.entries, *form.result.shape, dtype=form.result.dtype)
+        self.rows = torch.zeros(form.max_entries, *form.result.shape, dtype=form.result.dtype)
         parts: tuple[Callable[[], None], ...] = (self._pack, self._between, self._unpack)
         self.graphs = [accelerator.graph() for _ in parts]
         for graph, part in zip(self.graphs, parts, strict=True):
@@ -84,7 +84,7 @@ class Captured:
         self.graphs[part].replay(self.stream)
 
     def carry(self, part: int) -> None:
-        carry = (self.kernels.carry_rows, self.kernels.carry_results)[part]
+        carry = (self.kernels.send_rows, self.kernels.send_results)[part]
         carry(self.room, self.stream).wait(self.stream)
 
     def _pack(self) -> None:
@@ -92,12 +92,12 @@ class Captured:
 
     def _between(self) -> None:
         self.kernels.unpack_rows(self.room, self.stream)
-        self.stream.launch(partial(self.compute, self.room.arrivals))
+        self.stream.launch(partial(self.compute, self.room.received))
         self.kernels.pack_results(self.rows, self.room, self.stream)
 
     def compute(self, arrivals: ReceivedRows) -> None:
-        given = [arrivals.gather(n) for n in range(len(self.case.payloads))]
-        slots = arrivals.slots + self.rank * self.case.per_rank
+        given = [arrivals.gather_payload(n) for n in range(len(self.case.payloads))]
+        slots = arrivals.entry_slots + self.rank * self.case.per_rank
         self.rows.copy_(oracle.expert(given, self.case.experts_of(slots), self.case.result))
 
     def _unpack(self) -> None:
@@ -167,13 +167,13 @@ def test_exchange_kernels_that_sort_off_stream_are_rejected() -> None:
 def _differences(case: Case, step: int, rank: Captured) -> list[str]:
     over, fits = oracle.excess(case, step), oracle.excess(case, step) == oracle.Excess(0, 0)
     expected = StepFitted(0) if fits else StepOverflowed(over.rows, over.results)
-    found = [f"step {step}: words"] * (read_outcome([rank.room.words.tolist()]) != expected)
-    rank.room.words.zero_()
+    found = [f"step {step}: words"] * (read_outcome([rank.room.status.tolist()]) != expected)
+    rank.room.status.zero_()
     if fits:
         results = rank.room.results[: rank.tokens].contiguous()
         found += ["results"] * (not same(results, oracle.dense(case, step, 0, rank.rank)))
         loads = [oracle.loads(case, step, 0, peer) for peer in range(case.size)]
-        found += ["loads"] * (not torch.equal(rank.room.arrivals.loads, torch.stack(loads)))
+        found += ["loads"] * (not torch.equal(rank.room.received.loads, torch.stack(loads)))
     return found
 
 
@@ -225,7 +225,7 @@ def test_captured_exchange_reuses_graphs_of_first_steps(
         accelerator.synchronize(WATCHDOG)
         dense = [oracle.dense(case, step, 0, rank) for rank in range(case.size)]
         assert all(same(f, d) for f, d in zip(found, dense, strict=True))
-    assert [rank.kernels.captured for rank in ranks] == [MOST] * case.size
+    assert [rank.kernels.num_graphs for rank in ranks] == [MOST] * case.size
     accelerator.close()
 
 
@@ -235,8 +235,8 @@ def test_captured_kernels_refuse_more_graphs_than_limit() -> None:
     inner = Captured(accelerator, case, Table(1), 0)
     kernels = CapturedKernels(inner.kernels, accelerator.graph, 2)
     for _ in range(2):
-        kernels.pack_rows(replace(inner.batch), kernels.rooms[0], inner.stream)
+        kernels.pack_rows(replace(inner.batch), kernels.buffer_sets[0], inner.stream)
     with pytest.raises(ExchangeError, match="2 graphs are not enough"):
-        kernels.pack_rows(replace(inner.batch), kernels.rooms[0], inner.stream)
-    assert kernels.captured == 2
+        kernels.pack_rows(replace(inner.batch), kernels.buffer_sets[0], inner.stream)
+    assert kernels.num_graphs == 2
     accelerator.close()

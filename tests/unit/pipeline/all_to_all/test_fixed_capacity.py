@@ -76,14 +76,14 @@ def test_handles_of_released_batch_are_over_after_room_reuse() -> None:
 def test_exchange_read_needs_every_dispatch_waited_for() -> None:
     at = bench()
     at.dispatch(0)
-    refused(at, lambda: at.exchange.read(at.stream()), "not been waited for")
+    refused(at, lambda: at.exchange.read_status(at.stream()), "not been waited for")
     at.sent[0].wait(at.stream())
-    assert at.exchange.read(at.stream()).result(SOON) == StepFitted(0)
+    assert at.exchange.read_status(at.stream()).result(SOON) == StepFitted(0)
 
 
 def test_exchange_reading_overwritten_by_later_one_is_refused() -> None:
     at = bench()
-    early, late = at.exchange.read(at.stream()), at.exchange.read(at.stream())
+    early, late = at.exchange.read_status(at.stream()), at.exchange.read_status(at.stream())
     refused(at, lambda: early.result(SOON), "reading 1 was overwritten by reading 2")
     assert late.result(SOON) == StepFitted(0)
 
@@ -110,7 +110,7 @@ def test_exchange_abandon_frees_rooms_and_ends_handles(verbs: int) -> None:
     )[:verbs]:
         verb()
     at.dispatch(1)
-    at.exchange.abandon(at.stream(), SOON)
+    at.exchange.abort_step(at.stream(), SOON)
     refused(at, lambda: at.sent[0].wait(at.stream()), "batch 1 is over")
     for number in (2, 3):
         at.dispatch(number)
@@ -126,14 +126,14 @@ def test_exchange_abandon_forgets_overflow_words() -> None:
         at.sent[number].wait(at.stream())
         at.combine(number)
         at.back[number].wait(at.stream())
-        assert at.exchange.read(at.stream()).result(SOON) == verdict
+        assert at.exchange.read_status(at.stream()).result(SOON) == verdict
         at.back[number].release(at.stream())
     at.dispatch(0, 1)
     at.sent[0].wait(at.stream(2))
-    at.exchange.abandon(at.stream(3), SOON)
+    at.exchange.abort_step(at.stream(3), SOON)
     at.dispatch(1)
     at.sent[1].wait(at.stream())
-    assert at.exchange.read(at.stream()).result(SOON) == StepFitted(0)
+    assert at.exchange.read_status(at.stream()).result(SOON) == StepFitted(0)
 
 
 def test_stream_computes_while_dispatched_batches_travel() -> None:
@@ -200,7 +200,7 @@ def test_exchange_verbs_follow_state_model_in_any_order(
             if len(busy) < 2:
                 state[number] = "S"
         elif verb == "read":
-            _done(at, "S" not in busy, partial(at.exchange.read, at.stream(stream)))
+            _done(at, "S" not in busy, partial(at.exchange.read_status, at.stream(stream)))
         elif verb in STATES and _reachable(at, verb, number):
             in_turn = number in state and state[number] in STATES[verb] + "R" * (verb == "wait")
             _done(at, in_turn, partial(_do, at, verb, number, stream))

@@ -45,7 +45,7 @@ class Curious(TorchKernels):
     """Asks whether there is anything to send."""
 
     def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
-        if int((batch.slots < self._form.slots).sum()):
+        if int((batch.slots < self._form.num_slots).sum()):
             super()._pack_rows(batch, room)
 
 
@@ -58,12 +58,12 @@ def run(make: type[TorchKernels], tokens: int) -> BufferSet:
         torch.empty(1, dtype=torch.int64, device=META),
         torch.empty(FORM.experts, dtype=torch.int32, device=META),
     )
-    room = kernels.rooms[0]
+    room = kernels.buffer_sets[0]
     kernels.pack_rows(batch, room, stream)
     kernels.unpack_rows(room, stream)
     for number in range(len(FORM.payloads)):
-        assert room.arrivals.gather(number).shape[0] == FORM.entries
-    rows = torch.empty(FORM.entries, *FORM.result.shape, dtype=FORM.result.dtype, device=META)
+        assert room.received.gather_payload(number).shape[0] == FORM.max_entries
+    rows = torch.empty(FORM.max_entries, *FORM.result.shape, dtype=FORM.result.dtype, device=META)
     kernels.pack_results(rows, room, stream)
     kernels.unpack_results(tokens, room, stream)
     return room

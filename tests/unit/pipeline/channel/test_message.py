@@ -105,11 +105,11 @@ def test_message_layout_keeps_parts_apart_aligned_and_inside(
 ) -> None:
     made = message_layout(one, parts)
     end = HEADER_BYTES
-    for place in made.places:
+    for place in made.fields:
         assert place.offset >= end
         assert place.offset % ALIGNMENT == 0
-        assert place.nbytes * place.parts == place.field.nbytes
-        assert place.parts in (1, parts)
+        assert place.nbytes * place.num_slices == place.field.nbytes
+        assert place.num_slices in (1, parts)
         end = place.offset + place.nbytes
     assert end <= made.nbytes
 
@@ -118,11 +118,11 @@ def test_message_layout_keeps_parts_apart_aligned_and_inside(
 def test_message_layout_keeps_gathered_tensors_apart(one: MessageSchema, parts: int) -> None:
     made = message_layout(one, parts)
     end = HEADER_BYTES * parts
-    for place in made.sliced:
-        assert place.gathered_at >= end
-        assert place.gathered_at % ALIGNMENT == 0
-        end = place.gathered_at + place.field.nbytes
-    assert made.gathered_nbytes >= (end if made.sliced else 0)
+    for place in made.sliced_fields:
+        assert place.gathered_offset >= end
+        assert place.gathered_offset % ALIGNMENT == 0
+        end = place.gathered_offset + place.field.nbytes
+    assert made.gathered_nbytes >= (end if made.sliced_fields else 0)
 
 
 @given(CLASSES)
@@ -130,8 +130,8 @@ def test_message_unpack_returns_packed_tensors(one: MessageSchema) -> None:
     made = message_layout(one)
     message = torch.zeros(made.nbytes, dtype=torch.uint8)
     values = {field.name: _values(field) for field in one.fields}
-    for place in made.places:
-        place.part(message).copy_(values[place.field.name])
+    for place in made.fields:
+        place.sent_view(message).copy_(values[place.field.name])
     for name, found in unpack(made, message, message[:0]).items():
         assert found.shape == values[name].shape
         assert torch.equal(_bytes(found), _bytes(values[name]))
@@ -155,19 +155,19 @@ def test_message_header_with_flipped_bit_is_refused(header: Header, bit: int) ->
 
 def test_buffer_is_held_while_any_tensor_views_it() -> None:
     buffer = TrackedBuffer(lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8))
-    buffer.make_room(64)
-    assert not buffer.held
+    buffer.reserve(64)
+    assert not buffer.in_use
     view = buffer.memory[8:16].view(torch.float32)
     part = view[1:]
-    assert buffer.held
+    assert buffer.in_use
     del view
-    assert buffer.held
+    assert buffer.in_use
     del part
-    assert not buffer.held
+    assert not buffer.in_use
     closed = (lambda tensor: lambda: tensor)(buffer.memory[:4])
-    assert buffer.held
+    assert buffer.in_use
     del closed
-    assert not buffer.held
+    assert not buffer.in_use
 
 
 def test_buffer_reallocates_only_when_too_small() -> None:
@@ -179,18 +179,18 @@ def test_buffer_reallocates_only_when_too_small() -> None:
 
     buffer = TrackedBuffer(memory)
     for nbytes in (0, 8, 8, 3, 9):
-        buffer.make_room(nbytes)
+        buffer.reserve(nbytes)
     assert made == [0, 8, 9]
 
 
 def test_template_caches_one_shape_class_per_row_count() -> None:
-    template = SchemaTemplate((RowField("a", (3,), torch.float32, SliceMode.SLICED),), most=4)
-    assert template.at(2) is template.at(2)
-    assert template.at(0).fields == (TensorField("a", (0, 3), torch.float32, SliceMode.SLICED),)
-    assert template.sliced == ("a",)
+    template = SchemaTemplate((RowField("a", (3,), torch.float32, SliceMode.SLICED),), max_rows=4)
+    assert template.schema_for(2) is template.schema_for(2)
+    assert template.schema_for(0).fields == (TensorField("a", (0, 3), torch.float32, SliceMode.SLICED),)
+    assert template.sliced_names == ("a",)
     for rows in (-1, 5):
         with pytest.raises(ShapeClassError, match="0 to 4"):
-            template.at(rows)
+            template.schema_for(rows)
 
 
 def _values(field: TensorField) -> Tensor:

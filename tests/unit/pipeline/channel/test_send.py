@@ -24,7 +24,7 @@ from equipoise.pipeline.channel.send import SendingEnd
 from equipoise.pipeline.channel.statistics import EdgeCounters
 
 TEMPLATE = SchemaTemplate(
-    (RowField("hidden", (4,), torch.float32), RowField("residual", (4,), torch.float32)), most=8
+    (RowField("hidden", (4,), torch.float32), RowField("residual", (4,), torch.float32)), max_rows=8
 )
 
 
@@ -104,9 +104,9 @@ def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
 def test_shape_class_distinguishes_equal_constants_of_other_type(one: Any, other: Any) -> None:
     met = LayoutCache(1, EdgeCounters())
     for value in (one, other):
-        found = met.of(schema_of({"x": value}))
-        assert found.first
-        met.meet(found)
+        found = met.lookup(schema_of({"x": value}))
+        assert found.is_new
+        met.remember(found)
     with line() as (edge, _), pytest.raises(ShapeClassError, match="x is not"):
         SendingEnd(edge).send({"x": other}, schema_of({"x": one}))
 
@@ -116,7 +116,7 @@ def test_sending_end_treats_nan_constant_as_one_class() -> None:
         end, given = SendingEnd(edge), {"x": float("nan")}
         for _ in range(3):
             end.send(given, schema_of(given)).wait()
-        assert edge.meter.read().classes == 1
+        assert edge.counters.snapshot().classes == 1
         assert len(wire.sent) == 3
 
 
@@ -126,17 +126,17 @@ def test_channel_ends_evict_the_same_shape_classes(numbers: list[int], most: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message, "MOST", most)
         for number in numbers:
-            sent = sends.of(MessageSchema((), (("step", number),)))
-            digest = sent.layout.shape_class.digest
-            assert (receives.known(digest) is None) == sent.first
-            sends.meet(sent)
-            receives.meet(receives.of(sent.layout.shape_class))
+            sent = sends.lookup(MessageSchema((), (("step", number),)))
+            digest = sent.layout.schema.digest
+            assert (receives.find(digest) is None) == sent.is_new
+            sends.remember(sent)
+            receives.remember(receives.lookup(sent.layout.schema))
 
 
 def test_sender_refuses_lent_tensors_out_of_place() -> None:
     with line() as (edge, wire):
         end = sender(edge)
-        lent = end.outgoing(8)
+        lent = end.borrow_outputs(8)
         with pytest.raises(ShapeClassError, match="not in its place"):
             end.send({name: tensor[:2] for name, tensor in lent.items()})
         with pytest.raises(ShapeClassError, match="not in its place"):
@@ -151,7 +151,7 @@ def test_sender_refuses_lent_tensors_out_of_place() -> None:
 def test_sender_packs_other_tensors_in_place_of_lent_ones() -> None:
     with line() as (edge, wire):
         end = sender(edge)
-        lent = end.outgoing(2)
+        lent = end.borrow_outputs(2)
         lent["hidden"].fill_(7.0)
         end.send({"hidden": lent["hidden"], "residual": torch.full((2, 4), 8.0)}).wait()
         assert wire.sent[0][64:].view(torch.float32)[:8].tolist() == [7.0] * 8
@@ -161,8 +161,8 @@ def test_sender_packs_other_tensors_in_place_of_lent_ones() -> None:
 def test_sending_end_sends_larger_step_than_the_lent_one() -> None:
     with line() as (edge, wire):
         end = SendingEnd(edge)
-        small, large = TEMPLATE.at(1), TEMPLATE.at(8)
-        lent = end.outgoing(small)
+        small, large = TEMPLATE.schema_for(1), TEMPLATE.schema_for(8)
+        lent = end.borrow_outputs(small)
         end.send(tensors(8, 3.0), large).wait()
         assert wire.sent[0][64:].view(torch.float32).tolist() == [3.0] * 64
         assert lent["hidden"].shape == (1, 4)

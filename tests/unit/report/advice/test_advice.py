@@ -102,7 +102,7 @@ def test_pace_is_monotone_in_rate_latency_and_size(
 
 def test_incoming_counts_experts_new_to_rank() -> None:
     def of(*held: int) -> Arrangement:
-        return Arrangement.even(np.array([held] * 2, dtype=np.int32), 2)
+        return Arrangement.with_even_shares(np.array([held] * 2, dtype=np.int32), 2)
 
     old, new = of(0, 1, 2, 3, 0, 1), of(2, 1, 0, 3, 3, 0)
     assert incoming_copies(old, new).tolist() == [[0, 0]] * 2
@@ -116,7 +116,7 @@ def test_incoming_equals_planner_moves(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
     again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
-    old, new = (Arrangement.even(found.placement, 4) for found in (first, again))
+    old, new = (Arrangement.with_even_shares(found.placement, 4) for found in (first, again))
     assert int(incoming_copies(old, new).sum()) == again.moves
 
 
@@ -186,9 +186,9 @@ def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     trial = TrainTestSplit.of(Statistics(counts))
     found = plan(trial.train.counts, slots=12, ranks=4, policy="connected")
     layout = Arrangement(found.placement, found.shares, 4)
-    levelled = trial.levelled(found.placement, 4)
-    assert (levelled <= trial.measured(layout) + 1e-9).all()
-    assert levelled.max() < trial.measured(layout).max()
+    levelled = trial.imbalance_with_exact_shares(found.placement, 4)
+    assert (levelled <= trial.measured_imbalance(layout) + 1e-9).all()
+    assert levelled.max() < trial.measured_imbalance(layout).max()
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
@@ -341,11 +341,11 @@ def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: f
     told = advise(question(SKEWED))
     ways = [
         replace(way, measured=np.full(2, value))
-        for way, value in zip(told.worth.ways, (2.0, greedy, 0.363, 0.1), strict=True)
+        for way, value in zip(told.worth.options, (2.0, greedy, 0.363, 0.1), strict=True)
     ]
-    worth = replace(told.worth, ways=tuple(ways))
+    worth = replace(told.worth, options=tuple(ways))
     assert isinstance(worth, Worth)
-    assert worth.public_gain == pytest.approx(saved, abs=5e-4)
+    assert worth.greedy_gain == pytest.approx(saved, abs=5e-4)
     lines = render(replace(told, worth=worth), ColourMode.PLAIN).splitlines()
     assert ("  plan --policy greedy --split even" in lines) == bool(saved)
     assert max(map(len, lines)) <= 80

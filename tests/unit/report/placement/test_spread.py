@@ -31,7 +31,7 @@ def test_spread_by_rank_follows_definition() -> None:
 
 def test_spread_by_slot_divides_expert_among_copies() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 0]] * 2, dtype=np.int32)
-    layout = Arrangement.even(placement, 2)
+    layout = Arrangement.with_even_shares(placement, 2)
     found = layout_load("", Statistics(COUNTS), layout)
     windows: list[list[float]] = [[4 / 3, 0, 2, 2, 4 / 3, 4 / 3], [0, 6, 1, 1, 0, 0]]
     assert found.by_slot.std[0] == pytest.approx(mean(stdev(row) for row in windows), rel=1e-12)
@@ -67,7 +67,7 @@ def test_linear_placement_holds_all_experts_on_uneven_ranks() -> None:
 
 def test_fitted_placement_matches_layer_numbers() -> None:
     placement = np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], dtype=np.int32)
-    layout = Arrangement.even(placement, 2, (3, 4, 7))
+    layout = Arrangement.with_even_shares(placement, 2, (3, 4, 7))
     found = select_layers(layout, Statistics(COUNTS, (4, 7)))
     assert found.placement.tolist() == placement[1:].tolist()
     assert found.layers == (4, 7)

@@ -15,11 +15,11 @@ from equipoise.report.terminal import ColourMode
 @given(routed=LOGS)
 def test_route_figures_of_workers_sum_to_total(routed: ProxyLog) -> None:
     figures = figures_of(routed)
-    loose = [one for one in routed.trips if one.worker is None]
+    loose = [one for one in routed.requests if one.worker is None]
     parts = figures.workers.values()
     assert sum(one.requests for one in parts) + len(loose) == figures.total.requests
     assert sum(one.output for one in parts) == figures.total.output
-    assert sum(figures.outcomes.values()) == len(routed.trips)
+    assert sum(figures.outcomes.values()) == len(routed.requests)
     json.dumps(figures.to_json(), allow_nan=False)
     assert "nan" not in render(figures, "log", ColourMode.PLAIN)
 

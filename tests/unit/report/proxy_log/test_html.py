@@ -27,7 +27,7 @@ def test_route_page_is_self_contained_for_any_log(routed: ProxyLog) -> None:
     text = page(routed)
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)
     assert "<script" not in text
-    assert ("Requests, worker by worker" in text) == bool(routed.bound)
+    assert ("Requests, worker by worker" in text) == bool(routed.bound_requests)
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
 

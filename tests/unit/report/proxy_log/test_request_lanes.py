@@ -17,13 +17,13 @@ from equipoise.report.proxy_log.requests import ProxyLog
 
 @given(routed=LOGS)
 def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: ProxyLog) -> None:
-    lanes = pack_lanes(routed.trips)
-    assert sorted(map(id, routed.trips)) == sorted(id(one) for lane in lanes for one in lane)
+    lanes = pack_lanes(routed.requests)
+    assert sorted(map(id, routed.requests)) == sorted(id(one) for lane in lanes for one in lane)
     for lane in lanes:
         assert all(a.end <= b.arrival for a, b in pairwise(lane))
     most = max(
-        sum(one.arrival <= at.arrival < one.end or one is at for one in routed.trips)
-        for at in routed.trips
+        sum(one.arrival <= at.arrival < one.end or one is at for one in routed.requests)
+        for at in routed.requests
     )
     assert len(lanes) <= most
 
@@ -32,7 +32,7 @@ def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: ProxyLog) -> None:
 def test_request_parts_are_contiguous_from_arrival_to_end(
     routed: ProxyLog,
 ) -> None:
-    for one in routed.trips:
+    for one in routed.requests:
         found = list(request_parts(one))
         assert found[0][1] == one.arrival
         assert found[-1][2] == one.end

@@ -23,7 +23,7 @@ def weight(one: LoggedRequest, at: float) -> float:
 def test_worker_load_is_sum_of_request_kv_tokens(routed: ProxyLog) -> None:
     loads = worker_loads(routed, moments=128)  # none of them is one at which anything happens
     if loads is None:
-        assert not routed.bound
+        assert not routed.bound_requests
         return
     for worker, trips in enumerate(routed.by_worker.values()):
         slow = [sum(weight(one, routed.begin + at) for one in trips) for at in loads.times]

@@ -27,7 +27,7 @@ def test_judge_prefers_low_imbalance_and_high_throughput(make_result: MakeResult
         low = make_result("low", figure, (1.0, 1.1, 1.2))
         high = make_result("high", figure, (2.0, 2.1, 2.2))
         [judged] = best_of_columns((low, high))
-        assert (judged.column.figure, judged.best, judged.alike) == (figure, best, ())
+        assert (judged.column.figure, judged.best, judged.indistinguishable) == (figure, best, ())
 
 
 def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: MakeResult) -> None:
@@ -36,9 +36,9 @@ def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: M
     shaky = make_result("shaky", "idle", (0.25, 0.1, 0.45))
     behind = make_result("behind", "idle", (0.31, 0.4, 0.5))
     [judged] = best_of_columns((steady, shaky, behind))
-    assert (judged.best, judged.alike) == ("shaky", ("steady", "behind"))
+    assert (judged.best, judged.indistinguishable) == ("shaky", ("steady", "behind"))
     [judged] = best_of_columns((steady, behind))
-    assert (judged.best, judged.alike) == ("steady", ())
+    assert (judged.best, judged.indistinguishable) == ("steady", ())
 
 
 def test_judge_separates_policies_by_paired_seeds(make_result: MakeResult) -> None:
@@ -46,7 +46,7 @@ def test_judge_separates_policies_by_paired_seeds(make_result: MakeResult) -> No
     fast = make_result("fast", "throughput", (101.0, 201.0, 301.1))
     assert fast.interval("throughput").low < slow.interval("throughput").high
     assert paired_difference(fast, slow, "throughput").low > 0
-    assert best_of_columns((slow, fast))[0].alike == ()
+    assert best_of_columns((slow, fast))[0].indistinguishable == ()
 
 
 def test_judge_has_no_best_for_equal_or_missing_figures(make_result: MakeResult) -> None:
@@ -59,7 +59,7 @@ def test_judge_of_one_seed_has_best_and_no_alike(
     make_result: MakeResult,
 ) -> None:
     [judged] = best_of_columns((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))
-    assert (judged.best, judged.alike) == ("a", ())
+    assert (judged.best, judged.indistinguishable) == ("a", ())
 
 
 def test_tie_lines_list_indistinguishable_policies_by_column(

@@ -46,7 +46,7 @@ def test_load_lines_sample_first_steps_of_outcome(outcome: SimulationRun) -> Non
     assert (lines.steps[0], lines.loads.shape[1]) == (0, 3)
     assert lines.steps[-1] < DRAWN_STEPS
     assert np.array_equal(lines.loads, outcome.steps.loads[lines.steps])
-    assert lines.warm == outcome.window.start
+    assert lines.first_measured_step == outcome.window.start
 
 
 def test_excerpt_has_balance_of_whole_run(outcome: SimulationRun) -> None:
@@ -55,7 +55,7 @@ def test_excerpt_has_balance_of_whole_run(outcome: SimulationRun) -> None:
     assert outcome.window.start <= first <= len(outcome.steps.clock) - EXCERPT_STEPS
     assert excerpt.clock[0] == outcome.steps.clock[first]
     balance = excerpt.loads.mean(axis=1) / excerpt.loads.max(axis=1)
-    assert balance.mean() == pytest.approx(outcome.balance.mean(), abs=0.02)
+    assert balance.mean() == pytest.approx(outcome.balancedness.mean(), abs=0.02)
 
 
 @pytest.mark.parametrize("kept", [1, 5, 13, 40])
@@ -77,7 +77,7 @@ def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: Simulation
     sizes, waits = by_size(outcome)
     assert len(sizes) == len(waits) == CLASSES
     assert (np.diff(sizes) >= 0).all()
-    assert waits.mean() == pytest.approx(outcome.waits.mean(), rel=0.1)
+    assert waits.mean() == pytest.approx(outcome.queue_times.mean(), rel=0.1)
 
 
 def test_outcome_watch_keeps_first_seed_and_averages_balance() -> None:
@@ -85,14 +85,14 @@ def test_outcome_watch_keeps_first_seed_and_averages_balance() -> None:
     outcomes = [run(50, seed) for seed in (0, 1)]
     for seed, outcome in enumerate(outcomes):
         watch.keep(JSQ, seed, outcome)
-    seen = watch.seen()["jsq"]
+    seen = watch.plot_data()["jsq"]
     assert np.array_equal(seen.lines.loads, LoadCurves.of(outcomes[0]).loads)
-    each = [np.quantile(outcome.balance, QUANTILES) for outcome in outcomes]
+    each = [np.quantile(outcome.balancedness, QUANTILES) for outcome in outcomes]
     assert np.allclose(seen.balance, np.mean(each, axis=0))
     assert (np.diff(seen.balance) >= 0).all()
 
 
 def test_outcome_watch_omits_policy_with_all_requests_failed(outcome: SimulationRun) -> None:
-    watch, jobs = PlotDataCollector(), outcome.jobs
-    watch.keep(JSQ, 0, replace(outcome, jobs=replace(jobs, failed=np.ones_like(jobs.failed))))
-    assert watch.seen() == {}
+    watch, jobs = PlotDataCollector(), outcome.requests
+    watch.keep(JSQ, 0, replace(outcome, requests=replace(jobs, failed=np.ones_like(jobs.failed))))
+    assert watch.plot_data() == {}

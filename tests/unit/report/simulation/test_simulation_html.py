@@ -166,5 +166,5 @@ def test_simulation_verdict_names_few_alike_and_counts_many(
     near = [make_result(f"n{n}", "throughput", (1.9, 1.1, 2.9 - n / 100)) for n in range(5)]
     few = replace(found, results=(best, near[0], make_result("far", "throughput", (1.8, 0.8, 2.8))))
     many = replace(found, results=(best, *near))
-    assert "cannot be told from it: n0<" in outline(replace(few, seen={}))[0]
-    assert "cannot be told from it: 5 others<" in outline(replace(many, seen={}))[0]
+    assert "cannot be told from it: n0<" in outline(replace(few, plot_data={}))[0]
+    assert "cannot be told from it: 5 others<" in outline(replace(many, plot_data={}))[0]

@@ -177,15 +177,15 @@ def test_kernel_error_fails_its_stream(
 def test_workspace_is_per_stream_and_size() -> None:
     spaces, first, second = Workspaces(immediate.DEVICE), immediate.stream(), immediate.stream()
     sizes = kernel_launcher._sizes(EXPERTS, SLOTS, RANKS)
-    mine = spaces.of(first, sizes)
-    assert spaces.of(first, sizes) is mine
-    assert spaces.of(second, sizes) is not mine
-    assert spaces.of(first, kernel_launcher._sizes(EXPERTS, SLOTS, 1)) is not mine
+    mine = spaces.get(first, sizes)
+    assert spaces.get(first, sizes) is mine
+    assert spaces.get(second, sizes) is not mine
+    assert spaces.get(first, kernel_launcher._sizes(EXPERTS, SLOTS, 1)) is not mine
 
 
 def test_workspace_is_freed_with_its_stream() -> None:
     spaces, passing = Workspaces(immediate.DEVICE), immediate.stream()
-    space = weakref.ref(spaces.of(passing, kernel_launcher._sizes(EXPERTS, SLOTS, RANKS)))
+    space = weakref.ref(spaces.get(passing, kernel_launcher._sizes(EXPERTS, SLOTS, RANKS)))
     assert space() is not None
     del passing
     gc.collect()

@@ -73,8 +73,8 @@ def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> CommBuilde
 def make(builder: CommBuilder, name: str, *others: int, seconds: float = DEADLINE) -> CommStream:
     """A channel of rank 0 and others."""
     greet: Any = None
-    plan = CommPlan(CommSpec(name, (0, *others), 0, link=False, deadline=DEADLINE), greet, DEVICE)
-    return builder.build(plan, builder.patience(time.monotonic() + seconds))
+    plan = CommPlan(CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greet, DEVICE)
+    return builder.build(plan, builder.deadline(time.monotonic() + seconds))
 
 
 def make_slow_with_lost_rank(builder: CommBuilder, planes: list[StoreControlPlane]) -> None:
@@ -84,7 +84,7 @@ def make_slow_with_lost_rank(builder: CommBuilder, planes: list[StoreControlPlan
     with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
         make(builder, "slow", 1, seconds=SHORT)
     assert PENDING_COMMS.names() == ("slow",)
-    planes[1].leave("fell over")
+    planes[1].announce_exit("fell over")
 
 
 def test_channel_is_made_only_after_one_that_was_given_up(
@@ -95,14 +95,14 @@ def test_channel_is_made_only_after_one_that_was_given_up(
     with pytest.raises(CommunicatorFailed, match="next: Library is still making slow"):
         make(builder, "next", seconds=SHORT)
     library.resumed.set()
-    assert make(builder, "last").membership.name == "last"
+    assert make(builder, "last").spec.name == "last"
 
 
 def test_channel_with_lost_rank_does_not_block_others(
     builder: CommBuilder, planes: list[StoreControlPlane]
 ) -> None:
     make_slow_with_lost_rank(builder, planes)
-    assert make(builder, "next").membership.name == "next"
+    assert make(builder, "next").spec.name == "next"
 
 
 def test_channel_with_lost_rank_blocks_no_other_fabric(
@@ -120,10 +120,10 @@ def make_on_both(
 
     def one(rank: int) -> str:
         greet: Any = None
-        plan = CommPlan(CommSpec(name, (0, 1), rank, link=False, deadline=DEADLINE), greet, DEVICE)
+        plan = CommPlan(CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greet, DEVICE)
         try:
-            patience = builders[rank].patience(time.monotonic() + seconds[rank])
-            return builders[rank].build(plan, patience).membership.name
+            patience = builders[rank].deadline(time.monotonic() + seconds[rank])
+            return builders[rank].build(plan, patience).spec.name
         except CommunicatorFailed as error:
             return str(error)
 
@@ -143,9 +143,9 @@ def test_channel_is_made_again_after_rank_came_too_late(
 ) -> None:
     early = 1 - late
     greet: Any = None
-    plan = CommPlan(CommSpec("again", (0, 1), early, link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(CommSpec("again", (0, 1), early, is_link=False, deadline=DEADLINE), greet, DEVICE)
     with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
-        builders[early].build(plan, builders[early].patience(time.monotonic() + SHORT))
+        builders[early].build(plan, builders[early].deadline(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2
 
 
@@ -171,9 +171,9 @@ def test_rank_joins_no_attempt_twice(
     planes[0].cast("library/twice/turn", b"0")
     builders[1]._attempts["twice"] = 0
     greet: Any = None
-    plan = CommPlan(CommSpec("twice", (0, 1), 1, link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(CommSpec("twice", (0, 1), 1, is_link=False, deadline=DEADLINE), greet, DEVICE)
     with pytest.raises(CommunicatorFailed, match="rank 0 is still in attempt 0, which failed here"):
-        builders[1].build(plan, builders[1].patience(time.monotonic() + SHORT))
+        builders[1].build(plan, builders[1].deadline(time.monotonic() + SHORT))
 
 
 def test_made_channel_leaves_no_store_keys(
@@ -194,6 +194,6 @@ def test_channel_is_made_beside_slow_one_where_library_allows(
         slow = other.submit(make, builder, "slow")
         while "slow" not in library.met:
             time.sleep(0.001)
-        assert make(builder, "beside").membership.name == "beside"
+        assert make(builder, "beside").spec.name == "beside"
         library.resumed.set()
-        assert slow.result(DEADLINE).membership.name == "slow"
+        assert slow.result(DEADLINE).spec.name == "slow"

@@ -66,13 +66,13 @@ class Bench:
         capabilities = SimpleNamespace(abort=aborts)
         library: Any = SimpleNamespace(capabilities=capabilities, takes=lambda link: 5)
         group: Any = self.group
-        members = CommSpec("tried", (0, 1), 0, link=True, deadline=20.0)
+        members = CommSpec("tried", (0, 1), 0, is_link=True, deadline=20.0)
         greeting = WarmupOps(self.greeting, (), torch.zeros(1, dtype=torch.int8))
         self.channel = CommStream(members, library, group, DEVICE, greeting)
 
     def fly(self, *buffers: torch.Tensor) -> Operation:
         operation = Operation()
-        self.channel.fly(lambda group: operation, buffers)
+        self.channel.launch(lambda group: operation, buffers)
         return operation
 
 
@@ -95,8 +95,8 @@ def stream() -> DeviceStream:
 
 def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
     operation, waiting = Operation(), stream()
-    flight = bench.channel.fly(lambda group: operation, ())
-    flight.hold(waiting)
+    flight = bench.channel.launch(lambda group: operation, ())
+    flight.block_stream(waiting)
     bench.group.seen = lambda: str(waiting._failure)
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == ["it was aborted"]
@@ -110,22 +110,22 @@ def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> Non
     del buffer
     bench.channel.abort(FAILURE)
     bench.group.closed = True
-    assert not bench.channel.gone()
+    assert not bench.channel.is_released()
     assert watched() is not None
     operation.over = True
-    assert bench.channel.gone()
+    assert bench.channel.is_released()
     assert watched() is None
-    assert "tried" not in [holding.name for holding in COMM_MEMORY.held()]
+    assert "tried" not in [holding.name for holding in COMM_MEMORY.entries()]
 
 
 def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:
     operation = bench.fly()
     operation.error = "the network is gone"
-    assert not bench.channel.reap()
+    assert not bench.channel.collect_completed()
     operation.error, operation.over = "", True
-    assert not bench.channel.reap()  # whether it still uses the buffers nobody knows
+    assert not bench.channel.collect_completed()  # whether it still uses the buffers nobody knows
     bench.channel.abort(FAILURE)
-    assert bench.channel.reap()
+    assert bench.channel.collect_completed()
 
 
 def test_channel_does_not_abort_unsupporting_library() -> None:
@@ -140,7 +140,7 @@ def test_closed_channel_ignores_abort(bench: Bench) -> None:
     bench.channel.close()
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == []
-    assert bench.channel.gone()
+    assert bench.channel.is_released()
 
 
 def test_channel_interrupted_in_launch_is_idle_only_after_abort(bench: Bench) -> None:
@@ -150,8 +150,8 @@ def test_channel_interrupted_in_launch_is_idle_only_after_abort(bench: Bench) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.channel.fly(launch, ())
-    assert not bench.channel.reap()
+        bench.channel.launch(launch, ())
+    assert not bench.channel.collect_completed()
     bench.channel.abort(FAILURE)
-    assert bench.channel.reap()
+    assert bench.channel.collect_completed()
     assert bench.group.aborted == [""]

@@ -84,7 +84,7 @@ def test_turn_timeout_names_current_holder(planes: Planes) -> None:
 
 def test_turn_of_lost_rank_is_skipped(planes: Planes) -> None:
     turn(planes[0], "mine").__enter__()
-    planes[0].leave("fell over")
+    planes[0].announce_exit("fell over")
     had = []
     with turn(planes[1], "next"):
         had.append("next")
@@ -107,7 +107,7 @@ class Channel:
     """A channel that is idle when the test says so; its library may be able to abort."""
 
     def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
-        self.membership = CommSpec(name, (0, 1), 0, link=False, deadline=DEADLINE)
+        self.membership = CommSpec(name, (0, 1), 0, is_link=False, deadline=DEADLINE)
         self.idle = idle
         self.closed = False
         self.aborted = False
@@ -172,10 +172,10 @@ def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:
     partings.add(channel)  # type: ignore[arg-type]
     partings.finish(lambda: SHORT)
     assert "stuck" in UNRELEASED_COMMS.names()
-    UNRELEASED_COMMS.sweep()
+    UNRELEASED_COMMS.release_idle()
     assert not channel.closed
     channel.idle = True
-    UNRELEASED_COMMS.sweep()
+    UNRELEASED_COMMS.release_idle()
     assert channel.closed
     assert "stuck" not in UNRELEASED_COMMS.names()
 
@@ -187,7 +187,7 @@ def test_partings_keep_channel_without_store(planes: Planes) -> None:
         planes[0].close()
     assert not partings.tick()
     assert not channel.closed
-    UNRELEASED_COMMS.sweep()
+    UNRELEASED_COMMS.release_idle()
 
 
 def test_partings_abort_hanging_channel_at_fabric_close(planes: Planes) -> None:
@@ -216,7 +216,7 @@ def test_partings_abort_channel_of_lost_rank(planes: Planes) -> None:
     partings, channel = TeardownQueue(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
     partings.add(channel)  # type: ignore[arg-type]
     assert partings.tick()
-    planes[1].leave("fell over")
+    planes[1].announce_exit("fell over")
     assert not partings.tick()
     assert channel.aborted
 
@@ -229,7 +229,7 @@ def test_round_of_exchange_has_one_block_per_direction_and_peer() -> None:
             receives=(PeerBuffer(3, blobs[2]), PeerBuffer(1, blobs[3])),
         )
     )
-    assert planned.ways == ("irecv", "irecv", "isend")
+    assert planned.operations == ("irecv", "irecv", "isend")
     assert planned.peers == (1, 3, 2)
     assert [blob.numel() for blob in planned.blobs] == [1, 2, 3]
     assert {blob.dtype for blob in planned.blobs} == {torch.int8}

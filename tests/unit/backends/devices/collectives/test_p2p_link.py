@@ -62,7 +62,7 @@ def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
     work = issued(link)
     with pytest.raises(CommunicatorFailed, match="was not launched: the stream is broken"):
         work.result(WATCHDOG)
-    link.warm(time.monotonic() + WATCHDOG)
+    link.connect(time.monotonic() + WATCHDOG)
 
 
 def test_failed_link_fails_waiting_operations() -> None:
@@ -73,4 +73,4 @@ def test_failed_link_fails_waiting_operations() -> None:
     with pytest.raises(CommunicatorFailed, match="found no link: nobody came"):
         issued(link).result(WATCHDOG)
     with pytest.raises(CommunicatorFailed, match="found no link"):
-        link.warm(time.monotonic() + WATCHDOG)
+        link.connect(time.monotonic() + WATCHDOG)

@@ -61,7 +61,7 @@ class Failures(list[CommunicatorFailed]):
 def made(deadline: float = LONG) -> tuple[DeviceWork, Operation, Failures]:
     told = Failures()
     work, operation = DeviceWork("all_reduce of 'x'", deadline, told.append, BELL), Operation()
-    work.launched(InflightOp(operation, (), DEVICE), None)
+    work.set_inflight(InflightOp(operation, (), DEVICE), None)
     return work, operation, told
 
 
@@ -113,15 +113,15 @@ def test_cancelled_work_fails_and_keeps_buffers() -> None:
     work, operation = DeviceWork("irecv of 'x'", LONG, told.append, BELL), Operation()
     buffer = torch.zeros(3)
     flight, watched = InflightOp(operation, (buffer,), DEVICE), ref(buffer)
-    work.launched(flight, None)
+    work.set_inflight(flight, None)
     del buffer
     work.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
         work.result(0.0)
-    assert flight.look() is OpStatus.UNDER_WAY
+    assert flight.poll() is OpStatus.IN_FLIGHT
     assert watched() is not None
     operation.completed = True
-    assert flight.look() is OpStatus.LANDED
+    assert flight.poll() is OpStatus.DONE
     assert watched() is None
     assert len(told) >= 1
 
@@ -159,13 +159,13 @@ def test_watchdog_fails_work_past_deadline() -> None:
     later = DeviceWork("barrier of 'y'", LONG, failed, BELL)
     soon = DeviceWork("isend of 'y'", SHORT, failed, BELL)
     for work in (later, soon):
-        work.launched(InflightOp(Operation(), (), DEVICE), None)
+        work.set_inflight(InflightOp(Operation(), (), DEVICE), None)
         dog.watch(work)
     assert heard.wait(LONG)
     assert "isend of 'y' passed its deadline" in str(told[0])
-    assert not later.over
+    assert not later.has_ended
     dog.stop(LONG)
-    assert later.over
+    assert later.has_ended
     with pytest.raises(CommunicatorFailed, match="was closed with its fabric"):
         later.result(0.0)
 
@@ -175,7 +175,7 @@ def test_stopped_watchdog_ends_new_work_at_once() -> None:
     dog.stop(LONG)
     work, _, _ = made()
     dog.watch(work)
-    assert work.over
+    assert work.has_ended
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -186,9 +186,9 @@ def test_dead_watchdog_fails_watched_work_with_cause() -> None:
     dog = Watchdog("library", broken)
     work, _, _ = made()
     dog.watch(work)
-    dog.part()
+    dog.start_teardown()
     expiry = time.monotonic() + LONG
-    while not work.over and time.monotonic() < expiry:
+    while not work.has_ended and time.monotonic() < expiry:
         time.sleep(SHORT)
     with pytest.raises(CommunicatorFailed, match=r"lost its watchdog.*no more memory"):
         work.result(0.0)

@@ -134,7 +134,7 @@ def test_archive_forgets_ballot_cast_for_next_vote(office: Office) -> None:
 def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
     office.vote(3, 1, WELL)
     left = office.archive.uncollected
-    assert {filed.epoch for filed in left} == {BEFORE_FIRST_REBALANCE}
+    assert {filed.rebalance for filed in left} == {BEFORE_FIRST_REBALANCE}
     assert office.asked() <= {filed.name for filed in left}
     after = Office(office.world, left)
     after.vote(0, 9, (RankStatus.FAILED, RankStatus.PLANNING), "t.1")

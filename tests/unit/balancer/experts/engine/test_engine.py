@@ -65,7 +65,7 @@ def test_engine_commits_same_layout_before_same_step_on_all_ranks(shares: ShareM
     assert stories[0].commits == stories[1].commits
     assert len(stories[0].commits) >= 2
     assert installed_at_the_end(stories) != {START}
-    assert sum(report.slots for report in stories[0].reports) > 0
+    assert sum(report.copies for report in stories[0].reports) > 0
 
 
 @pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
@@ -89,8 +89,8 @@ def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
 
 def test_epoch_report_counts_bytes_of_travelled_slots() -> None:
     (report, *_) = rebalance()[0].reports
-    assert report.slots > 0
-    assert report.bytes == report.slots * 5 * 4
+    assert report.copies > 0
+    assert report.bytes == report.copies * 5 * 4
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
@@ -112,9 +112,9 @@ def test_engine_rebalances_with_one_slot_of_staging_on_dependent_groups() -> Non
 def test_rebalance_that_moves_nothing_is_reported_as_unchanged() -> None:
     stories = rebalance()
     for story in stories:
-        moved = {report.outcome for report in story.reports if report.slots}
+        moved = {report.outcome for report in story.reports if report.copies}
         assert moved == {"committed"}
-        rest = [report for report in story.reports if not report.slots]
+        rest = [report for report in story.reports if not report.copies]
         # The load stays the same, so that once all is even there is nothing left to move.
         assert rest
         assert {report.outcome for report in rest} == {"unchanged"}
@@ -283,7 +283,7 @@ class CommitsEarly(StagedPath):
     def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
         after = super().poll(voyage)
         if isinstance(after, Staged) and self._rank == 1:
-            self.commit(after, len(after.staged), step=0)
+            self.commit(after, len(after.ready_chunks), step=0)
         return after
 
 

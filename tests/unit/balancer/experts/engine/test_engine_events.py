@@ -79,8 +79,8 @@ def test_journal_records_every_reported_epoch(
     for story, entries in zip(*told, strict=True):
         records = [entry.record for entry in of(entries, RebalanceEnded)]
         assert len(records) >= 2
-        assert [(r.number, r.opened, r.ended, r.outcome, r.copies, r.bytes) for r in records] == [
-            (r.number, r.opened, r.step, r.outcome, r.slots, r.bytes) for r in story.reports
+        assert [(r.number, r.opened_at, r.ended_at, r.outcome, r.copies, r.bytes) for r in records] == [
+            (r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes) for r in story.reports
         ]
 
 
@@ -91,18 +91,18 @@ def test_journal_predicts_lower_imbalance_for_plans_that_move(
         records = [entry.record for entry in of(entries, RebalanceEnded) if entry.record.copies]
         assert records
         for record in records:
-            assert record.predicted is not None
-            assert record.before is not None
-            assert record.predicted < record.before
+            assert record.imbalance_predicted is not None
+            assert record.imbalance_before is not None
+            assert record.imbalance_predicted < record.imbalance_before
             assert record.layers >= 1
-            assert record.lots >= 1
+            assert record.chunks >= 1
 
 
 def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     by_rank = [
-        [entry.record for item in entries for entry in of(digest.read(item), RebalanceMeasured)]
+        [entry.record for item in entries for entry in of(digest.process(item), RebalanceMeasured)]
         for entries, digest in ((entries, EventAggregator()) for entries in told[1])
     ]
     assert any(record.bytes for record in by_rank[0])
@@ -113,12 +113,12 @@ def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
 def test_journal_actual_imbalance_matches_prediction() -> None:
     _, entries = observed()
     digest = EventAggregator()
-    records = [e.record for item in entries[0] for e in of(digest.read(item), RebalanceMeasured)]
+    records = [e.record for item in entries[0] for e in of(digest.process(item), RebalanceMeasured)]
     # The first epoch is over, and seen to be so, before the loads change at the half.
     first = records[0]
     assert first.copies
-    assert first.ended + 4 <= STEPS // 2 + 1
-    assert first.actual == pytest.approx(first.predicted, abs=1e-3)
+    assert first.ended_at + 4 <= STEPS // 2 + 1
+    assert first.imbalance_actual == pytest.approx(first.imbalance_predicted, abs=1e-3)
 
 
 def test_journal_phase_seconds_add_up_to_epoch_duration(
@@ -126,8 +126,8 @@ def test_journal_phase_seconds_add_up_to_epoch_duration(
 ) -> None:
     for entries in told[1]:
         for entry in of(entries, RebalanceEnded):
-            assert sum(entry.record.seconds.values()) == pytest.approx(entry.end - entry.begin)
-            assert min(entry.record.seconds.values()) >= 0
+            assert sum(entry.record.phase_seconds.values()) == pytest.approx(entry.end - entry.begin)
+            assert min(entry.record.phase_seconds.values()) >= 0
 
 
 def test_journal_state_changes_are_legal_and_epochs_ascend(
@@ -138,7 +138,7 @@ def test_journal_state_changes_are_legal_and_epochs_ascend(
         names = ["idle", *(entry.state for entry in states)]
         for before, after in pairwise(names):
             assert after in FOLLOWS[before], names
-        numbers = [entry.epoch for entry in states if entry.epoch is not None]
+        numbers = [entry.rebalance for entry in states if entry.rebalance is not None]
         assert numbers == sorted(numbers)
         assert [entry.at for entry in states] == sorted(entry.at for entry in states)
 
@@ -183,7 +183,7 @@ def test_journal_spans_of_work_carry_their_epoch(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for rank, entries in enumerate(told[1]):
-        begun = {entry.epoch for entry in of(entries, StateChanged) if entry.epoch is not None}
+        begun = {entry.rebalance for entry in of(entries, StateChanged) if entry.rebalance is not None}
         # The program that drives the engine waits for its workers by jobs that say nothing.
         spans = [span for span in of(entries, TraceSpan) if span.details]
         for name in ("plan", "vote", "move"):
@@ -237,7 +237,7 @@ def test_journal_omits_idle_boundaries() -> None:
 def test_journal_sums_carry_layout_in_force() -> None:
     _, entries = observed(shares=ShareMode.LAGGED)
     sums = of(entries[0], LoadReduced)
-    assert [entry.closed for entry in sums] == list(range(2, STEPS, 2))
+    assert [entry.step for entry in sums] == list(range(2, STEPS, 2))
     assert {entry.load.sum() for entry in sums} == {SHAPE.layers * 64 * 2 * SHAPE.ranks}
     assert len({entry.layout.digest for entry in sums}) >= 2
 

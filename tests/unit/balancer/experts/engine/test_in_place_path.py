@@ -16,4 +16,4 @@ def test_locked_updates_rewrite_layers_and_commit_alike(shares: ShareMode, immed
     assert stories[0].commits == stories[1].commits
     assert len(stories[0].commits) >= 2
     assert {story.sights[-1].placement for story in stories} != {START}
-    assert sum(report.slots for report in stories[0].reports) > 0
+    assert sum(report.copies for report in stories[0].reports) > 0

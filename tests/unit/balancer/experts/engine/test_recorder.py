@@ -54,10 +54,10 @@ def told(kept: Kept, states: list[State], report: RebalanceReport | None) -> Non
     """Boundary by boundary; the epoch ends at the last."""
     written = EventRecorder(kept, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
     for step, state in enumerate(states):
-        written.begin(step)
+        written.begin_boundary(step)
         if report is not None and step == len(states) - 1:
-            written.ended(states[step - 1], report)
-        written.end(state, AFTER if state is states[-1] else BEFORE)
+            written.rebalance_ended(states[step - 1], report)
+        written.end_boundary(state, AFTER if state is states[-1] else BEFORE)
 
 
 def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
@@ -69,9 +69,9 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
-    assert ended.record.seconds == {"planning": 2, "transferring": 6, "staged": 4, "proposed": 2}
+    assert ended.record.phase_seconds == {"planning": 2, "transferring": 6, "staged": 4, "proposed": 2}
     assert ended.end - ended.begin == 14
-    assert (ended.record.before, ended.record.predicted) == (0.5, 0.125)
+    assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (0.5, 0.125)
     assert ended.record.layers == 1
     assert ended.record.short_of_staging == 0
     assert [placement.tolist() for placement in ended.placements] == [
@@ -86,7 +86,7 @@ def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> N
     told(kept, [Idle(), planning, planning, planning], None)
     passed = [entry for entry in kept.entries if isinstance(entry, BoundaryDone)]
     assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
-    assert [(e.step, e.state, e.epoch) for e in kept.entries if isinstance(e, StateChanged)] == [
+    assert [(e.step, e.state, e.rebalance) for e in kept.entries if isinstance(e, StateChanged)] == [
         (1, "planning", 3)
     ]
 
@@ -96,8 +96,8 @@ def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
     planning, draining = Planning(EPOCH, UNDONE), Draining(())
     told(kept, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
     (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
-    assert ended.record.seconds == {"planning": 2}
-    assert (ended.record.before, ended.record.predicted) == (None, None)
+    assert ended.record.phase_seconds == {"planning": 2}
+    assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (None, None)
     names = [entry.name for entry in kept.entries if isinstance(entry, TraceSpan)]
     assert names == ["planning", "epoch 3: aborted"]
 

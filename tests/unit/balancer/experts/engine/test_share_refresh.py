@@ -103,8 +103,8 @@ def test_lagged_shares_are_installed_for_untouched_layers(bench: Bench) -> None:
     bench.boundary(summed=False)
     (change,) = bench.installed.renewals
     assert change.layers == (1,)
-    wanted = layer_update(bench.installed.layout, SHAPE, [1]).update
-    assert torch.equal(change.update.cumulative, wanted.cumulative)
+    wanted = layer_update(bench.installed.layout, SHAPE, [1]).tables
+    assert torch.equal(change.tables.cumulative, wanted.cumulative)
 
 
 def test_lagged_shares_with_small_gain_are_not_installed(bench: Bench) -> None:
@@ -124,7 +124,7 @@ def test_lagged_shares_that_cannot_be_solved_stop_the_rank(bench: Bench) -> None
 
 
 def test_lagged_shares_ignore_shares_of_a_plan(bench: Bench) -> None:
-    bench.renewal.planned(start())
+    bench.renewal.apply_plan_shares(start())
     assert bench.installed.renewals == []
 
 
@@ -133,11 +133,11 @@ def test_kept_shares_take_shares_of_plan_where_placement_stays() -> None:
     keep = keeping(installed)
     run_blocking(keep.before_step(summed=True), 20.0)
     wanted = Layout(initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE))
-    keep.planned(wanted)
+    keep.apply_plan_shares(wanted)
     (change,) = installed.renewals
     assert change.layers == (0, 1)
     np.testing.assert_array_equal(installed.layout.shares, wanted.shares)
-    keep.planned(wanted)
+    keep.apply_plan_shares(wanted)
     assert len(installed.renewals) == 1, "equal shares are not installed again"
 
 
@@ -146,6 +146,6 @@ def test_kept_shares_of_moving_layer_wait_for_its_weights() -> None:
     moved = initial_placement(SHAPE)
     moved[1] = np.roll(moved[1], 2)
     shares = solve_shares(SKEWED, moved, SHAPE)
-    keeping(installed).planned(Layout(moved, shares))
+    keeping(installed).apply_plan_shares(Layout(moved, shares))
     (change,) = installed.renewals
     assert change.layers == (0,)

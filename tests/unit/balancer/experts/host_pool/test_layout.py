@@ -32,10 +32,10 @@ LAYOUTS = st.builds(
 @given(LAYOUTS)
 def test_pool_layout_parts_are_disjoint_aligned_and_in_bounds(layout: PoolLayout) -> None:
     count = layout.layers * layout.experts
-    taken = [(layout.sums, layout.sums + 8 * count)]
+    taken = [(layout.checksums_offset, layout.checksums_offset + 8 * count)]
     for layer in range(layout.layers):
         for expert in range(layout.experts):
-            at = layout.at(layer, expert)
+            at = layout.expert_offset(layer, expert)
             assert at % mmap.PAGESIZE == 0
             for segment, offset in zip(layout.descriptor, layout.offsets, strict=True):
                 assert offset % CACHE_LINE == 0
@@ -43,7 +43,7 @@ def test_pool_layout_parts_are_disjoint_aligned_and_in_bounds(layout: PoolLayout
             assert taken[-1][1] <= at + layout.stride
     taken = sorted(span for span in taken if span[0] < span[1])
     assert taken[0][0] >= mmap.PAGESIZE
-    assert taken[-1][1] <= layout.total
+    assert taken[-1][1] <= layout.nbytes
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(taken))
 
 
@@ -51,7 +51,7 @@ def test_pool_layout_parts_are_disjoint_aligned_and_in_bounds(layout: PoolLayout
 def test_pool_view_covers_exactly_the_bytes_of_its_expert(
     layout: PoolLayout, choice: st.DataObject
 ) -> None:
-    data = torch.zeros(layout.total, dtype=torch.uint8)
+    data = torch.zeros(layout.nbytes, dtype=torch.uint8)
     layer = choice.draw(st.integers(0, layout.layers - 1))
     expert = choice.draw(st.integers(0, layout.experts - 1))
     view = PoolContents(layout, data).view(layer, expert)
@@ -60,7 +60,7 @@ def test_pool_view_covers_exactly_the_bytes_of_its_expert(
     ]
     for part in view:
         part.reshape(-1).view(torch.uint8).fill_(1)
-    at = layout.at(layer, expert)
+    at = layout.expert_offset(layer, expert)
     written = sum(segment.nbytes for segment in layout.descriptor)
     assert int(data[at : at + layout.stride].sum()) == int(data.sum()) == written
 
@@ -94,4 +94,4 @@ def test_pool_layout_refuses_private_format() -> None:
 @pytest.mark.parametrize(("layer", "expert"), [(-1, 0), (0, -1), (2, 0), (0, 3)])
 def test_pool_layout_names_expert_out_of_range(layer: int, expert: int) -> None:
     with pytest.raises(ExpertPoolError, match=f"no expert {expert} of layer {layer}"):
-        PoolLayout(ONE, 2, 3).at(layer, expert)
+        PoolLayout(ONE, 2, 3).expert_offset(layer, expert)

@@ -195,7 +195,7 @@ def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
 def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
-        for which in pool.owned():
+        for which in pool.owned_experts():
             if which not in {(1, 1), (2, 4)}:
                 pool.write(*which, weights(LAYOUT, *which))
         pool.seal(WATCHDOG)
@@ -215,7 +215,7 @@ def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
         ready.wait(WATCHDOG)
         if control.rank == 0:
             state = pool._state
-            os.pwrite(state.descriptor, b"\xff", LAYOUT.at(1, 3) + flipped)  # type: ignore[union-attr]
+            os.pwrite(state.descriptor, b"\xff", LAYOUT.expert_offset(1, 3) + flipped)  # type: ignore[union-attr]
         ready.wait(WATCHDOG)
         pool.seal(WATCHDOG)
 

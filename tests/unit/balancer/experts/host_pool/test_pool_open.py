@@ -46,7 +46,7 @@ def test_pool_open_refuses_too_little_memory_before_allocating(
         rendezvous, "available_memory", lambda: MemoryLimit(1000, "control group x")
     )
     monkeypatch.setattr(shared_memory, "create", lambda nbytes: made.append(nbytes))
-    wanted = f"wants {LAYOUT.total} bytes, and control group x leaves 1000"
+    wanted = f"wants {LAYOUT.nbytes} bytes, and control group x leaves 1000"
     assert all(wanted in text for text in refused(opened, 3, HostMemoryExhausted))
     assert made == []
 
@@ -54,7 +54,7 @@ def test_pool_open_refuses_too_little_memory_before_allocating(
 def test_pool_open_refuses_more_memory_than_machine_has() -> None:
     huge = PoolLayout(DESCRIPTOR, layers=1 << 20, experts=1 << 20)
     for text in refused(lambda control: opened(control, huge), 2, HostMemoryExhausted):
-        assert f"wants {huge.total} bytes" in text
+        assert f"wants {huge.nbytes} bytes" in text
 
 
 def test_pool_open_fails_on_all_ranks_when_memory_fills_up(
@@ -63,7 +63,7 @@ def test_pool_open_fails_on_all_ranks_when_memory_fills_up(
     fallocate = os.posix_fallocate
 
     def full(descriptor: int, offset: int, nbytes: int) -> None:
-        if offset >= LAYOUT.at(1, 1):
+        if offset >= LAYOUT.expert_offset(1, 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fallocate(descriptor, offset, nbytes)
 

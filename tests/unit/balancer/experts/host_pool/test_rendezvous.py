@@ -20,7 +20,7 @@ OTHER = bytes(range(1, 17))
 
 
 def made(token: bytes = TOKEN, layout: PoolLayout = LAYOUT) -> int:
-    descriptor = shared_memory.create(layout.total)
+    descriptor = shared_memory.create(layout.nbytes)
     PoolHeader.of(layout, token).write(descriptor)
     return descriptor
 
@@ -38,8 +38,8 @@ def test_offer_opens_same_memory_after_encoding(descriptor: int) -> None:
     assert found != descriptor
     assert os.fstat(found).st_ino == os.fstat(descriptor).st_ino
     assert not os.get_inheritable(found)
-    os.pwrite(found, b"here", LAYOUT.first)
-    assert os.pread(descriptor, 4, LAYOUT.first) == b"here"
+    os.pwrite(found, b"here", LAYOUT.experts_offset)
+    assert os.pread(descriptor, 4, LAYOUT.experts_offset) == b"here"
     os.close(found)
 
 
@@ -63,13 +63,13 @@ def test_offer_of_another_process_or_machine_is_refused(
 
 
 def file_of(path: Path) -> int:
-    path.write_bytes(bytes(LAYOUT.total))
+    path.write_bytes(bytes(LAYOUT.nbytes))
     return os.open(path, os.O_RDWR)
 
 
 def unsealed() -> int:
     descriptor = os.memfd_create(shared_memory.MEMORY_NAME, os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, LAYOUT.total)
+    os.ftruncate(descriptor, LAYOUT.nbytes)
     PoolHeader.of(LAYOUT, TOKEN).write(descriptor)
     return descriptor
 
@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[Path], int], str]] = {
         lambda path: made(layout=PoolLayout(LAYOUT.descriptor, 5, 3)),
         "header is of another pool",
     ),
-    "empty": (lambda path: shared_memory.create(LAYOUT.total), "header is of another pool"),
+    "empty": (lambda path: shared_memory.create(LAYOUT.nbytes), "header is of another pool"),
 }
 
 

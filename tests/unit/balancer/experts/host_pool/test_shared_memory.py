@@ -30,7 +30,7 @@ def descriptor() -> Iterator[int]:
 def test_memory_has_no_name_and_is_freed_with_last_holder() -> None:
     named, before = segments(), holdings()
     descriptor = shared_memory.create(NBYTES)
-    mapping = SharedMapping.to_write(descriptor, NBYTES)
+    mapping = SharedMapping.for_writing(descriptor, NBYTES)
     assert left_since(named) == set()
     made = os.fstat(descriptor)
     assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), made)]
@@ -49,14 +49,14 @@ def test_memory_size_cannot_be_changed(descriptor: int, nbytes: int) -> None:
 
 
 def test_memory_written_by_one_mapping_is_read_by_another(descriptor: int) -> None:
-    writer = SharedMapping.to_write(descriptor, NBYTES)
-    reader = SharedMapping.to_read(descriptor, NBYTES)
+    writer = SharedMapping.for_writing(descriptor, NBYTES)
+    reader = SharedMapping.for_reading(descriptor, NBYTES)
     writer.tensor()[5:8] = 7
     assert reader.tensor().nonzero().flatten().tolist() == [5, 6, 7]
 
 
 def test_memory_seal_requires_no_writer_and_forbids_new_ones(descriptor: int) -> None:
-    writer = SharedMapping.to_write(descriptor, NBYTES)
+    writer = SharedMapping.for_writing(descriptor, NBYTES)
     writer.tensor()[3] = 9
     with pytest.raises(ExpertPoolError, match="cannot be sealed"):
         shared_memory.seal(descriptor)
@@ -64,16 +64,16 @@ def test_memory_seal_requires_no_writer_and_forbids_new_ones(descriptor: int) ->
     shared_memory.seal(descriptor)
     assert shared_memory.seals(descriptor) & shared_memory.WRITE_SEAL
     with pytest.raises(ExpertPoolError, match="cannot map"):
-        SharedMapping.to_write(descriptor, NBYTES)
+        SharedMapping.for_writing(descriptor, NBYTES)
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"x", 0)
     with pytest.raises(PermissionError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
-    assert int(SharedMapping.to_read(descriptor, NBYTES).tensor()[3]) == 9
+    assert int(SharedMapping.for_reading(descriptor, NBYTES).tensor()[3]) == 9
 
 
 def test_memory_write_through_read_mapping_kills_process(descriptor: int) -> None:
-    reader = SharedMapping.to_read(descriptor, NBYTES)
+    reader = SharedMapping.for_reading(descriptor, NBYTES)
     child = os.fork()
     if child == 0:
         faulthandler.disable()
@@ -85,11 +85,11 @@ def test_memory_write_through_read_mapping_kills_process(descriptor: int) -> Non
 
 
 def test_memory_stays_mapped_while_a_tensor_uses_it(descriptor: int) -> None:
-    mapping = SharedMapping.to_read(descriptor, NBYTES)
+    mapping = SharedMapping.for_reading(descriptor, NBYTES)
     part = mapping.tensor()[8:16].view(torch.int64)
     with pytest.raises(PoolLeased, match="still in use"):
         mapping.close()
-    mapping.abandon()
+    mapping.close_with_last_tensor()
     before = holdings()[1]
     del mapping
     gc.collect()
@@ -101,7 +101,7 @@ def test_memory_stays_mapped_while_a_tensor_uses_it(descriptor: int) -> None:
 
 
 def test_memory_seals_while_forked_child_is_alive(descriptor: int) -> None:
-    writer = SharedMapping.to_write(descriptor, NBYTES)
+    writer = SharedMapping.for_writing(descriptor, NBYTES)
     hold, let_go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -129,7 +129,7 @@ def test_memory_reserve_reports_full_machine(
 
 
 def test_memory_populate_allocates_touched_pages(descriptor: int) -> None:
-    mapping = SharedMapping.to_write(descriptor, NBYTES)
+    mapping = SharedMapping.for_writing(descriptor, NBYTES)
     mapping.populate(NBYTES // 2, NBYTES // 2)
     assert os.fstat(descriptor).st_blocks * 512 in (0, NBYTES // 2)  # 0: an older kernel
     mapping.populate(1, NBYTES)  # what cannot be done is left out
@@ -182,4 +182,4 @@ def test_memory_reports_outcome_of_huge_page_request(
     if setting is not None:
         path.write_text(setting)
     monkeypatch.setattr(shared_memory, "HUGE", path)
-    assert SharedMapping.to_write(descriptor, NBYTES).huge_pages is told
+    assert SharedMapping.for_writing(descriptor, NBYTES).huge_pages is told

@@ -45,7 +45,7 @@ def test_shipment_fills_exactly_the_changed_slots(change: Change) -> None:
     near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
     far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
     assert (near, far) == wanted(change)
-    assert shipment.total == len(moves) == len(near) + len(far)
+    assert shipment.total_copies == len(moves) == len(near) + len(far)
     assert shipment.remote_copies == len(far)
 
 
@@ -89,7 +89,7 @@ def test_lots_follow_layer_order_and_fill_half_the_buffers(change: Change) -> No
         else:
             lots.append([layer])
     assert [list(shipment.layers(k)) for k in range(shipment.chunks)] == lots
-    assert shipment.needs.tolist() == [change.needs(lot) for lot in lots]
+    assert shipment.staging_needed.tolist() == [change.needs(lot) for lot in lots]
 
 
 @given(changes())
@@ -145,7 +145,7 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
             for blob in received:
                 filled += zip(blob.staging, blob.slots, strict=True)
             assert sorted(leg.copies) == sorted(filled)
-            assert len(leg.copies) == shipment.needs[lot, rank]
+            assert len(leg.copies) == shipment.staging_needed[lot, rank]
             assert len({buffer for buffer, _ in leg.copies}) == len(leg.copies)
             for read, slot in zip(leg.local.sources, leg.local.slots, strict=True):
                 held = at(change, change.installed, rank, read)
@@ -156,7 +156,7 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
 def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
     shipment = change.ship()
     for lot in range(shipment.chunks):
-        for leg, need in zip(legs(shipment, lot), shipment.needs[lot].tolist(), strict=True):
+        for leg, need in zip(legs(shipment, lot), shipment.staging_needed[lot].tolist(), strict=True):
             first = (0, change.staging - need)[lot % 2]
             assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
 
@@ -202,14 +202,14 @@ def test_lots_follow_given_layer_order() -> None:
 def test_lot_may_hold_layer_without_moves() -> None:
     before = placement((0, 1), (0, 1))
     shipment = plan_migration(before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.chunks, shipment.layers(0), shipment.total) == (1, (1,), 0)
+    assert (shipment.chunks, shipment.layers(0), shipment.total_copies) == (1, (1,), 0)
     assert shipment.for_rank(0, 0) == shipment.for_rank(1, 0)
 
 
 def test_shipment_of_nothing_has_no_lot() -> None:
     before = placement((0, 1))
     shipment = plan_migration(before, before, (), ExpertShape(1, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.chunks, shipment.total) == (0, 0)
+    assert (shipment.chunks, shipment.total_copies) == (0, 0)
 
 
 def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
@@ -217,7 +217,7 @@ def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
         placement((0, 1)), placement((1, 0)), (0,), ExpertShape(1, 2, 2, 1), staging=2, parcel=1
     )
     leg = shipment.for_rank(0, 0)
-    assert (leg.rounds, shipment.remote_copies, shipment.total) == ((), 0, 2)
+    assert (leg.rounds, shipment.remote_copies, shipment.total_copies) == ((), 0, 2)
     assert (leg.local.sources, leg.local.slots) == ((1, 0), (0, 1))
     assert leg.copies == ((0, 0), (1, 1))
 

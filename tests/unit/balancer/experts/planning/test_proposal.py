@@ -67,7 +67,7 @@ def test_proposal_is_complete_and_never_worse_than_installed(
     installed = start(shape)
     proposal = propose(load, installed, shape, limits(hysteresis=0, staging=10_000))
     check_placement(proposal.layout.placement, shape)
-    assert (proposal.draft.predicted <= imbalance(load, installed, shape)).all()
+    assert (proposal.plan.imbalance_predicted <= imbalance(load, installed, shape)).all()
 
 
 @given(cases())
@@ -84,8 +84,8 @@ def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[ExpertShape, L
     shape, load = case
     first = propose(load, start(shape), shape, limits(hysteresis=0, staging=10_000))
     again = propose(load, first.layout, shape, limits(hysteresis=0, staging=10_000))
-    assert again.draft.order == ()
-    assert again.migration.total == again.migration.chunks == 0
+    assert again.plan.changed_layers == ()
+    assert again.migration.total_copies == again.migration.chunks == 0
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_proposal_fills_no_more_slots_of_rank_than_staging(
     differs = start(shape).placement != found.layout.placement
     needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     assert needs.max(initial=0) <= staging
-    assert sorted(found.draft.order) == np.flatnonzero(differs.any(axis=1)).tolist()
+    assert sorted(found.plan.changed_layers) == np.flatnonzero(differs.any(axis=1)).tolist()
 
 
 @given(cases(), st.integers(0, 5))
@@ -107,12 +107,12 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
 ) -> None:
     shape, load = case
     bound = limits(hysteresis=300, staging=staging)
-    found = propose(load, start(shape), shape, bound).draft
+    found = propose(load, start(shape), shape, bound).plan
     free = replace(bound, staging=shape.slots_per_rank)
-    unbound = propose(load, start(shape), shape, free).draft
+    unbound = propose(load, start(shape), shape, free).plan
     assert unbound.short_of_staging == ()
-    lower = found.predicted - unbound.predicted > bound.min_gain
-    above = found.predicted > bound.planner.target * SHARE_ONE
+    lower = found.imbalance_predicted - unbound.imbalance_predicted > bound.min_gain
+    above = found.imbalance_predicted > bound.planner.target * SHARE_ONE
     assert set(np.flatnonzero(lower & above).tolist()) <= set(found.short_of_staging)
     assert set(found.short_of_staging) <= set(np.flatnonzero(above).tolist())
     if staging >= shape.slots_per_rank:
@@ -129,13 +129,13 @@ def test_proposal_replans_layers_without_required_redundancy_first() -> None:
     load = np.full((3, 4), 30, dtype=np.int64)
     aims = replace(limits(10, 9), planner=PlannerOptions(survive=1))
     found = propose(load, installed, shape, aims)
-    assert found.draft.order == (1,)
+    assert found.plan.changed_layers == (1,)
     homes = [
         {slot // 4 for slot in np.flatnonzero(found.layout.placement[1] == e)} for e in range(4)
     ]
     assert min(map(len, homes)) > 1
     again = propose(load, found.layout, shape, aims)
-    assert again.draft.order == ()
+    assert again.plan.changed_layers == ()
 
 
 def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
@@ -146,7 +146,7 @@ def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
     found = propose(
         load, installed, shape, replace(limits(0, 0), planner=PlannerOptions(survive=1))
     )
-    assert found.draft.order == ()
+    assert found.plan.changed_layers == ()
     assert found.layout.placement.tolist() == placement.tolist()
 
 
@@ -154,16 +154,16 @@ def test_proposal_orders_layers_by_gain() -> None:
     shape = ExpertShape(2, 4, 4, 2)
     load = np.array([[12, 10, 8, 8], [30, 30, 1, 1]], dtype=np.int64)
     proposal = propose(load, start(shape), shape, limits(hysteresis=0, staging=2))
-    assert proposal.draft.order == (1, 0)
+    assert proposal.plan.changed_layers == (1, 0)
 
 
 def test_hysteresis_keeps_layer_with_small_gain() -> None:
     shape = ExpertShape(1, 4, 4, 2)
     load = np.array([[11, 11, 10, 10]], dtype=np.int64)
     gain = imbalance(load, start(shape), shape)[0]
-    assert propose(load, start(shape), shape, limits(hysteresis=0, staging=9)).draft.order == (0,)
+    assert propose(load, start(shape), shape, limits(hysteresis=0, staging=9)).plan.changed_layers == (0,)
     assert (
-        propose(load, start(shape), shape, limits(hysteresis=int(gain), staging=9)).draft.order
+        propose(load, start(shape), shape, limits(hysteresis=int(gain), staging=9)).plan.changed_layers
         == ()
     )
 

@@ -36,9 +36,9 @@ def test_change_holds_tables_of_its_layers(wanted: Layout, chosen: list[int]) ->
     for place, layer in enumerate(chosen):
         placement = torch.from_numpy(wanted.placement[layer])
         table = build_table(placement, torch.from_numpy(wanted.shares[layer]), SHAPE.experts)
-        assert torch.equal(change.update.start[place], table.start)
-        assert torch.equal(change.update.replicas[place], table.replicas)
-        assert torch.equal(change.update.cumulative[place], table.cumulative)
+        assert torch.equal(change.tables.start[place], table.start)
+        assert torch.equal(change.tables.replicas[place], table.replicas)
+        assert torch.equal(change.tables.cumulative[place], table.cumulative)
 
 
 @given(layouts, layouts, layers)
@@ -59,7 +59,7 @@ def test_change_digests_are_equal_only_for_equal_tables(
 ) -> None:
     first, second = layer_update(one, SHAPE, chosen), layer_update(other, SHAPE, chosen)
     same = all(
-        torch.equal(getattr(first.update, name), getattr(second.update, name))
+        torch.equal(getattr(first.tables, name), getattr(second.tables, name))
         for name in ("start", "replicas", "cumulative")
     )
     assert (first.digest == second.digest) == same

@@ -93,9 +93,9 @@ def test_local_routing_sends_each_replica_its_share_within_one_row(batch: Batch)
         ReplicaRuns.of(batch.table.start, batch.table.replicas, batch.ranks),
         batch.table.cumulative,
     )
-    shares = ends - torch.where(runs.first, 0, ends.roll(1))
+    shares = ends - torch.where(runs.first_of_expert, 0, ends.roll(1))
     exact[batch.table.replicas.long()] = (
-        shares.double() * batch.counts.sum(0)[runs.owner] / SHARE_ONE
+        shares.double() * batch.counts.sum(0)[runs.expert] / SHARE_ONE
     )
     assert bool(((due - exact).abs() < 1).all()), "within one row of the exact share"
 
@@ -105,7 +105,7 @@ def test_local_routing_keeps_as_many_rows_home_as_possible(batch: Batch) -> None
     table, due = batch.table, quotas(batch)
     placed = torch.empty(table.slots, dtype=torch.int64)
     runs = ReplicaRuns.of(table.start, table.replicas, batch.ranks)
-    placed[table.replicas.long()] = runs.owner
+    placed[table.replicas.long()] = runs.expert
     for rank in range(batch.ranks):
         sent = routed(batch, rank)[:-1]
         mine = torch.arange(table.slots) // (table.slots // batch.ranks) == rank
@@ -122,7 +122,7 @@ def test_local_routing_sends_rows_to_replicas_of_their_expert(batch: Batch) -> N
     for rank in range(batch.ranks):
         sent = routed(batch, rank)[:-1]
         of_expert = torch.zeros(table.experts, dtype=torch.int64)
-        of_expert.index_add_(0, runs.owner, sent[table.replicas.long()])
+        of_expert.index_add_(0, runs.expert, sent[table.replicas.long()])
         assert of_expert.tolist() == batch.counts[rank].tolist()
 
 

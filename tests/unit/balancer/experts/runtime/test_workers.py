@@ -119,7 +119,7 @@ def test_worker_close_drops_jobs_that_were_not_released() -> None:
 
 
 def test_workers_start_every_job_after_release() -> None:
-    workers = Workers.created(lambda kind: ThreadWorker(kind, WATCHDOG))
+    workers = Workers.create(lambda kind: ThreadWorker(kind, WATCHDOG))
     tasks = [getattr(workers, kind).start(immediate(lambda: 1), "job") for kind in KINDS]
     workers.release()
     assert [task.result(WATCHDOG) for task in tasks] == [1] * len(KINDS)

@@ -175,12 +175,12 @@ def test_copier_threads_are_pinned_near_accelerator(monkeypatch: pytest.MonkeyPa
         copy_threads, "near_cpus", lambda node, cpus: chosen if node == 3 else frozenset()
     )
     before = threads()
-    with CopyThreadPool.near(Topology(0, "here", 3)) as copier:
+    with CopyThreadPool.near_accelerator(Topology(0, "here", 3)) as copier:
         mine = threads() - before
         assert (copier.cpus, copier.threads, len(mine)) == (chosen, 1, 1)
         assert [os.sched_getaffinity(thread) for thread in mine] == [chosen]
     assert ended(mine)
-    with CopyThreadPool.near(Topology(0, "here", -1)) as copier:
+    with CopyThreadPool.near_accelerator(Topology(0, "here", -1)) as copier:
         mine = threads() - before
         assert copier.cpus == frozenset()
         assert copier.threads == len(mine) == copy_threads.thread_count(len(allowed), 1)

@@ -26,7 +26,7 @@ def test_visits_hold_lock_from_first_entry_to_last_exit(
                 inside -= 1
             over = not waiting and not inside
             assert told == ["take", "give back"][: 1 + over]
-    visits.check_over()
+    visits.check_finished()
 
 
 @given(st.integers(1, 4), st.integers(0, 9), st.data())
@@ -48,7 +48,7 @@ def test_layer_visits_must_equal_declared_entries(
         with pytest.raises(EngineError, match=says):
             visits.enter(8, lambda: None)
     with pytest.raises(EngineError, match=f"in step {7 + (left == entries)}, not {entries}"):
-        visits.check_over()
+        visits.check_finished()
 
 
 def test_visits_do_not_count_entry_whose_lock_failed() -> None:

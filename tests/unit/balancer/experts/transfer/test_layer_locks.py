@@ -29,9 +29,9 @@ def gates(
 def test_gates_leave_unwritten_layers_open(accelerator: Accelerator) -> None:
     locks = gates(accelerator)
     locks.schedule({2: 7})
-    assert locks.reading(1, 7) is UNLOCKED
-    assert locks.reading(2, 6) is UNLOCKED
-    assert locks.reading(2, 7) is not UNLOCKED
+    assert locks.reading_slots(1, 7) is UNLOCKED
+    assert locks.reading_slots(2, 6) is UNLOCKED
+    assert locks.reading_slots(2, 7) is not UNLOCKED
 
 
 @given(st.dictionaries(st.integers(0, 3), st.integers(0, 9)), st.integers(0, 12))
@@ -39,9 +39,9 @@ def test_step_kind_follows_locks_of_the_step(first: dict[int, int], step: int) -
     device = registry.accelerator("cpu").open(0)
     locks = gates(device)
     locks.schedule(first)
-    taken = [layer for layer in range(4) if locks.locked(layer, step)]
-    assert (locks.kind(step) is StepKind.SKIP) == (not taken)
-    assert (locks.kind(step) is StepKind.UPDATE) == (step in first.values())
+    taken = [layer for layer in range(4) if locks.is_locked(layer, step)]
+    assert (locks.step_kind(step) is StepKind.SKIP) == (not taken)
+    assert (locks.step_kind(step) is StepKind.UPDATE) == (step in first.values())
     device.close()
 
 
@@ -51,7 +51,7 @@ def test_second_step_reads_weights_written_between_steps(accelerator: Accelerato
     slot, seen = [0], list[int]()
 
     def step(number: int) -> None:
-        with locks.reading(0, number):
+        with locks.reading_slots(0, number):
             seen.append(slot[0])
 
     locks.locks[0].signal(0)
@@ -63,21 +63,21 @@ def test_second_step_reads_weights_written_between_steps(accelerator: Accelerato
     locks.locks[0].signal(0)
     compute.synchronize(20.0)
     assert seen == [0, 1]
-    assert locks.drained(0)
+    assert locks.is_drained(0)
     assert locks.locks[0].epoch == 1
-    assert locks.drained(0), "asking again changes nothing"
+    assert locks.is_drained(0), "asking again changes nothing"
 
 
 def test_lock_is_not_drained_before_second_step(accelerator: Accelerator) -> None:
     compute, locks = accelerator.stream(Role.COMPUTE), gates(accelerator)
     locks.schedule({0: 0})
     locks.locks[0].signal(0)
-    with locks.reading(0, 0):
+    with locks.reading_slots(0, 0):
         pass
     compute.synchronize(20.0)
     locks.locks[0].wait(0, 20.0)
     locks.locks[0].signal(0)
-    assert not locks.drained(0)
+    assert not locks.is_drained(0)
 
 
 def test_attached_stream_reads_only_while_lock_is_held(
@@ -94,7 +94,7 @@ def test_attached_stream_reads_only_while_lock_is_held(
         gate.wait(20.0)
         order.append("read")
 
-    with locks.reading(0, 0):
+    with locks.reading_slots(0, 0):
         other.launch(read)
     compute.launch(lambda: order.append("behind"))
     assert order == [], "nobody comes in before the mover has signalled"
@@ -131,13 +131,13 @@ def test_lock_is_given_back_after_last_entry_of_a_step(entries: int) -> None:
     for step in (4, 5):
         locks.locks[0].signal(0)
         for number in range(entries):
-            with locks.reading(0, step):
+            with locks.reading_slots(0, step):
                 compute.synchronize(20.0)
                 assert holds(locks, 0), f"entry {number} of step {step} reads beside the mover"
         compute.synchronize(20.0)
         assert step == 5 or not holds(locks, 0)
-    assert locks.drained(0)
-    assert locks.reading(0, 6) is UNLOCKED
+    assert locks.is_drained(0)
+    assert locks.reading_slots(0, 6) is UNLOCKED
     device.close()
 
 
@@ -148,7 +148,7 @@ def test_gate_entries_may_overlap_across_threads(accelerator: Accelerator) -> No
     inside, out = threading.Barrier(2), list[bool]()
 
     def batch() -> None:
-        with locks.reading(0, 0):
+        with locks.reading_slots(0, 0):
             inside.wait(20.0)
             compute.synchronize(20.0)
             out.append(holds(locks, 0))
@@ -170,11 +170,11 @@ def test_gate_refuses_one_entry_too_many(
     locks = gates(accelerator)
     locks.schedule({3: 7})
     locks.locks[3].signal(0)
-    with locks.reading(3, 7):
+    with locks.reading_slots(3, 7):
         pass
     with (
         pytest.raises(EngineError, match="layer 3 is entered more than 1 times in step 7"),
-        locks.reading(3, 7),
+        locks.reading_slots(3, 7),
     ):
         pass
 
@@ -187,13 +187,13 @@ def test_gate_raises_in_next_step_when_entries_are_missing(
     locks.schedule({3: 7})
     locks.locks[3].signal(0)
     for _ in range(entered):
-        with locks.reading(3, 7):
+        with locks.reading_slots(3, 7):
             pass
     says = f"layer 3 was entered {entered} times and left {entered} times in step 7, not 3"
-    with pytest.raises(EngineError, match=says), locks.reading(3, 8):
+    with pytest.raises(EngineError, match=says), locks.reading_slots(3, 8):
         pass
     with pytest.raises(EngineError, match=says):
-        locks.reading(3, 9)
+        locks.reading_slots(3, 9)
 
 
 def test_gate_raises_when_second_step_skips_the_layer(
@@ -202,19 +202,19 @@ def test_gate_raises_when_second_step_skips_the_layer(
     locks = gates(accelerator)
     locks.schedule({3: 7})
     locks.locks[3].signal(0)
-    with locks.reading(3, 7):
+    with locks.reading_slots(3, 7):
         pass
     with pytest.raises(EngineError, match=r"layer 3 was entered 0 times .* in step 8, not 1"):
-        locks.reading(3, 9)
+        locks.reading_slots(3, 9)
 
 
 def test_failing_gate_entry_counts_as_entry(accelerator: Accelerator) -> None:
     locks = gates(accelerator, entries={0: 2})
     locks.schedule({0: 0})
     locks.locks[0].signal(0)
-    with pytest.raises(ZeroDivisionError), locks.reading(0, 0):
+    with pytest.raises(ZeroDivisionError), locks.reading_slots(0, 0):
         raise ZeroDivisionError
-    with locks.reading(0, 0):
+    with locks.reading_slots(0, 0):
         pass
     accelerator.synchronize(20.0)
     assert not holds(locks, 0)

@@ -120,7 +120,7 @@ def test_finalize_names_every_missing_tensor_of_fused_model(
     assert set(error.missing) == {
         f"layers.{layer}.experts.{name}" for layer in range(layers) for name in left_out
     }
-    assert error.strangers == ()
+    assert error.unexpected == ()
     assert len(str(error).splitlines()) == 1 + layers * len(left_out)
 
 
@@ -201,7 +201,7 @@ def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
     tensors = tensors_of(_experts(model, 0))
     into.register(0, {**tensors, "w2": tensors["w2"].clone()})
     error = incomplete(into, model)
-    assert (error.missing, error.strangers) == (
+    assert (error.missing, error.unexpected) == (
         ("layers.0.experts.w2",),
         ("layer 0, tensor 'w2'",),
     )
@@ -212,7 +212,7 @@ def test_finalize_names_registered_tensor_unknown_to_complete_model() -> None:
     model, into = fused(1), registry()
     into.register(0, tensors_of(_experts(model, 0)), derived=torch.ones(SLOTS))
     error = incomplete(into, model)
-    assert (error.missing, error.strangers) == ((), ("layer 0, tensor 'derived'",))
+    assert (error.missing, error.unexpected) == ((), ("layer 0, tensor 'derived'",))
 
 
 def test_registry_accepts_missing_layer_after_failed_finalize() -> None:
@@ -322,4 +322,4 @@ def test_finalize_finds_weights_replaced_after_registration() -> None:
     experts.get_parameter("w2").data = torch.zeros(SLOTS, HIDDEN, WIDTH)
     error = incomplete(into, model)
     assert error.missing == ("layers.0.experts.w2",)
-    assert error.strangers == ("layer 0, tensor 'w2'",)
+    assert error.unexpected == ("layer 0, tensor 'w2'",)

@@ -46,7 +46,7 @@ def test_tables_bytes_equal_allocated_tables(
 def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
     model = two_families()
     ledger = memory_report(model, RANKS, staging=[2, 5], parcel=1)
-    assert [entry.what for entry in ledger.entries] == [
+    assert [entry.name for entry in ledger.items] == [
         "m: slots",
         "m: staging of family 0",
         "m: blobs of family 0",
@@ -55,7 +55,7 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
         "m: routing tables",
         "m: load counters",
     ]
-    assert [entry.nbytes for entry in ledger.entries] == [
+    assert [entry.nbytes for entry in ledger.items] == [
         model.nbytes,
         2 * model.groups[0].slot_bytes,
         2 * model.groups[0].slot_bytes,
@@ -64,8 +64,8 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
         tables_bytes(model.shape(RANKS)),
         3 * 5 * (4 + 8),
     ]
-    assert ledger.total == sum(entry.nbytes or 0 for entry in ledger.entries)
-    assert "1 of 6 slots a layer, over all ranks, are spare" in ledger.entries[0].why
+    assert ledger.total == sum(entry.nbytes or 0 for entry in ledger.items)
+    assert "1 of 6 slots a layer, over all ranks, are spare" in ledger.items[0].reason
 
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9))
@@ -76,14 +76,14 @@ def test_packed_slots_cover_one_round_or_all_rounds(staging: int, slots: int, pa
 
 
 def test_rounds_are_in_turn_on_independent_groups() -> None:
-    assert RoundOrder.over(CommunicatorCapabilities(independent_groups=True)) is RoundOrder.IN_TURN
-    assert RoundOrder.over(CommunicatorCapabilities()) is RoundOrder.ALL_AT_ONCE
+    assert RoundOrder.of_communicator(CommunicatorCapabilities(independent_groups=True)) is RoundOrder.IN_TURN
+    assert RoundOrder.of_communicator(CommunicatorCapabilities()) is RoundOrder.ALL_AT_ONCE
     immediate = memory_report(
         two_families(), RANKS, [2, 5], parcel=1, rounds=RoundOrder.ALL_AT_ONCE
     )
-    found = {entry.what: entry for entry in immediate.entries}["m: blobs of family 1"]
+    found = {entry.name: entry for entry in immediate.items}["m: blobs of family 1"]
     assert found.nbytes == 2 * 5 * two_families().groups[1].slot_bytes
-    assert "at once" in found.why
+    assert "at once" in found.reason
 
 
 def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
@@ -91,7 +91,7 @@ def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
     counters = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
     summed = torch.empty(counters.shape, dtype=torch.int64)
     ledger = memory_report(two_families(), RANKS, [2, 5], parcel=1)
-    assert ledger.entries[-1].nbytes == counters.nbytes + summed.nbytes
+    assert ledger.items[-1].nbytes == counters.nbytes + summed.nbytes
 
 
 def test_memory_report_counts_tables_of_backend_by_group() -> None:
@@ -99,8 +99,8 @@ def test_memory_report_counts_tables_of_backend_by_group() -> None:
     backend, shape = backends.accelerator("ascend"), two_families().shape(RANKS)
     plain = memory_report(two_families(), RANKS, [2, 5], parcel=1)
     counted = memory_report(two_families(), RANKS, [2, 5], parcel=1, device=backend)
-    (own,) = set(counted.entries) - set(plain.entries)
-    assert own.what == "m: routing tables of the backend"
+    (own,) = set(counted.items) - set(plain.items)
+    assert own.name == "m: routing tables of the backend"
     assert own.nbytes == sum(table_bytes(n, shape.experts, shape.slots) for n in (2, 1))
     assert counted.total == plain.total + own.nbytes
     cpu = backends.accelerator("cpu")
@@ -122,7 +122,7 @@ def test_model_ledger_staging_equals_slot_store_staging() -> None:
     family = two_families().groups[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))
     ledger = memory_report(two_families(), RANKS, staging=[4, 0], parcel=16)
-    assert ledger.entries[1].nbytes == store.layout.staging * store.layout.slot_bytes
+    assert ledger.items[1].nbytes == store.layout.staging * store.layout.slot_bytes
 
 
 def test_model_ledger_requires_staging_for_every_family() -> None:

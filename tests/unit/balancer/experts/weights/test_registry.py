@@ -91,13 +91,13 @@ def test_registered_slot_move_copies_exactly_its_expert(
         source, target = data.draw(pair), data.draw(pair)
         blob = torch.zeros(family.slot_bytes, dtype=torch.uint8)
         places = [model.locate(*source), model.locate(*target)]
-        assert [place.family for place in places] == [number, number]
+        assert [place.group for place in places] == [number, number]
         store.pack([places[0].number], blob, copy)
         store.unpack(blob, [0], copy)
         store.commit([(0, places[1].number)], copy)
         copy.synchronize(SECONDS)
         (one, a), (two, b) = source, target
-        before[model.numbers[two], b] = before[model.numbers[one], a]
+        before[model.layer_numbers[two], b] = before[model.layer_numbers[one], a]
     assert {(n, s): held(layers, n, s) for n in layers for s in range(slots)} == before
 
 
@@ -107,10 +107,10 @@ def test_expert_model_locates_every_slot_of_every_layer_once(
 ) -> None:
     layers, slots = case
     model = finalized(layers, slots)
-    assert model.numbers == tuple(sorted(layers))
-    assert [model.layer(number) for number in model.numbers] == list(range(model.layers))
+    assert model.layer_numbers == tuple(sorted(layers))
+    assert [model.layer(number) for number in model.layer_numbers] == list(range(model.layers))
     places = [model.locate(layer, slot) for layer in range(model.layers) for slot in range(slots)]
-    assert {(place.family, place.number) for place in places} == {
+    assert {(place.group, place.number) for place in places} == {
         (number, slot)
         for number, family in enumerate(model.groups)
         for slot in range(len(family.slots))
@@ -118,8 +118,8 @@ def test_expert_model_locates_every_slot_of_every_layer_once(
     for layer in range(model.layers):
         for slot in range(slots):
             place = model.locate(layer, slot)
-            segments = model.groups[place.family].slots[place.number]
-            given = layers[model.numbers[layer]]
+            segments = model.groups[place.group].slots[place.number]
+            given = layers[model.layer_numbers[layer]]
             assert [segment.name for segment in segments] == sorted(given)
             for segment in segments:
                 tensor = tensors_of(given[segment.name])[slot]
@@ -158,16 +158,16 @@ def test_expert_written_from_sources_matches_model(
     fill(layers, seed)
     compute = device.stream(Role.COMPUTE)
     for family in model.groups:
-        layer = layers[model.numbers[family.layers[0]]]
+        layer = layers[model.layer_numbers[family.layers[0]]]
         expert = {
             name: tensors_of(given)[0].clone(memory_format=torch.contiguous_format)
             for name, given in layer.items()
         }
-        wanted = held(layers, model.numbers[family.layers[0]], 0)
+        wanted = held(layers, model.layer_numbers[family.layers[0]], 0)
         store = device.slot_store(family.layout(staging=0))
         store.write([len(family.slots) - 1], [family.sources(expert)], compute)
         compute.synchronize(SECONDS)
-        assert held(layers, model.numbers[family.layers[-1]], slots - 1) == wanted
+        assert held(layers, model.layer_numbers[family.layers[-1]], slots - 1) == wanted
 
 
 def test_family_sources_refuse_other_tensor_names() -> None:
@@ -228,7 +228,7 @@ def test_registry_recognizes_repeated_layer() -> None:
     registry.register(61, w=others)
     registry.register(62, scale=scales, w=list(weights))
     model = registry.finalize([("w", weights), ("scale", scales), ("others", others)])
-    assert (model.numbers, dict(model.repeats)) == ((60, 61), {62: 60})
+    assert (model.layer_numbers, dict(model.repeats)) == ((60, 61), {62: 60})
     assert model.layer(62) == model.layer(60) == 0
     assert model.nbytes == weights.nbytes + scales.nbytes + others.nbytes
     assert model.describe().splitlines()[-1] == "m: layer 62 repeats layer 60"
@@ -244,7 +244,7 @@ def test_registry_adds_up_entries_of_repeated_layers() -> None:
         registry.register(60, w=weights, entries=3)
         return registry.finalize([("w", weights), ("others", others)])
 
-    assert made(2).entries == (4, 2)
+    assert made(2).entries_per_step == (4, 2)
     assert made(2).digest != made(1).digest
     assert made(2).digest == made(2).digest
 
@@ -259,7 +259,7 @@ def test_registry_names_repeated_layer_by_lowest_number(order: list[int]) -> Non
     weights, last = torch.zeros(2, 3), torch.zeros(2, 3)
     layers: dict[int, Layer] = {5: {"w": weights}, 9: {"w": last}, 61: {"w": weights}}
     model = finalized(layers, 2, order=order)
-    assert (model.numbers, dict(model.repeats)) == ((5, 9), {61: 5})
+    assert (model.layer_numbers, dict(model.repeats)) == ((5, 9), {61: 5})
     assert [model.layer(number) for number in (5, 9, 61)] == [0, 1, 0]
 
 
@@ -292,7 +292,7 @@ def test_registry_keeps_nothing_of_refused_layer() -> None:
     with pytest.raises(RegistrationError, match="tensor 'z': stacks 3 slots"):
         registry.register(0, a=good, z=torch.zeros(3, 3))
     registry.register(1, a=good)
-    assert list(registry.finalize([("a", good)]).numbers) == [1]
+    assert list(registry.finalize([("a", good)]).layer_numbers) == [1]
 
 
 @pytest.mark.parametrize(("slots", "experts"), [(0, 4), (4, 0), (-1, 4)])

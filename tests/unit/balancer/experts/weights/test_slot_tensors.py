@@ -155,20 +155,20 @@ def test_register_refuses_unsuitable_private_tensors() -> None:
 
 def test_private_slot_moves_with_its_padding() -> None:
     accelerator = backends.accelerator("virtual").open(0)
-    padded = [accelerator.private((4,), torch.int16) for _ in range(2)]
+    padded = [accelerator.empty_private((4,), torch.int16) for _ in range(2)]
     scales = torch.zeros(2, 1, 1)
     registry = ModelRegistry("m", 2, 7, format_of=_private_if_flat)
     registry.register(0, w=padded, scale=scales)
     (family,) = registry.finalize([*zip("ab", padded, strict=True), ("s", scales)]).groups
     store, stream = accelerator.slot_store(family.layout(1)), accelerator.stream(Role.COPY)
-    accelerator.stored(padded[0]).fill_(7)
+    accelerator.storage_bytes(padded[0]).fill_(7)
     blob = torch.zeros(family.slot_bytes, dtype=torch.uint8)
     store.pack([0], blob, stream)
     store.unpack(blob, [0], stream)
     store.commit([(0, 1)], stream)
     stream.synchronize(SECONDS)
     assert family.slot_bytes > padded[0].nbytes + 4
-    assert set(accelerator.stored(padded[1]).tolist()) == {7}
+    assert set(accelerator.storage_bytes(padded[1]).tolist()) == {7}
     accelerator.close()
 
 

@@ -49,7 +49,7 @@ def test_mooncake_trace_round_trips(
     kept.sort(key=lambda made: float(str(made["timestamp"])))
     assert found.prompts.tolist() == [made["input_length"] for made in kept]
     assert found.outputs.tolist() == [made["output_length"] for made in kept]
-    hashes = [found.blocks_of(at).tolist() for at in range(found.count)]
+    hashes = [found.block_hashes_of(at).tolist() for at in range(found.count)]
     assert sorted(hashes) == sorted(list(made["hash_ids"]) for made in kept)  # type: ignore[call-overload]
     expected = [float(str(made["timestamp"])) / 1000 for made in kept]
     assert np.asarray(found.arrivals) == pytest.approx(expected, rel=1e-9, abs=2e-9)
@@ -60,7 +60,7 @@ def test_mooncake_trace_keeps_hashes_with_sorted_requests(tmp_path: Path) -> Non
     made = [row(9, 600, 1, [1, 2]), row(3, 10, 0, [8]), row(3, 10, 1, [5]), row(6, 1, 1, [])]
     path.write_text("\r\n".join(map(json.dumps, made)))
     found = read_trace(path)
-    assert [found.blocks_of(at).tolist() for at in range(3)] == [[5], [], [1, 2]]
+    assert [found.block_hashes_of(at).tolist() for at in range(3)] == [[5], [], [1, 2]]
     assert (found.prompts.tolist(), found.block) == ([10, 1, 600], 512)
     assert np.asarray(found.arrivals).tolist() == [0.0, 0.003, 0.006]
     assert found.notes == (

@@ -94,8 +94,8 @@ def test_mooncake_conversations_have_published_figures() -> None:
 def test_real_trace_take_limit_and_scale() -> None:
     workload = trace("mooncake_conversation_trace.jsonl")
     path = Path(os.environ["EQUIPOISE_TRACES"]) / "mooncake_conversation_trace.jsonl"
-    assert read_trace(path, most=1000).same(workload.take(1000))
+    assert read_trace(path, most=1000).same_requests(workload.first(1000))
     limited = workload.with_prompt_limit(32768)
     dropped = workload.count - limited.count
     assert limited.notes == (f"{dropped} of 12031 requests had prompts over 32768: dropped",)
-    assert limited.scaled_to(2.0).summary().rate == pytest.approx(2.0)
+    assert limited.scaled_to_rate(2.0).summary().rate == pytest.approx(2.0)

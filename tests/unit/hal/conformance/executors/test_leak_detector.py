@@ -18,9 +18,9 @@ def meter(*memory: int) -> LeakDetector:
 
 def test_memory_that_grows_between_cases_is_a_leak() -> None:
     looked_at = meter(0, MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH)
-    looked_at.rest()
+    looked_at.check_released()
     with pytest.raises(Violation, match="more bytes of memory"):
-        looked_at.rest(patience=0.0)
+        looked_at.check_released(patience=0.0)
 
 
 def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
@@ -32,8 +32,8 @@ def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
         2 * MAX_MEMORY_GROWTH,
         2 * MAX_MEMORY_GROWTH,
     )
-    looked_at.rest()
+    looked_at.check_released()
     looked_at.expect_growth()
-    looked_at.rest()
+    looked_at.check_released()
     with pytest.raises(Violation, match="more bytes of memory"):
-        looked_at.rest(patience=0.0)
+        looked_at.check_released(patience=0.0)

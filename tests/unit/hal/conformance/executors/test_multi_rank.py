@@ -20,7 +20,7 @@ from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
-DEADLINES = {DeadlineLength.CALM: 15.0, DeadlineLength.BRISK: 1.0}
+DEADLINES = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
 IDLE, BUSY = 0.02, 0.5
 """Seconds that an opening takes."""
 CASE = Case(program([Step("sum")], size=2))
@@ -42,13 +42,13 @@ def _property(name: str, pace: DeadlineLength) -> Property:
         claim="A fault ends every wait.",
         programs=_programs,
         play=_play,
-        ranks=PropertyScope.GROUP,
-        pace=pace,
+        scope=PropertyScope.GROUP,
+        deadline=pace,
     )
 
 
-FIRST, SECOND = _property("first", DeadlineLength.BRISK), _property("second", DeadlineLength.BRISK)
-CALM = _property("calm", DeadlineLength.CALM)
+FIRST, SECOND = _property("first", DeadlineLength.SHORT), _property("second", DeadlineLength.SHORT)
+CALM = _property("calm", DeadlineLength.LONG)
 
 
 class FakeStore:

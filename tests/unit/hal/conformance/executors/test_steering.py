@@ -30,7 +30,7 @@ BAD = {
 def _racy(bench: RankContext, _: Program) -> Play:
     """Goes wrong when the latest schedule has a choice above 100 in it."""
     yield from ()
-    bench.disturb(bench.accelerator.stream(Role.COMPUTE))
+    bench.inject_delay(bench.accelerator.stream(Role.COMPUTE))
     require("O1", max(wheel.TOLD[-1], default=0) <= 100, "out of order")
 
 

@@ -52,27 +52,27 @@ def test_machine_omits_undeclared_operations() -> None:
 def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiting: str) -> None:
     order = HappensBefore()
     numbers = [order.launch(role) for role in launches]
-    order.follow(waiting, numbers[-1])
+    order.order_after(waiting, numbers[-1])
     same = [number for number in numbers if launches[number] == launches[-1]]
-    assert all(order.reached(waiting, number) for number in same)
+    assert all(order.is_ordered_after(waiting, number) for number in same)
 
 
 def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
     ledger = SystemModel()
     ledger.look(0, FIRST)
-    assert ledger.strangers(SECOND, 0) == [FIRST]
+    assert ledger.unattached_readers(SECOND, 0) == [FIRST]
     ledger.join(FIRST, SECOND)
-    assert ledger.strangers(SECOND, 0) == []
+    assert ledger.unattached_readers(SECOND, 0) == []
 
 
 def test_ledger_attached_stream_is_settled_and_no_stranger() -> None:
     ledger = SystemModel()
     ledger.attach(FIRST)
     ledger.write(1, 0, SECOND)
-    assert ledger.settled(FIRST, 0)
-    assert not ledger.settled(THIRD, 0)
+    assert ledger.may_read(FIRST, 0)
+    assert not ledger.may_read(THIRD, 0)
     ledger.look(0, FIRST)
-    assert ledger.strangers(SECOND, 0) == []
+    assert ledger.unattached_readers(SECOND, 0) == []
 
 
 def test_ledger_leased_slot_keeps_its_version() -> None:
@@ -91,4 +91,4 @@ def test_ledger_lock_turn_is_order_independent() -> None:
     early.sign()
     late.sign()
     late.acquire()
-    assert early.turn == late.turn == LockTurn.PASSED
+    assert early.lock_turn == late.lock_turn == LockTurn.READER_RELEASED

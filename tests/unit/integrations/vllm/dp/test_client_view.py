@@ -38,7 +38,7 @@ def front_of(count: int, room: int | None = ROOM) -> tuple[Reported, ClientView]
 def told(rows: list[list[Any]], shares: list[RankLoad], room: int | None = ROOM) -> Any:
     client, front = front_of(len(rows), room)
     client.lb_engines = rows
-    return front.reports(lambda: shares)
+    return front.new_reports(lambda: shares)
 
 
 def never() -> list[RankLoad]:
@@ -53,8 +53,8 @@ def test_front_reports_kv_usage_of_ranks_once(ranks: list[tuple[tuple[int, int],
         WorkerReport(waiting=waiting, running=running, tokens=int(usage * ROOM), kv_usage=usage)
         for (waiting, running), usage in ranks
     )
-    assert front.reports(never) == expected
-    assert front.reports(never) == (), "read already"
+    assert front.new_reports(never) == expected
+    assert front.new_reports(never) == (), "read already"
 
 
 @given(RANKS)

@@ -24,19 +24,19 @@ SEEDS = range(60)
 
 def _kept(self: RequestTable, ticket: DpRequest) -> None:
     """Forgotten, but the policy is not told."""
-    self.tickets.pop(ticket.id)
-    self.held.pop(ticket.id, None)
+    self.requests.pop(ticket.id)
+    self.queued.pop(ticket.id, None)
     ticket.messages.clear()
 
 
 def _sent_all_the_same(self: RequestTable, ticket: DpRequest) -> None:
-    self.tickets.pop(ticket.id)
+    self.requests.pop(ticket.id)
     self.policy.on_abort(ticket.id)
 
 
 async def _at_once(self: DpRequestScheduler, request: Any, send: Any) -> None:
     """Every part of an input is sent as it comes, before what is held of it."""
-    if any(one.id == request.request_id for one in self.tickets):
+    if any(one.id == request.request_id for one in self.requests):
         await send(request)
     else:
         await self._enter(request, send)
@@ -48,7 +48,7 @@ def _elsewhere(ticket: DpRequest) -> int | None:
 
 
 def _never_sent(ticket: DpRequest) -> int | None:
-    return ticket.worker
+    return ticket.assigned_rank
 
 
 def _ended_unheard(self: DpRequestScheduler, outputs: Any) -> None:
@@ -74,12 +74,12 @@ async def _aborted_by_the_engine(self: DpRequestScheduler, requests: Any, abort:
 
 def _parts_by_the_rule(self: DpRequestScheduler, ticket: DpRequest) -> int | None:
     """What older clients need is left out."""
-    return mark_sent(ticket) if ticket.stage in UNSENT_STATES else None
+    return mark_sent(ticket) if ticket.state in UNSENT_STATES else None
 
 
 def _still_known(self: RequestTable, ticket: DpRequest) -> None:
-    del self.held[ticket.id]
-    ticket.stage = DpRequestState.BESIDE
+    del self.queued[ticket.id]
+    ticket.state = DpRequestState.FALLBACK_QUEUED
 
 
 def _overdue_twice(self: RequestTable, ticket: DpRequest) -> None:
@@ -89,15 +89,15 @@ def _overdue_twice(self: RequestTable, ticket: DpRequest) -> None:
 
 def _finished_all(self: RequestTable, counts: Any, ended: Any) -> None:
     """What was given up is told as what came to its end."""
-    gone = [name for name in dict.fromkeys(ended) if name in self.tickets]
+    gone = [name for name in dict.fromkeys(ended) if name in self.requests]
     STEP(self, counts, ())
     for name in gone:
-        if self.tickets.pop(name).stage not in UNSENT_STATES:
+        if self.requests.pop(name).state not in UNSENT_STATES:
             self.policy.on_finish(name)
 
 
-OBSERVE, BESIDE, STEP = DpRequestScheduler.observe, RequestTable.set_beside, RequestTable.step
-REPORTS = ClientView.reports
+OBSERVE, BESIDE, STEP = DpRequestScheduler.on_outputs, RequestTable.fall_back, RequestTable.on_step
+REPORTS = ClientView.new_reports
 FIRST: WeakKeyDictionary[ClientView, Any] = WeakKeyDictionary()
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "an abort does not reach the policy": (RequestTable, "drop", _kept),

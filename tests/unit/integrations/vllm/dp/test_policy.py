@@ -27,24 +27,24 @@ def engine(**cache: Any) -> SimpleNamespace:
 
 def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
     ranks = rank_capacity(engine(enable_prefix_caching=False), 4, DpLoadBalancerSettings())
-    assert (ranks.count, ranks.slots, ranks.kv_tokens, ranks.room) == (4, 8, 1000, 1000)
+    assert (ranks.count, ranks.max_running, ranks.kv_cache_tokens, ranks.kv_token_limit) == (4, 8, 1000, 1000)
 
 
 def test_ranks_of_has_no_room_with_prefix_caching() -> None:
     ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings())
-    assert (ranks.kv_tokens, ranks.room) == (1000, None)
+    assert (ranks.kv_cache_tokens, ranks.kv_token_limit) == (1000, None)
 
 
 def test_ranks_of_derives_room_from_block_count() -> None:
     given = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
-    assert rank_capacity(given, 4, DpLoadBalancerSettings()).room == 80 * 16 // 4
+    assert rank_capacity(given, 4, DpLoadBalancerSettings()).kv_token_limit == 80 * 16 // 4
     nothing = engine(kv_cache_size_tokens=None, enable_prefix_caching=False)
-    assert rank_capacity(nothing, 4, DpLoadBalancerSettings()).room is None
+    assert rank_capacity(nothing, 4, DpLoadBalancerSettings()).kv_token_limit is None
 
 
 def test_routing_settings_override_engine_defaults() -> None:
     ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings(slots=3, room=77))
-    assert (ranks.slots, ranks.room) == (3, 77)
+    assert (ranks.max_running, ranks.kv_token_limit) == (3, 77)
 
 
 @pytest.mark.parametrize("name", list(POLICIES))

@@ -22,7 +22,7 @@ WORKERS = 3
 MANY = 8
 ENDS = st.lists(
     st.tuples(
-        st.sampled_from([DpRequestState.SENT, DpRequestState.LEAVING]),
+        st.sampled_from([DpRequestState.RUNNING, DpRequestState.ABORTING]),
         st.integers(0, 2),
         st.integers(0, 2),
     ),
@@ -68,9 +68,9 @@ async def _nowhere(message: Any) -> None:
 
 def entered(ledger: RequestTable, name: str, rank: int | None = None) -> DpRequest:
     """A request that has come in."""
-    ticket = DpRequest(name, size=1, rank=rank, since=0.0, send=_nowhere, messages=[name])
-    ledger.enter(ticket)
-    ledger.arrive(ticket)
+    ticket = DpRequest(name, prompt_tokens=1, required_rank=rank, arrived_at=0.0, send=_nowhere, messages=[name])
+    ledger.add(ticket)
+    ledger.notify_policy(ticket)
     return ticket
 
 
@@ -85,26 +85,26 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
         name = str(number)
         ticket = entered(ledger, name)
         assert mark_sent(ticket) is not None
-        ledger.step({name: early} if early else {}, ())
-        ticket.stage = stage
-        if stage is DpRequestState.SENT and early + late:
+        ledger.on_step({name: early} if early else {}, ())
+        ticket.state = stage
+        if stage is DpRequestState.RUNNING and early + late:
             wanted.append(name)
     names = [str(number) for number in range(len(ends))]
-    ledger.step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
+    ledger.on_step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
     assert policy.finished == wanted
     assert policy.aborted == [name for name in names if name not in wanted]
-    assert (policy.refused, ledger.tickets) == ([], {})
+    assert (policy.refused, ledger.requests) == ([], {})
 
 
 @given(st.none() | st.integers(0, WORKERS - 1), st.integers(-1, WORKERS))
 def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
     ledger = RequestTable(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
-        assert entered(ledger, "one", rank).worker == worker
+        assert entered(ledger, "one", rank).assigned_rank == worker
         return
     with pytest.raises(RequestError, match="cannot bind so"):
         entered(ledger, "one", rank)
-    assert list(ledger.take_bound()) == []
+    assert list(ledger.take_assigned()) == []
 
 
 @given(
@@ -122,8 +122,8 @@ def test_ledger_share_sums_size_and_tokens_of_sent_requests(
 ) -> None:
     ledger = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
     for number, (stage, worker, size) in enumerate(tickets):
-        ledger.tickets[str(number)] = DpRequest(
-            str(number), size, None, 0.0, _nowhere, [], stage, worker, tokens=number
+        ledger.requests[str(number)] = DpRequest(
+            str(number), size, None, 0.0, _nowhere, [], stage, worker, generated_tokens=number
         )
     there = [
         [
@@ -133,4 +133,4 @@ def test_ledger_share_sums_size_and_tokens_of_sent_requests(
         ]
         for w in range(WORKERS)
     ]
-    assert ledger.shares() == [(len(one), sum(map(sum, one))) for one in there]
+    assert ledger.rank_loads() == [(len(one), sum(map(sum, one))) for one in there]

@@ -173,11 +173,11 @@ def test_desk_sends_overdue_request_by_the_engine_rule() -> None:
             desk, before = held.client.desk, COUNTERS.read()
             now = desk.clock()
             desk.clock = lambda: now + 4
-            desk.tick()
+            desk.poll()
             await turn()
             assert held.seen() == []
             desk.clock = lambda: now + 6
-            desk.tick()
+            desk.poll()
             await turn()
             assert held.seen() == [held.late]
             after = COUNTERS.read()
@@ -206,7 +206,7 @@ def test_desk_sends_overdue_request_to_its_pinned_rank() -> None:
             await held.client.add_request_async(pinned)
             now = held.client.desk.clock()
             held.client.desk.clock = lambda: now + 6
-            held.client.desk.tick()
+            held.client.desk.poll()
             await turn()
             assert held.site.engines[1].seen[-1] == pinned
 
@@ -273,7 +273,7 @@ def test_desk_raises_send_error_to_caller_and_forgets_request() -> None:
         client.broken.add("odd")
         with pytest.raises(OSError, match="does not take"):
             await client.add_request_async(asked("odd"))
-        assert client.desk.tickets == ()
+        assert client.desk.requests == ()
         assert client.desk.mode is RoutingMode.POLICY
 
     run(work())
@@ -287,7 +287,7 @@ def test_desk_ends_held_request_with_error_when_send_fails(engine_names: list[st
             told = held.client.outputs_queue.get_nowait()
             assert [one.request_id for one in told.outputs] == ["late"]
             assert engine_names == ["ERROR"]
-            assert "late" not in [one.id for one in held.client.desk.tickets]
+            assert "late" not in [one.id for one in held.client.desk.requests]
 
     run(work())
 
@@ -336,7 +336,7 @@ def test_desk_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRe
             else:
                 await held.client.add_request_async(given_up)
                 assert held.site.engines[0].reached == ["x"]
-            assert "x" not in [one.id for one in held.client.desk.tickets]
+            assert "x" not in [one.id for one in held.client.desk.requests]
 
     run(work())
 
@@ -375,7 +375,7 @@ def test_desk_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -
     async def work() -> None:
         site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", room=room)
         await site.clients[0].add_request_async(asked("one", size=size))
-        [ticket] = site.clients[0].desk.tickets
-        assert ticket.size == max(1, size if room is None else min(size, room))
+        [ticket] = site.clients[0].desk.requests
+        assert ticket.prompt_tokens == max(1, size if room is None else min(size, room))
 
     run(work())

@@ -79,21 +79,21 @@ def test_proposal_changes_layer_only_for_the_required_gain(
     # Below one row for each rank the gain is counted in rows.
     floor = np.maximum(load.sum(axis=1) // ranks, 1) * (gain - 2 / 65536)
     assert (before - after >= floor - rounding)[changed].all()
-    assert found.layers == changed.sum()
+    assert found.changed_layers == changed.sum()
 
 
 @UNHURRIED
 @given(standings())
 def test_proposal_moves_equal_changed_slots_and_fetched_copies(given: Standing) -> None:
     found = proposed(given)
-    assert found.moves == (found.placement != given.installed).sum()
-    assert found.moves == fetched(given.installed, found.placement, given.problem.ranks)
+    assert found.moved_slots == (found.placement != given.installed).sum()
+    assert found.moved_slots == fetched(given.installed, found.placement, given.problem.ranks)
 
 
 @UNHURRIED
 @given(standings(), st.floats(0, 0.5))
 def test_proposal_moves_stay_within_limit(given: Standing, most: float) -> None:
-    assert proposed(given, most=most, gain=0.0).moves <= most * given.installed.size
+    assert proposed(given, most=most, gain=0.0).moved_slots <= most * given.installed.size
 
 
 @UNHURRIED
@@ -104,7 +104,7 @@ def test_proposal_keeps_layer_without_load(given: Standing, scale: int) -> None:
     found = plan_placement(load, given.shape, given.installed, EplbPolicySettings())
     assert (found.placement[0] == given.installed[0]).all()
     if not load.any():
-        assert (found.moves, found.layers, found.after) == (0, 0, 1.0)
+        assert (found.moved_slots, found.changed_layers, found.balancedness_after) == (0, 0, 1.0)
 
 
 @UNHURRIED
@@ -112,10 +112,10 @@ def test_proposal_keeps_layer_without_load(given: Standing, scale: int) -> None:
 def test_proposal_balancedness_matches_load(given: Standing) -> None:
     found, load, ranks = proposed(given), given.problem.load, given.problem.ranks
     if load.any():
-        assert found.before is not None
-        assert found.before == pytest.approx(balanced(load, given.installed, ranks), rel=1e-3)
-        assert found.after == pytest.approx(balanced(load, found.placement, ranks), rel=1e-3)
-        assert found.after >= found.before
+        assert found.balancedness_before is not None
+        assert found.balancedness_before == pytest.approx(balanced(load, given.installed, ranks), rel=1e-3)
+        assert found.balancedness_after == pytest.approx(balanced(load, found.placement, ranks), rel=1e-3)
+        assert found.balancedness_after >= found.balancedness_before
 
 
 @UNHURRIED
@@ -123,7 +123,7 @@ def test_proposal_balancedness_matches_load(given: Standing) -> None:
 def test_proposal_without_old_map_gives_no_rank_an_expert_twice(given: Standing) -> None:
     found = plan_placement(given.problem.load, given.shape, None, EplbPolicySettings())
     assert not has_duplicates(found.placement.astype(np.int32), given.problem.ranks).any()
-    assert (found.before, found.moves) == (None, given.installed.size)
+    assert (found.balancedness_before, found.moved_slots) == (None, given.installed.size)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -135,7 +135,7 @@ def test_proposal_moves_little_under_steady_load(seed: int) -> None:
         load, after = (window(odds, 10 * seed + each) for each in (number, number + 1))
         found = plan_placement(load, BIG, ours, EplbPolicySettings())
         theirs = _native.plan_greedy(load, BIG.slots, BIG.ranks)
-        assert number == 0 or found.moves <= 0.05 * ours.size
+        assert number == 0 or found.moved_slots <= 0.05 * ours.size
         ours = found.placement.astype(np.int32)
         assert balanced(after, ours, 32) >= 0.99 * balanced(after, theirs, 32)
 
@@ -148,8 +148,8 @@ def test_proposal_moves_nothing_when_balanced_and_little_after_drift() -> None:
     moved = plan_placement(
         window(odds * drift, 1), BIG, start.astype(np.int32), EplbPolicySettings()
     )
-    assert still.moves == 0
-    assert 0 < moved.moves <= 0.1 * start.size
+    assert still.moved_slots == 0
+    assert 0 < moved.moved_slots <= 0.1 * start.size
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
     assert (max_rank_rows(load, placement, 2) > 0).all()
     assert balancedness(load, placement, 2) == pytest.approx(2 / 3)
     found = plan_placement(load, ExpertShape(1, 4, 4, 2), placement, EplbPolicySettings())
-    assert found.before is not None
-    assert found.before < found.after == pytest.approx(1.0)
+    assert found.balancedness_before is not None
+    assert found.balancedness_before < found.balancedness_after == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
