@@ -360,7 +360,9 @@ class CheckedCommunicator:
             raise OrderMismatch(f"{question}: given up by a rank whose deadline passed before")
         return ballots
 
-    def _start_checked_p2p(self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]) -> Work:
+    def _start_checked_p2p(
+        self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]
+    ) -> Work:
         ends = self._ranks[pair[0]], self._ranks[pair[1]]
         mine = operation_signature(
             self.epoch, f"a message from rank {ends[0]} to rank {ends[1]}", tensor

@@ -233,9 +233,7 @@ class StageLoop:
     def _drain(self) -> None:
         """Everything that was handed on has arrived, and what came was what was expected."""
         for end in (self._channels.from_previous, self._channels.to_next, self._channels.tokens):
-            if isinstance(end, Receiver):
-                end.drain()
-            elif end is not None:
+            if isinstance(end, Receiver) or end is not None:
                 end.drain()
 
 

@@ -287,8 +287,12 @@ class _Heartbeat:
         Silence counts up to this rank's own last look, so that a rank which was itself stopped or
         starved accuses nobody; a rank that has not come yet has the whole deadline to come.
         """
-        silences = [(self._last_check - since, rank) for rank, (_, since) in enumerate(self._last_beats)]
-        patience = [HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._last_beats]
+        silences = [
+            (self._last_check - since, rank) for rank, (_, since) in enumerate(self._last_beats)
+        ]
+        patience = [
+            HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._last_beats
+        ]
         silent = [
             (seconds, rank)
             for seconds, rank in silences

@@ -286,7 +286,10 @@ class CpuStream:
 
         Else a program would wait for another stream, whose programs may need the gate to go on.
         """
-        if threading.current_thread() is not self._worker or self._thread_state.postponed is not None:
+        if (
+            threading.current_thread() is not self._worker
+            or self._thread_state.postponed is not None
+        ):
             with self._issue_lock:
                 yield
             return

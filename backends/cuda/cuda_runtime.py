@@ -133,7 +133,7 @@ class CudaRuntime(DeviceRuntime):
         """The first time, the driver is told of as many queues as there can be, unless somebody was
         first."""
         with _queues_asked(index):
-            super().choose(index)
+            super().select_device(index)
 
     def set_thread_device(self, index: int) -> None:
         """Make it the calling thread's device, and let others capture whatever a thread of ours

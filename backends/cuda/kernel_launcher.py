@@ -65,7 +65,10 @@ class Workspaces:
         if sizes not in made:
             device = self._device
             runtime = device.runtime
-            with runtime.allowed_in_capture(), runtime.current(device.cached_stream(WORKSPACE_STREAM)):
+            with (
+                runtime.allowed_in_capture(),
+                runtime.current(device.cached_stream(WORKSPACE_STREAM)),
+            ):
                 workspace = kernel_module("workspace").Workspace.make(sizes, device.torch)
             made[sizes] = workspace
             # Its memory is of the stream aside: whoever forgets it may still run on it.

@@ -184,7 +184,9 @@ class NcclComm:
         with self._guard:
             return "" if self._comm is None else self._api.async_error(self._comm)
 
-    def _launch_messages(self, arriving: Messages, leaving: Messages, comm: NcclCommHandle, to: int) -> None:
+    def _launch_messages(
+        self, arriving: Messages, leaving: Messages, comm: NcclCommHandle, to: int
+    ) -> None:
         for peer, part in arriving:
             self._api.receive(part.data_ptr(), part.numel(), peer, comm, to)
         for peer, part in leaving:

@@ -233,7 +233,10 @@ class DeviceStreamLock:
         """
         expiry = time.monotonic() + timeout
         while not self._next_epoch():
-            left, passing = max(expiry - time.monotonic(), 0.0), next(iter(self._pending_events), None)
+            left, passing = (
+                max(expiry - time.monotonic(), 0.0),
+                next(iter(self._pending_events), None),
+            )
             if passing is not None:
                 # A failed stream has nothing on its way any more.
                 with suppress(StreamFailed):
@@ -350,7 +353,9 @@ class DeviceStreamLock:
     def _flag_in_use(self, section: _PendingAcquire) -> bool:
         """Whether an earlier acquire was given the same word and may not have taken it."""
         earlier = self._acquires[: self._acquires.index(section)]
-        return any(s.flag is section.flag and not (s.has_signal and s.after_wait.query()) for s in earlier)
+        return any(
+            s.flag is section.flag and not (s.has_signal and s.after_wait.query()) for s in earlier
+        )
 
     def _overdue(self, now: float) -> bool:
         """Whether a stream has stood at an acquire for the deadline.
@@ -364,7 +369,11 @@ class DeviceStreamLock:
         for section in first.values():
             if section.waiting_since is None and section.before_wait.query():
                 section.waiting_since = now
-        stood = [now - section.waiting_since for section in first.values() if section.waiting_since is not None]
+        stood = [
+            now - section.waiting_since
+            for section in first.values()
+            if section.waiting_since is not None
+        ]
         return max(stood, default=0.0) > self._deadline
 
     def _collect_done(self) -> None:

@@ -146,7 +146,9 @@ class DeviceSlotStore:
         moves = zip(buffers, numbers, strict=True)
         pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
         back = [(segment, piece) for piece, segment in pairs]
-        self._issue_write(lambda: self._byte_ops.copy(back), stream, numbers, reads=_staging(buffers))
+        self._issue_write(
+            lambda: self._byte_ops.copy(back), stream, numbers, reads=_staging(buffers)
+        )
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -222,7 +224,9 @@ class DeviceSlotStore:
                 yield
             self._readers.resume_readers(held, done)
 
-        verb = DeviceStreamOp(lambda _: program(), lambda: self._leases.exclude_leased(slots), around)
+        verb = DeviceStreamOp(
+            lambda _: program(), lambda: self._leases.exclude_leased(slots), around
+        )
         own_stream(stream).issue(verb)
 
     def _register_stream(self, stream: DeviceStream) -> None:

@@ -63,7 +63,9 @@ class MpiFabric:
         self._meet(purpose, members)
         try:
             tag = crc32(f"{purpose}/{members}".encode()) % TAGS
-            traffic, farewell = self._world.make_communicators(members, tag, self._where.deadline + STORE_TIMEOUT)
+            traffic, farewell = self._world.make_communicators(
+                members, tag, self._where.deadline + STORE_TIMEOUT
+            )
         except TimeoutError as error:
             raise CommunicatorFailed(f"{what}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline

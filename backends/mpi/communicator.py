@@ -195,7 +195,9 @@ class MpiCommQueue:
         request = self._closing_comm.Iallreduce(self.mpi.IN_PLACE, here, self.mpi.MIN)
         label = f"closing of {self.purpose!r}"
         work = MpiWork(label, math.inf, _nobody_counts, self._failed)
-        self._progress.add(MpiInflightOp(self.mpi, work, [MpiRequest(request)], [self._closing_state]))
+        self._progress.add(
+            MpiInflightOp(self.mpi, work, [MpiRequest(request)], [self._closing_state])
+        )
         return work
 
 

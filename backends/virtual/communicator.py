@@ -291,7 +291,9 @@ class VirtualCommunicator(CommunicatorEndpoint):
         width = prod(tensor.shape[1:]) * tensor.element_size()
         gives, takes = tuple(n * width for n in sends), tuple(n * width for n in receives)
         views = bytes_of(tensor), bytes_of(out)
-        make = partial(Contribution, CollectiveKind.ALL_TO_ALL, *views, send_bytes=gives, receive_bytes=takes)
+        make = partial(
+            Contribution, CollectiveKind.ALL_TO_ALL, *views, send_bytes=gives, receive_bytes=takes
+        )
         return self._collective(make, out, tensor)
 
     def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:

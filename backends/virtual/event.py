@@ -53,7 +53,7 @@ class VirtualRecording:
 class OneShotSignal:
     """A native event that feeds one wait and empties itself."""
 
-    __slots__ = ("_full", "_mark")
+    __slots__ = ("_full", "_recording")
 
     def __init__(self, mark: VirtualRecording) -> None:
         self._recording = mark
@@ -131,7 +131,7 @@ class LaggingRecording(VirtualRecording):
 class VirtualEvent:
     """The latest recording; whoever waits keeps the recording it saw (clause O4)."""
 
-    __slots__ = ("_device", "_mark")
+    __slots__ = ("_device", "_recording")
 
     def __init__(self, device: "VirtualDevice") -> None:
         self._device = device

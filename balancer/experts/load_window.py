@@ -50,7 +50,11 @@ class WindowSchedule:
     first_step: int = 0
 
     def __post_init__(self) -> None:
-        if self.window_size % self.sub_window or self.period % self.sub_window or self.step_offset % self.sub_window:
+        if (
+            self.window_size % self.sub_window
+            or self.period % self.sub_window
+            or self.step_offset % self.sub_window
+        ):
             raise ValueError(
                 f"a window of {self.window_size} steps, one in {self.period} at {self.step_offset}, is not "
                 f"made of {self.sub_window}-step parts"
@@ -67,7 +71,9 @@ class WindowSchedule:
         """Whether what is counted from `step` on is summed, and what was counted before is not."""
         left = self._steps_left(step)
         short = step % self.sub_window == 0 and step - self.sub_window < self.first_step < step
-        return (short and left < self.window_size) or (self.window_size < self.period and left == self.window_size)
+        return (short and left < self.window_size) or (
+            self.window_size < self.period and left == self.window_size
+        )
 
     def next_event(self, step: int) -> int:
         """The first step behind `step` before which one of both is due."""

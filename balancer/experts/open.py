@@ -245,7 +245,9 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
 def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `VoteOutcomeUnknown`."""
     config = parts[0].start.config
-    mine = {f"model {part.model.name!r}, family {part.group_number}": _values(part) for part in parts}
+    mine = {
+        f"model {part.model.name!r}, family {part.group_number}": _values(part) for part in parts
+    }
     check_same_on_all_ranks(control, f"{config.name}/open", config.timeout, mine)
 
 

@@ -163,7 +163,11 @@ def rewrite_half_written(
     for layer in layers:
         experts = saved.layout.placement[layer, place * per : (place + 1) * per].tolist()
         _write_slots(
-            context, context.path.host_weights, layer, range(layer * per, (layer + 1) * per), experts
+            context,
+            context.path.host_weights,
+            layer,
+            range(layer * per, (layer + 1) * per),
+            experts,
         )
 
 

@@ -28,7 +28,9 @@ EPLB_TABLE = "eplb_table"
 
 def unpack_maps(bundle: DecodedFile, ranks: int) -> Arrangement:
     """From `physical_to_logical_map`; what else there is must agree. Raises `FormatError`."""
-    found = Arrangement.with_even_shares(bundle.int32_array(PHYSICAL_TO_LOGICAL, SLOT_AXES), ranks, bundle.layer_numbers())
+    found = Arrangement.with_even_shares(
+        bundle.int32_array(PHYSICAL_TO_LOGICAL, SLOT_AXES), ranks, bundle.layer_numbers()
+    )
     back, count = logical_maps(found.placement, found.experts)
     if REPLICA_COUNT in bundle.fields:
         _compare(bundle, REPLICA_COUNT, count, TABLE_AXES[:2])
@@ -75,7 +77,9 @@ def unpack_table(bundle: DecodedFile, ranks: int) -> Arrangement:
         _experts_by_slot(bundle, layer, rows, slots)
         for layer, rows in zip(numbers, table, strict=False)
     ]
-    return Arrangement.with_even_shares(np.array(placement, dtype=np.int32), ranks, bundle.layer_numbers())
+    return Arrangement.with_even_shares(
+        np.array(placement, dtype=np.int32), ranks, bundle.layer_numbers()
+    )
 
 
 def pack_table(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:

@@ -128,14 +128,18 @@ def _numbering(form: PlacementFormat, found: Arrangement, bundle: DecodedFile) -
 def _open(path: Path) -> DecodedFile:
     if is_folder(path):
         # Its one format reads the files in it.
-        marks = {form.key_field: None for form in STATISTICS_FORMATS if FOLDER_SUFFIX in form.read_suffixes}
+        marks = {
+            form.key_field: None
+            for form in STATISTICS_FORMATS
+            if FOLDER_SUFFIX in form.read_suffixes
+        }
         return DecodedFile(path, FOLDER_SUFFIX, marks)
     return decode_file(path)
 
 
 def _find_format(bundle: DecodedFile, formats: Sequence[Kind], what: str) -> Kind:
     for form in formats:
-        if form.mark in bundle.fields and bundle.suffix in form.reads:
+        if form.key_field in bundle.fields and bundle.suffix in form.read_suffixes:
             return form
     if bundle.suffix == FOLDER_SUFFIX:
         raise bundle.error(f"is a folder, and not {what}")
@@ -143,7 +147,9 @@ def _find_format(bundle: DecodedFile, formats: Sequence[Kind], what: str) -> Kin
         if other.key_field in bundle.fields and bundle.suffix in other.read_suffixes:
             kind = "statistics" if isinstance(other, StatisticsFormat) else "a placement"
             raise bundle.error(f"is {kind} (format {other.name}), not {what}")
-    marks = ", ".join(dict.fromkeys(f.mark for f in formats if bundle.suffix in f.reads))
+    marks = ", ".join(
+        dict.fromkeys(f.key_field for f in formats if bundle.suffix in f.read_suffixes)
+    )
     if not marks:
         raise bundle.error(f"is not {what}: a {bundle.suffix} file never is")
     raise bundle.error(f"is not {what}: has none of the fields {marks}")
@@ -160,17 +166,17 @@ def _name_file_in_errors(bundle: DecodedFile, read: Callable[[], Value]) -> Valu
 def _choose_format(path: Path, formats: Sequence[Kind], name: str | None) -> Kind:
     suffix = path.suffix.lower()
     if name is None:
-        found = [form for form in formats if suffix in form.writes]
+        found = [form for form in formats if suffix in form.write_suffixes]
         if not found:
-            suffixes = ", ".join(dict.fromkeys(s for f in formats for s in f.writes if s))
+            suffixes = ", ".join(dict.fromkeys(s for f in formats for s in f.write_suffixes if s))
             raise FormatError(str(path), f"has a suffix that is not known to write: {suffixes}")
         return found[0]
-    found = [form for form in formats if form.name == name and form.writes]
+    found = [form for form in formats if form.name == name and form.write_suffixes]
     if not found:
-        names = ", ".join(form.name for form in formats if form.writes)
+        names = ", ".join(form.name for form in formats if form.write_suffixes)
         raise FormatError(str(path), f"cannot be written as {name}: known are {names}")
-    if suffix not in found[0].writes and FOLDER_SUFFIX not in found[0].writes:
-        suffixes = ", ".join(found[0].writes)
+    if suffix not in found[0].write_suffixes and FOLDER_SUFFIX not in found[0].write_suffixes:
+        suffixes = ", ".join(found[0].write_suffixes)
         raise FormatError(str(path), f"is written as {name} with a suffix of {suffixes}")
     return found[0]
 

@@ -76,7 +76,9 @@ class Statistics:
         """Only these iterations. Raises `PlacementError` where not all of them were recorded."""
         span = self.iteration_range
         if iterations.start < span.start or iterations.stop > span.stop:
-            numbered = "iterations" if self.first_iteration is not None else "windows, counted from 0,"
+            numbered = (
+                "iterations" if self.first_iteration is not None else "windows, counted from 0,"
+            )
             raise PlacementError(f"has {numbered} {span}, and {iterations} is not within them")
         kept = slice(iterations.start - span.start, iterations.stop - span.start)
         return replace(

@@ -40,7 +40,9 @@ def unpack(bundle: DecodedFile, ranks: int) -> Arrangement:
         rows[layer] = int64_array(f"layer {layer}", row, ("slot",))
     layers = tuple(sorted(rows))
     placement = np.array([rows[layer] for layer in layers])
-    return Arrangement.with_even_shares(int32_array(ASSIGNMENTS, placement, ("layer", "slot")), ranks, layers)
+    return Arrangement.with_even_shares(
+        int32_array(ASSIGNMENTS, placement, ("layer", "slot")), ranks, layers
+    )
 
 
 def pack(arrangement: Arrangement, layer_updates_per_iter: int = 0) -> bytes:

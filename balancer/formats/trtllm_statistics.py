@@ -57,7 +57,9 @@ def write_statistics_folder(folder: Path, statistics: Statistics) -> None:
     by_rank = statistics.by_rank if statistics.by_rank is not None else statistics.counts[None]
     files = {META_FILE: encode_meta(statistics.experts, statistics.top_k)}
     for rank, windows in enumerate(by_rank):
-        files[rank_file(rank)] = encode_rank(windows, statistics.layers, statistics.first_iteration or 0)
+        files[rank_file(rank)] = encode_rank(
+            windows, statistics.layers, statistics.first_iteration or 0
+        )
     write_folder(folder, files)
 
 

@@ -106,7 +106,11 @@ class EventAggregator:
 
     def _rebalance_ended(self, entry: RebalanceEnded) -> tuple[Event, ...]:
         copies = slots_received(*entry.placements, entry.rank_in_group, entry.shape)
-        record = replace(entry.record, bytes_received=copies * entry.slot_bytes, stall_seconds=self._stall_meter.take())
+        record = replace(
+            entry.record,
+            bytes_received=copies * entry.slot_bytes,
+            stall_seconds=self._stall_meter.take(),
+        )
         left = self._measure(self._unmeasured, None) if record.copies else ()
         if record.outcome not in COMPLETED:
             return *left, RebalanceMeasured(record)
@@ -115,7 +119,9 @@ class EventAggregator:
 
     def _measure(self, records: list[RebalanceRecord], actual: float | None) -> tuple[Event, ...]:
         self._unmeasured = [record for record in self._unmeasured if record not in records]
-        return tuple(RebalanceMeasured(replace(record, imbalance_actual=actual)) for record in records)
+        return tuple(
+            RebalanceMeasured(replace(record, imbalance_actual=actual)) for record in records
+        )
 
 
 def rank_loads(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.float64]:

@@ -93,7 +93,11 @@ class ComparisonSetup:
         if self.load is None:
             return workload, scenario
         rate = self.load * cluster.capacity(workload)
-        timed = workload.scaled_to_rate(rate) if self.keep_arrival_gaps else workload.with_poisson_arrivals(rate, seed)
+        timed = (
+            workload.scaled_to_rate(rate)
+            if self.keep_arrival_gaps
+            else workload.with_poisson_arrivals(rate, seed)
+        )
         return timed, replace(scenario, arrivals=TimedArrivals())
 
 

@@ -138,7 +138,9 @@ class SimulationRun:
     def measured(self) -> npt.NDArray[np.bool_]:
         """The requests that figures are taken of: admitted in the window, and not failed."""
         inside = self.requests.admitted_step >= self.window.start
-        kept: npt.NDArray[np.bool_] = inside & (self.requests.admitted >= 0) & (self.requests.failed == 0)
+        kept: npt.NDArray[np.bool_] = (
+            inside & (self.requests.admitted >= 0) & (self.requests.failed == 0)
+        )
         return kept
 
     @property

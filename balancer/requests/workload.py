@@ -265,7 +265,9 @@ class Workload:
             return self
         arrivals = None if self.arrivals is None else self.arrivals[rows] - self.arrivals[rows[0]]
         dropped = f"{self.count - rows.size} of {self.count} requests"
-        return self._select(rows, arrivals)._with_note(f"{dropped} had prompts over {limit}: dropped")
+        return self._select(rows, arrivals)._with_note(
+            f"{dropped} had prompts over {limit}: dropped"
+        )
 
     def summary(self) -> WorkloadSummary:
         """What it looks like, in figures."""

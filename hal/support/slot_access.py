@@ -146,7 +146,9 @@ class ReaderRegistry:
         with self._lock:
             streams = dict.fromkeys(reader.stream for reader in self._attached)
             left = [event for at, event in self._detached_events.items() if at is not writer]
-            self._detached_events = {at: event for at, event in self._detached_events.items() if not event.query()}
+            self._detached_events = {
+                at: event for at, event in self._detached_events.items() if not event.query()
+            }
         held = {stream: self._recorded(stream) for stream in streams if stream is not writer}
         for event in (*left, *held.values()):
             if event is not None and not event.query():

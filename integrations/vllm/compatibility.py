@@ -286,6 +286,10 @@ def check_supported(parts: Iterable[str], accepted: str | None = None) -> None:
     """
     wanted = tuple(parts)
     found = installed()
-    version = RELEASE.version_problem(found, {} if accepted is None else {UNTESTED_VARIABLE: accepted})
+    version = RELEASE.version_problem(
+        found, {} if accepted is None else {UNTESTED_VARIABLE: accepted}
+    )
     symbols = [*HOOK_SYMBOLS, *(symbol for part in wanted for symbol in FEATURE_SYMBOLS[part])]
-    RELEASE.raise_unsupported(found, [*([] if version is None else [version]), *symbol_problems(symbols)])
+    RELEASE.raise_unsupported(
+        found, [*([] if version is None else [version]), *symbol_problems(symbols)]
+    )

@@ -40,7 +40,11 @@ def version_finding(release: Release, found: str) -> Finding:
         return release.engine, True, f"{found}, which was tested"
     if os.environ.get(release.untested_variable) == found:
         return release.engine, True, f"{found}, not tested, taken by {release.untested_variable}"
-    return release.engine, False, f"{found} was not tested; tested: {', '.join(release.tested_versions)}"
+    return (
+        release.engine,
+        False,
+        f"{found} was not tested; tested: {', '.join(release.tested_versions)}",
+    )
 
 
 def plugin_finding() -> Finding:

@@ -116,7 +116,9 @@ def _extend(config: Any, settings: Settings, named: str) -> None:
         raise IntegrationError(
             f"equipoise serves vllm-ascend's worker as {ASCEND_WORKER_FLAG}: not {named}"
         )
-    compatibility.check_supported(settings.enabled_features, os.environ.get(compatibility.UNTESTED_VARIABLE))
+    compatibility.check_supported(
+        settings.enabled_features, os.environ.get(compatibility.UNTESTED_VARIABLE)
+    )
     raise_config_errors(config_errors(config, settings))
     _set_worker_extension(config.parallel_config)
     if settings.engine is not None or settings.handover is not None:

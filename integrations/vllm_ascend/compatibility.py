@@ -9,7 +9,9 @@ from equipoise.integrations.vllm.compatibility import Release, Symbol, symbol_pr
 RELEASE = Release(
     "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested_variable="EQUIPOISE_VLLM_ASCEND_UNTESTED"
 )
-VLLM_RELEASE = Release("vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested_variable=vllm.UNTESTED_VARIABLE)
+VLLM_RELEASE = Release(
+    "vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested_variable=vllm.UNTESTED_VARIABLE
+)
 """The vLLM that the release is made for."""
 
 WORKER = "vllm_ascend.worker.worker"
@@ -100,7 +102,9 @@ def check_worker(parts: Iterable[str], environment: Mapping[str, str]) -> None:
 
 
 def _of_versions(environment: Mapping[str, str]) -> list[str]:
-    ours, beside = (each.version_problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE))
+    ours, beside = (
+        each.version_problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE)
+    )
     wrong = [] if ours is None else [ours]
     return wrong if beside is None else [*wrong, f"its vLLM: {beside}"]
 

@@ -52,7 +52,9 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
         forward_logs_to_engine()
         with ExitStack() as opened:
             if settings.policy is not None:
-                planned = eplb_policy.install_policy(settings.policy, self.equipoise_policy_counters)
+                planned = eplb_policy.install_policy(
+                    settings.policy, self.equipoise_policy_counters
+                )
                 opened.enter_context(planned)
             super().init_device()
             if settings.handover is not None:

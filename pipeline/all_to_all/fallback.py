@@ -234,11 +234,17 @@ class ExchangeStatistics:
         match verdict:
             case StepFitted(inactive_rank_hits=stray):
                 return ExchangeStatistics(
-                    self.fitted + 1, self.rerun, self.max_rows_over, self.max_results_over, self.inactive_rank_hits + stray
+                    self.fitted + 1,
+                    self.rerun,
+                    self.max_rows_over,
+                    self.max_results_over,
+                    self.inactive_rank_hits + stray,
                 )
             case StepOverflowed(rows_over=rows, results_over=results):
                 most = max(self.max_rows_over, rows), max(self.max_results_over, results)
-                return ExchangeStatistics(self.fitted, self.rerun + 1, *most, self.inactive_rank_hits)
+                return ExchangeStatistics(
+                    self.fitted, self.rerun + 1, *most, self.inactive_rank_hits
+                )
 
 
 class ExchangeWithFallback:

@@ -209,7 +209,9 @@ class FixedCapacityExchange:
         self, form: ExchangeFormat, kernels: ExchangeKernels, accelerator: Accelerator
     ) -> None:
         self._form = form
-        self._trackers = [BatchTracker(kernels, room, accelerator.event) for room in kernels.buffer_sets]
+        self._trackers = [
+            BatchTracker(kernels, room, accelerator.event) for room in kernels.buffer_sets
+        ]
         words = [berth.status for berth in self._trackers]
         self._status_reader = StatusReader(words, accelerator.pinned, accelerator.event())
         self._tickets = 0

@@ -127,5 +127,7 @@ def list_entries(ids: Tensor, active: Tensor, form: ExchangeFormat) -> tuple[Ten
     index = torch.where(fits, starts + position, form.max_entries).view(-1)
     row = torch.arange(form.ranks * form.capacity, device=ids.device).repeat_interleave(form.top_k)
     rows = row.new_zeros(form.max_entries + 1).scatter_(0, index, row)
-    slots = flat.new_full((form.max_entries + 1,), form.invalid_slot).scatter_(0, index, flat.reshape(-1))
+    slots = flat.new_full((form.max_entries + 1,), form.invalid_slot).scatter_(
+        0, index, flat.reshape(-1)
+    )
     return rows[: form.max_entries], slots[: form.max_entries]

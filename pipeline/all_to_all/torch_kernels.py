@@ -64,7 +64,9 @@ class TorchKernels:
         self._wire = wire
         self._layout = DispatchMessageLayout(form)
         self._buffers = [self._make_buffers(allocate) for _ in range(NUM_BUFFER_SETS)]
-        self._buffer_sets = tuple(self._make_buffer_set(n, allocate) for n in range(NUM_BUFFER_SETS))
+        self._buffer_sets = tuple(
+            self._make_buffer_set(n, allocate) for n in range(NUM_BUFFER_SETS)
+        )
         self._active = active_mask(wire, self._buffer_sets[0].status.device)
 
     @property

@@ -182,7 +182,9 @@ class DescribedReceivingEnd:
         if header.sequence != sequence:
             raise MessageMismatch(f"{name}: message {header.sequence} came in its place")
         if header.first_part_bytes != first:
-            raise MessageMismatch(f"{name}: {header.first_part_bytes} bytes came first instead of {first}")
+            raise MessageMismatch(
+                f"{name}: {header.first_part_bytes} bytes came first instead of {first}"
+            )
         return header
 
     def _receive_second_part(self, berth: _DescribedRecvBuffer, header: Header) -> None:
@@ -237,7 +239,11 @@ class DescribedReceivingEnd:
         Nothing else: a receive has a deadline, and an engine that is idle sends nothing.
         """
         with self._posting:
-            while self._count < self._sequence and self._first_part_sizes.num_known and self._next_is_free():
+            while (
+                self._count < self._sequence
+                and self._first_part_sizes.num_known
+                and self._next_is_free()
+            ):
                 self._post()
 
     def _next_is_free(self) -> bool:

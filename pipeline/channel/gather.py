@@ -65,7 +65,10 @@ def gather_specs(layout: MessageLayout, message: Tensor, wholes: Tensor) -> list
     headers = GatherSpec(message[:size], wholes[: parts * size].view(parts, size))
     return [
         headers,
-        *(GatherSpec(p.sent_bytes(message), p.gathered_bytes(wholes)) for p in layout.sliced_fields),
+        *(
+            GatherSpec(p.sent_bytes(message), p.gathered_bytes(wholes))
+            for p in layout.sliced_fields
+        ),
     ]
 
 

@@ -54,7 +54,14 @@ class Header:
 
     def write(self, words: memoryview) -> None:
         """Into int64 [1, 8] in the host's memory."""
-        fields = (_SIGN, self.sequence, self.schema_digest, self.nbytes, self.first_part_bytes, self.description_bytes)
+        fields = (
+            _SIGN,
+            self.sequence,
+            self.schema_digest,
+            self.nbytes,
+            self.first_part_bytes,
+            self.description_bytes,
+        )
         _PACKED.pack_into(words, 0, *fields, 0, _folded(fields))
 
 
@@ -290,7 +297,9 @@ def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, parts: Sequence[Te
 def unpack(layout: MessageLayout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:
     """The tensors of a message by name, where they lie or will lie."""
     return {
-        place.field.name: place.sent_view(message) if place.num_slices == 1 else place.gathered_view(wholes)
+        place.field.name: place.sent_view(message)
+        if place.num_slices == 1
+        else place.gathered_view(wholes)
         for place in layout.fields
     }
 

@@ -508,7 +508,9 @@ class ReceivingEnd:
 
     def _await_readers(self, berth: RecvBuffer) -> None:
         if not isinstance(berth.state, Free):
-            self._release_waiter.wait(partial(self._reading_done, berth), partial(self._holder, berth))
+            self._release_waiter.wait(
+                partial(self._reading_done, berth), partial(self._holder, berth)
+            )
 
     def _holder(self, berth: RecvBuffer) -> str:
         """Why the next buffer is not free, in words."""

@@ -187,7 +187,10 @@ class SchemaTemplate:
         if not 0 <= rows <= self.max_rows:
             raise ShapeClassError(f"a step of {rows} rows: 0 to {self.max_rows} were announced")
         if rows not in self._classes:
-            fields = (TensorField(f.name, (rows, *f.row_shape), f.dtype, f.slice_mode) for f in self.fields)
+            fields = (
+                TensorField(f.name, (rows, *f.row_shape), f.dtype, f.slice_mode)
+                for f in self.fields
+            )
             self._classes[rows] = MessageSchema(tuple(fields))
         return self._classes[rows]
 

@@ -210,7 +210,9 @@ class SendBuffer:
     def mark_sent(self, departure: SendHandle) -> None:
         """The next message is on its way."""
         self.last_send = departure
-        self.borrow_state = BorrowState.PAST if self.borrow_state is BorrowState.OPEN else BorrowState.NONE
+        self.borrow_state = (
+            BorrowState.PAST if self.borrow_state is BorrowState.OPEN else BorrowState.NONE
+        )
 
     def write_header(self, header: Header) -> None:
         """Which message comes next."""
@@ -426,6 +428,10 @@ class SendingEnd:
                 berth.pack_done.synchronize(edge.deadline)
             departure.add_work(edge.communicator.isend(memory[: frame.first_part_bytes], edge.peer))
             if frame.nbytes > frame.first_part_bytes:
-                departure.add_work(edge.require_second.isend(memory[frame.first_part_bytes : frame.nbytes], edge.peer))
+                departure.add_work(
+                    edge.require_second.isend(
+                        memory[frame.first_part_bytes : frame.nbytes], edge.peer
+                    )
+                )
         except Exception as failure:
             departure.set_failure(failure)

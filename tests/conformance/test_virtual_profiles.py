@@ -86,5 +86,6 @@ def test_profile_trap_violates_property_without_countermeasure(
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)
     assert isinstance(
-        search(suite.find(claim), subject, SearchSettings(cases=400, max_shrinks=0)), PropertyViolated
+        search(suite.find(claim), subject, SearchSettings(cases=400, max_shrinks=0)),
+        PropertyViolated,
     )

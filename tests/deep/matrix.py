@@ -47,7 +47,9 @@ def judged(name: str, others: int = OTHERS) -> tuple[Row, list[str]]:
         if mutant.real or claim.name == mutant.property:
             continue
         tried = mutant.subject()
-        if claim.applies_to(tried.traits) and isinstance(search(claim, tried, quick), PropertyViolated):
+        if claim.applies_to(tried.traits) and isinstance(
+            search(claim, tried, quick), PropertyViolated
+        ):
             rejecting.append(claim.name)
     row: Row = {"mutant": name, "rejected by": " ".join(rejecting)}
     if not isinstance(found, PropertyViolated):

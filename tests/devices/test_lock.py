@@ -290,7 +290,7 @@ def test_watch_thread_starts_on_add_and_ends_on_stop(device: DeviceAccelerator) 
             self.ticks += 1
             return self.ticks < 3
 
-        def break_down(self, failure: BaseException) -> None:
+        def on_watchdog_failure(self, failure: BaseException) -> None:
             raise AssertionError from failure
 
     patient = Patient()

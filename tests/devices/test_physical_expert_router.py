@@ -198,7 +198,9 @@ def test_routed_rows_take_few_launches_beside_the_router(
         return sum(operators().values()) - before
 
     routed = ids.int().contiguous()
-    alone = launches(lambda: layer.streams.launch_in_forward(lambda stream: layer.route(0, routed, stream)))
+    alone = launches(
+        lambda: layer.streams.launch_in_forward(lambda stream: layer.route(0, routed, stream))
+    )
     assert launches(lambda: layer.rows.to_slots(ids, filled)) - alone == bar
 
 

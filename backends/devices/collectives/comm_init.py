@@ -162,9 +162,7 @@ class CommBuilder:
         """
         UNRELEASED_COMMS.release_idle()
         name = plan.spec.name
-        talk = Bootstrap(
-            self._control, f"{self._library.name}/{name}", plan.spec.ranks, patience
-        )
+        talk = Bootstrap(self._control, f"{self._library.name}/{name}", plan.spec.ranks, patience)
         try:
             channel = self._agree_on_attempt(plan, talk, patience)
         except BallotIncomplete as error:

@@ -73,7 +73,9 @@ class CommSet:
         self._works: list[DeviceWork] = []
         self._retired = False
         members = self._membership(name, self.ranks, link=False)
-        self._comm_stream = self._build_comm(members, warm_up_group, setting.builder.deadline(expiry))
+        self._comm_stream = self._build_comm(
+            members, warm_up_group, setting.builder.deadline(expiry)
+        )
         library, index = setting.ccl, setting.device.index
         self._releaser = StreamReleaser(
             setting.device, library.release_stream(index), lambda: library.deferred_event(index)
@@ -178,7 +180,9 @@ class CommSet:
         ends = tuple(self.ranks[place] for place in pair)
         members = self._membership(name, ends, link=True)
         word = "isend" if pair[0] == self.rank else "irecv"
-        make: Callable[[Deadline], CommStream] = lambda p: self._build_comm(members, warm_up_link, p)  # noqa: E731
+        make: Callable[[Deadline], CommStream] = lambda p: self._build_comm(
+            members, warm_up_link, p
+        )  # noqa: E731
         way = LinkSpec(self._context.ccl.name, name, word, self._context.device)
         return P2PLink(way, make, self._context.builder.deadline)
 

@@ -130,7 +130,9 @@ class DeviceCommunicator:
         wide, narrow = as_bytes(out), as_bytes(tensor)
         # Not every library says that it may read from what it writes to.
         given = narrow.clone() if own else narrow
-        return self._collective("all_gather", lambda g: g.all_gather(wide, given), out, tensor, given)
+        return self._collective(
+            "all_gather", lambda g: g.all_gather(wide, given), out, tensor, given
+        )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """This rank's part of the sum."""
@@ -262,7 +264,9 @@ class DeviceCommunicator:
         return CommSet(self._context, ranks, name, expiry)
 
     def _check_move(self, *tensors: Tensor) -> None:
-        check_transferable(self.capabilities, *tensors, device=self._context.ccl.runtime.device_type)
+        check_transferable(
+            self.capabilities, *tensors, device=self._context.ccl.runtime.device_type
+        )
         self._check_known(tensors)
 
     def _check_sum(self, *tensors: Tensor) -> None:

@@ -191,7 +191,9 @@ class P2PLink:
         """What was issued meanwhile goes first; what could not be launched, and why."""
         failed = []
         with self._lock:
-            waiting = self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
+            waiting = (
+                self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
+            )
             self._state = Connected(channel)
             for deferred in waiting:
                 if why := self._launch_late(channel, deferred):
@@ -203,7 +205,9 @@ class P2PLink:
 
     def _on_failed(self, why: str) -> list[tuple[DeviceWork, str]]:
         with self._lock:
-            waiting = self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
+            waiting = (
+                self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
+            )
             self._state = ConnectFailed(why)
         return [(deferred.work, why) for deferred in waiting]
 

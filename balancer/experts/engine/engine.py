@@ -233,7 +233,9 @@ class RebalanceEngine:
             self._recorder.load_reduced(step - 1, self._load.latest, self._serving_state.layout)
         yield from self._share_refresh.before_step(summed)
         if isinstance(self._state, Updating):
-            self._state = self._report_if_finished(self._state.path.advance(self._state, step), step)
+            self._state = self._report_if_finished(
+                self._state.path.advance(self._state, step), step
+            )
         elif isinstance(self._state, Voting):
             self._state = yield from self._settle_vote(self._state, step)
         if isinstance(self._state, Draining) and self._state.done:
@@ -342,7 +344,9 @@ class RebalanceEngine:
         try:
             verdict = yield JobDone(self._vote)
         except TimeoutError as error:
-            raise VoteOutcomeUnknown(f"epoch {state.rebalance.number}: no verdict in time") from error
+            raise VoteOutcomeUnknown(
+                f"epoch {state.rebalance.number}: no verdict in time"
+            ) from error
         match verdict, state:
             case Pending(), _:
                 return state

@@ -97,7 +97,9 @@ class InPlacePath:
         if group > len(changes) and self._locks_drained(state):
             self._layer_locks.schedule({})
             proposal = state.proposal
-            return Finished(state.rebalance, len(proposal.plan.changed_layers), self._remote_copies(proposal))
+            return Finished(
+                state.rebalance, len(proposal.plan.changed_layers), self._remote_copies(proposal)
+            )
         return state
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
@@ -158,4 +160,6 @@ class InPlacePath:
 
     def _remote_copies(self, proposal: Proposal) -> int:
         """Copies that a rank did not hold, over all ranks."""
-        return _native.count_moves(self._previous_placement, proposal.layout.placement, self._shape.ranks)
+        return _native.count_moves(
+            self._previous_placement, proposal.layout.placement, self._shape.ranks
+        )

@@ -157,7 +157,9 @@ class EventRecorder:
         self._open = None
         record = _rebalance_record(state, report, opened.seconds)
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
-        self._sink.emit(TraceSpan(_span_name(record), Track.REBALANCE, opened.opened_at, at, details))
+        self._sink.emit(
+            TraceSpan(_span_name(record), Track.REBALANCE, opened.opened_at, at, details)
+        )
         placements, whose = (opened.placement, held), (self._place, self._shape, self._slot_bytes)
         self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, *whose))
 
@@ -201,7 +203,9 @@ def _rebalance_record(
         bytes_received=0,
         phase_seconds=seconds,
         imbalance_before=float(drafted.imbalance_before.mean()) / SHARE_ONE if drafted else None,
-        imbalance_predicted=float(drafted.imbalance_predicted.mean()) / SHARE_ONE if drafted else None,
+        imbalance_predicted=float(drafted.imbalance_predicted.mean()) / SHARE_ONE
+        if drafted
+        else None,
     )
 
 

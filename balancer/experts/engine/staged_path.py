@@ -98,12 +98,16 @@ class StagedPath:
             AgreementLost: they are not staged here, so ranks disagree about history.
         """
         if len(state.ready_chunks) < lots:
-            raise VoteOutcomeUnknown(f"told to commit {lots} lots with {len(state.ready_chunks)} staged")
+            raise VoteOutcomeUnknown(
+                f"told to commit {lots} lots with {len(state.ready_chunks)} staged"
+            )
         for lot in state.ready_chunks[:lots]:
             self._serving_state.commit(lot.layer_update, lot.staged.copies)
         voyage = state.progress
         done, rest = voyage.chunks_committed + lots, voyage.in_flight[lots:]
-        return self._start_chunks(replace(voyage, chunks_committed=done, last_progress_step=step, in_flight=rest))
+        return self._start_chunks(
+            replace(voyage, chunks_committed=done, last_progress_step=step, in_flight=rest)
+        )
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Behind a failed move on any rank all build the mover's communicator again.
@@ -121,7 +125,9 @@ class StagedPath:
         if voyage.chunks_committed == voyage.proposal.migration.chunks:
             proposal = voyage.proposal
             return Finished(
-                voyage.rebalance, len(proposal.plan.changed_layers), proposal.migration.remote_copies
+                voyage.rebalance,
+                len(proposal.plan.changed_layers),
+                proposal.migration.remote_copies,
             )
         while self._can_start_chunk(voyage):
             lot = voyage.chunks_committed + len(voyage.in_flight)

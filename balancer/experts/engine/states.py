@@ -218,7 +218,9 @@ def ballot_of(state: Voting) -> Ballot:
             return Ballot(RankStatus.TRANSFERRING, voyage.proposal.digest)
         case Staged(voyage, staged):
             return Ballot(
-                RankStatus.TRANSFERRING, voyage.proposal.digest, tuple(lot.checksum for lot in staged)
+                RankStatus.TRANSFERRING,
+                voyage.proposal.digest,
+                tuple(lot.checksum for lot in staged),
             )
         case Failed(_, reason, _):
             return Ballot(RankStatus.FAILED, reason=reason)
@@ -264,4 +266,6 @@ def running_work(state: Voting) -> tuple[JobHandle[Any], ...]:
 def copies_of(state: Voting) -> int:
     """Copies between ranks, over all of them, that are committed when the epoch is left."""
     voyage = transfer_of(state)
-    return 0 if voyage is None else voyage.proposal.migration.remote_copies_in(voyage.chunks_committed)
+    return (
+        0 if voyage is None else voyage.proposal.migration.remote_copies_in(voyage.chunks_committed)
+    )

@@ -80,7 +80,9 @@ class PoolLayout:
     @cached_property
     def experts_offset(self) -> int:
         """Where the first expert begins: behind all that is about the pool itself."""
-        return self.checksums_offset + round_up(self.layers * self.experts * CHECKSUM_BYTES, mmap.PAGESIZE)
+        return self.checksums_offset + round_up(
+            self.layers * self.experts * CHECKSUM_BYTES, mmap.PAGESIZE
+        )
 
     @property
     def nbytes(self) -> int:
@@ -123,9 +125,9 @@ class PoolContents:
         self._layout = layout
         self._data: Tensor | None = data
         count = layout.layers * layout.experts
-        self._checksums: Tensor | None = data[layout.checksums_offset : layout.checksums_offset + count * CHECKSUM_BYTES].view(
-            torch.int64
-        )
+        self._checksums: Tensor | None = data[
+            layout.checksums_offset : layout.checksums_offset + count * CHECKSUM_BYTES
+        ].view(torch.int64)
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """An expert's segments, in place. Raises `ExpertPoolError`."""

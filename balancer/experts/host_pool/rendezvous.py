@@ -69,7 +69,9 @@ class NodeCoordinator:
     def check_same(self, mine: Values) -> None:
         """See that all have the same of the pool. Raises `VoteOutcomeUnknown`."""
         subject, question = f"pool {self._name!r}", self._key("same")
-        check_same_on_all_ranks(self._control, question, self.time_left(), {subject: mine}, self.ranks)
+        check_same_on_all_ranks(
+            self._control, question, self.time_left(), {subject: mine}, self.ranks
+        )
 
     def publish(self, question: str, answer: Any) -> None:
         """This rank's answer, in JSON; once per question."""

@@ -160,7 +160,10 @@ class MigrationPlan:
         Only neighbours ever can be, as lots are launched and committed in order; they may exactly
         if no rank needs more buffers for both than it has.
         """
-        both = self.staging_needed[self._check_chunk(lot)] + self.staging_needed[self._check_chunk(other)]
+        both = (
+            self.staging_needed[self._check_chunk(lot)]
+            + self.staging_needed[self._check_chunk(other)]
+        )
         return abs(lot - other) == 1 and bool((both <= self.staging).all())
 
     def for_rank(self, rank: int, lot: int) -> RankTransfers:
@@ -182,7 +185,9 @@ class MigrationPlan:
         )
 
     def _index(self, rank: int, lot: int) -> int:
-        return self._check_chunk(lot) * self.shape.ranks + _check_range("rank", rank, self.shape.ranks)
+        return self._check_chunk(lot) * self.shape.ranks + _check_range(
+            "rank", rank, self.shape.ranks
+        )
 
     def _check_chunk(self, lot: int) -> int:
         return _check_range("lot", lot, self.chunks)

@@ -122,7 +122,9 @@ class _PlanCall:
             layer_imbalance=uneven / SHARE_ONE,
         )
 
-    def _call_native(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+    def _call_native(
+        self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]
+    ) -> tuple[Any, ...]:
         """Raises `PlacementError` where `installed` has no slot for an expert."""
         arguments = (
             self.inputs.load,
@@ -238,7 +240,9 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MAX_THREADS),
     )
-    return task.with_single_replicas(task.within_budget(_budget(max_copies, byte_budget, expert_bytes)))
+    return task.with_single_replicas(
+        task.within_budget(_budget(max_copies, byte_budget, expert_bytes))
+    )
 
 
 def allocate_budget(

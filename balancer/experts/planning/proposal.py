@@ -36,9 +36,13 @@ class Proposal:
     def trace_fields(self) -> dict[str, object]:
         """What it changes, and the mean imbalance over layers before and after."""
         before, after = (
-            float(layers.mean()) / SHARE_ONE for layers in (self.plan.imbalance_before, self.plan.imbalance_predicted)
+            float(layers.mean()) / SHARE_ONE
+            for layers in (self.plan.imbalance_before, self.plan.imbalance_predicted)
         )
-        numbers: dict[str, object] = {"layers": len(self.plan.changed_layers), "lots": len(self.layer_updates)}
+        numbers: dict[str, object] = {
+            "layers": len(self.plan.changed_layers),
+            "lots": len(self.layer_updates),
+        }
         return {**numbers, "before": round(before, 4), "predicted": round(after, 4)}
 
 

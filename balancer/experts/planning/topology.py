@@ -40,7 +40,9 @@ class RankTopology:
         if not self.survive:
             return np.zeros((0, 2), dtype=np.int64)
         shape = self.shape
-        homes = np.broadcast_to(np.arange(shape.slots) // self._slots_lost_together, placement.shape)
+        homes = np.broadcast_to(
+            np.arange(shape.slots) // self._slots_lost_together, placement.shape
+        )
         at = np.arange(shape.layers)[:, None], placement
         first = np.full((shape.layers, shape.experts), shape.ranks)
         last = np.full_like(first, -1)

@@ -61,7 +61,11 @@ class DriftDetector:
         best = self._share_error(load, layout, fresh)
         expected = max(best, self._error_by_chance(load, layout))
         if self._share_error(load, layout, layout.shares) - expected > self._threshold:
-            self._summed_load, self._sub_windows_summed, self._sub_windows_solved = load.copy(), 1, 1
+            self._summed_load, self._sub_windows_summed, self._sub_windows_solved = (
+                load.copy(),
+                1,
+                1,
+            )
             return fresh
         self._summed_load = self._summed_load + load
         while self._summed_load.sum(axis=1).max() >= MOST_ROWS:

@@ -232,7 +232,9 @@ class CopyThreadPool:
         self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
     @classmethod
-    def near_accelerator(cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1) -> Self:
+    def near_accelerator(
+        cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1
+    ) -> Self:
         """A copier for one of `accelerators` that share the NUMA node where `topology` says.
 
         Pinned to that node's processors, as far as this process may use them. Raises

@@ -169,7 +169,10 @@ def _layer_lists(
 ) -> set[str]:
     spread: dict[tuple[int, str, str], set[str]] = defaultdict(set)
     for one in held:
-        owners = {(claim.tensor_name.layer, claim.tensor_name.name) for claim in claims.overlapping(one.span)}
+        owners = {
+            (claim.tensor_name.layer, claim.tensor_name.name)
+            for claim in claims.overlapping(one.span)
+        }
         for outer, number in _numbered(one.name):
             for layer, tensor in owners:
                 spread[layer, tensor, outer].add(number)
@@ -187,7 +190,9 @@ def _numbered(name: str) -> list[tuple[str, str]]:
 def _not_in_model(held: Sequence[ModelTensor], claims: SpanIndex) -> tuple[str, ...]:
     """Registered tensors of which the model holds no byte: copies, which nobody reads."""
     found = {id(claim) for one in held for claim in claims.overlapping(one.span)}
-    return tuple(dict.fromkeys(str(claim.tensor_name) for claim in claims if id(claim) not in found))
+    return tuple(
+        dict.fromkeys(str(claim.tensor_name) for claim in claims if id(claim) not in found)
+    )
 
 
 def _patterns(one: ModelTensor, ignore: Mapping[str, str]) -> list[str]:

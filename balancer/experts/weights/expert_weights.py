@@ -287,7 +287,9 @@ class LayerGroup:
         names = [column.tensor_name.name for column in self.tensors]
         if set(tensors) != set(names):
             raise RegistrationError(f"an expert has {names}, got {sorted(tensors)}")
-        return tuple(column.to_memory_order(tensors[column.tensor_name.name]) for column in self.tensors)
+        return tuple(
+            column.to_memory_order(tensors[column.tensor_name.name]) for column in self.tensors
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +360,13 @@ class ExpertModel:
         """Hexadecimal; equal on ranks whose slots can be exchanged."""
         state = blake2b(digest_size=16)
         counts = (self.experts, self.slots_per_rank)
-        words = (self.name, counts, self.layer_numbers, self.entries_per_step, sorted(self.repeats.items()))
+        words = (
+            self.name,
+            counts,
+            self.layer_numbers,
+            self.entries_per_step,
+            sorted(self.repeats.items()),
+        )
         state.update(repr(words).encode())
         for family in self.groups:
             orders = tuple(column.order for column in family.tensors)

@@ -16,5 +16,7 @@ def read(source: TraceFile, most: int | None) -> Workload:
     """The first `most` rows, or all. Raises `FormatError` that names the line."""
     gathering = WorkloadBuilder(source)
     for times, prompts, outputs in read_columns(source, COLUMNS, most):
-        gathering.add(times.seconds_as_nanoseconds(), prompts.token_counts(1), outputs.token_counts(0))
+        gathering.add(
+            times.seconds_as_nanoseconds(), prompts.token_counts(1), outputs.token_counts(0)
+        )
     return gathering.workload()

@@ -64,7 +64,9 @@ class LaunchedRankGroup:
         """Not possible: there are the processes of the launch, and no other."""
         raise Unsupported("no process of a launch may be ended")
 
-    def request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(
+        self, orders: Mapping[int, RankRequest], call: GatherOptions
+    ) -> dict[int, RankReply]:
         """What the ranks answer; its own answer is made here."""
         self._broadcast({"orders": dict(orders), "watchdog": call.watchdog})
         answers: dict[int, RankReply] = {}

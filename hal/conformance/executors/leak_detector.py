@@ -68,7 +68,9 @@ def process_usage() -> ProcessUsage:
     tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
     return ProcessUsage(
         thread_names=tuple(name for name in tasks if name),
-        descriptor_targets=tuple(name for name in map(_target, os.listdir("/proc/self/fd")) if name),
+        descriptor_targets=tuple(
+            name for name in map(_target, os.listdir("/proc/self/fd")) if name
+        ),
         memory=pages * os.sysconf("SC_PAGE_SIZE"),
         shm_names=_shared(),
     )
@@ -123,7 +125,9 @@ class LeakDetector:
             return
         if self._growth_expected:
             gc.collect()
-            self.baseline = replace(self.baseline, memory=max(self.baseline.memory, self.measure().memory))
+            self.baseline = replace(
+                self.baseline, memory=max(self.baseline.memory, self.measure().memory)
+            )
             self._growth_expected = False
         expiry = time.monotonic() + patience
         while excess := self._excess(self.baseline):

@@ -89,7 +89,9 @@ class RankGroup(Protocol):
         """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
         ...
 
-    def request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(
+        self, orders: Mapping[int, RankRequest], call: GatherOptions
+    ) -> dict[int, RankReply]:
         """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
         ...
 
@@ -250,7 +252,9 @@ class MultiRankSubject:
             f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder
         )
         self._fabrics[key] = stage
-        replies = self._request({rank: stage.open_request(rank) for rank in stage.ranks}, stage.gather_options())
+        replies = self._request(
+            {rank: stage.open_request(rank) for rank in stage.ranks}, stage.gather_options()
+        )
         answers_or_raise(claim.clauses[0], replies)
         return stage
 
@@ -329,11 +333,15 @@ class MultiRankSubject:
         stage = self._fabrics.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
-            answers_or_raise("E5", self._request(dict.fromkeys(stage.ranks, order), stage.gather_options()))
+            answers_or_raise(
+                "E5", self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
+            )
         finally:
             stage.store.close()
 
-    def _request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def _request(
+        self, orders: Mapping[int, RankRequest], call: GatherOptions
+    ) -> dict[int, RankReply]:
         try:
             return self._rank_group.request(orders, call)
         except Violation:  # the ranks are gone, and their fabrics with them

@@ -62,7 +62,9 @@ class ProcessRankGroup:
         """A store in a process of its own."""
         return _StoreProcess(self._pool)
 
-    def request(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(
+        self, orders: Mapping[int, RankRequest], call: GatherOptions
+    ) -> dict[int, RankReply]:
         """What the ranks answer; after a `Violation` no process is left."""
         self._start(orders.keys() - self._pool.workers.keys())
         self._pool.send(orders)

@@ -120,7 +120,9 @@ def _play_segments(bench: RankContext, found: Program) -> Play:
     yield from _play_calls(room, found)
     after = _addresses(room.fixture.store.layout)
     require("A1", after == before, f"slots are at {after}, not as they were at {before}")
-    require("A4", room.fixture.guards_intact(), "a byte beside a segment, or beside a blob, was written")
+    require(
+        "A4", room.fixture.guards_intact(), "a byte beside a segment, or beside a blob, was written"
+    )
     for what, blob, due in room.packs:
         require_equal("A6", blob, due, what)
     for slot, due in room.expected_slots.items():
@@ -143,7 +145,9 @@ def _floats(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_floats(bench: RankContext, found: Program) -> Play:
     parts = _segment_specs(found)
-    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize)
+    room = TrackedSlotStore(
+        shelf(bench, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize
+    )
     yield from _play_calls(room, found)
     for what, blob, due in room.packs:
         require_equal("A7", blob, due, f"{parts[0].dtype}, {what}")
@@ -510,8 +514,12 @@ BAD_COMMITS: Mapping[str, Callable[[_BadCallRunner], object]] = {
     "commit_of_negative": lambda d: d.store.commit([(0, 0), (-1, 1)], d.stream),
 }
 BAD_WRITES: Mapping[str, Callable[[_BadCallRunner], object]] = {
-    "write_to_unknown": lambda d: d.store.write([0, SLOT_COUNT], [d.fitting_source, d.fitting_source], d.stream),
-    "write_to_negative": lambda d: d.store.write([0, -1], [d.fitting_source, d.fitting_source], d.stream),
+    "write_to_unknown": lambda d: d.store.write(
+        [0, SLOT_COUNT], [d.fitting_source, d.fitting_source], d.stream
+    ),
+    "write_to_negative": lambda d: d.store.write(
+        [0, -1], [d.fitting_source, d.fitting_source], d.stream
+    ),
     "write_of_too_few": lambda d: d.store.write([0, 1], [d.fitting_source], d.stream),
     "write_of_other_type": lambda d: d.store.write(
         [0, 1], [d.fitting_source, d.source(torch.int8, torch.int16)], d.stream
@@ -532,7 +540,9 @@ BAD_CHECKSUMS: Mapping[str, Callable[[_BadCallRunner], object]] = {
     "sum_of_unknown_slot": lambda d: d.store.checksum_slots(
         [0, SLOT_COUNT], d.output(2, torch.int64), d.stream
     ),
-    "sum_into_other_type": lambda d: d.store.checksum_slots([0], d.output(1, torch.int32), d.stream),
+    "sum_into_other_type": lambda d: d.store.checksum_slots(
+        [0], d.output(1, torch.int32), d.stream
+    ),
     "sum_into_too_much": lambda d: d.store.checksum_slots([0], d.output(2, torch.int64), d.stream),
     "sum_of_unknown_staging": lambda d: d.store.checksum_staging(
         [0, SLOT_COUNT], d.output(2, torch.int64), d.stream

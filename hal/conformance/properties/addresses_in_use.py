@@ -189,7 +189,9 @@ class _LeaseRunner:
             self.lease(slots)
         else:
             self.change(number, step.op, slots)
-        self.packs.append((number, self.fixture.pack(range(SLOTS), ROLE), list(self.expected_versions)))
+        self.packs.append(
+            (number, self.fixture.pack(range(SLOTS), ROLE), list(self.expected_versions))
+        )
 
     def lease(self, slots: list[int]) -> None:
         lease = self.fixture.store.lease(slots)
@@ -204,7 +206,9 @@ class _LeaseRunner:
         what = f"step {number}: {op} to slots {slots} while {leased or 'none'} of them are leased"
         require("A11", (refusal is not None) == bool(leased), f"{what}: {refusal or 'no error'}")
         if not leased:
-            self.expected_versions = [number if slot in slots else old for slot, old in enumerate(self.expected_versions)]
+            self.expected_versions = [
+                number if slot in slots else old for slot, old in enumerate(self.expected_versions)
+            ]
 
     def write(self, number: int, slots: list[int]) -> None:
         self.fixture.write(slots, number, ROLE)

@@ -82,15 +82,15 @@ class BallotOnlyControlPlane:
         """Let go of a question."""
         self._control.forget(question, ranks)
 
-    def enter(self, operation: str) -> None:
+    def set_operation(self, operation: str) -> None:
         """Say what this rank is doing."""
         self._control.set_operation(operation)
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """Say that this rank ends."""
         self._control.announce_exit(reason)
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         """Which rank was lost."""
         return self._control.lost_rank(timeout)
 

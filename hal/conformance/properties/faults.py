@@ -243,7 +243,9 @@ def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Any operations on any number of ranks, and any fault that the executor can bring about."""
     sizes = [size for size in traits.group_sizes if 2 <= size <= MOST_RANKS]
     faults = [
-        fault.value for fault in RankFault if traits.can_end_ranks or fault not in RANK_ENDING_FAULTS
+        fault.value
+        for fault in RankFault
+        if traits.can_end_ranks or fault not in RANK_ENDING_FAULTS
     ]
 
     def of(size: int) -> st.SearchStrategy[Program]:
@@ -344,7 +346,11 @@ class _FaultRunner:
         if loss is None:
             raise Violation("C5", f"nobody says that rank {self.plan.victim} was lost")
         require("C5", loss.rank == self.plan.victim, f"not rank {self.plan.victim}: {loss}")
-        require("C5", self.current_operation in str(loss), f"{self.current_operation!r} is not named: {loss}")
+        require(
+            "C5",
+            self.current_operation in str(loss),
+            f"{self.current_operation!r} is not named: {loss}",
+        )
 
 
 def _barrier_of(

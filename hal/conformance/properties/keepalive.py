@@ -161,7 +161,9 @@ def _play_ended(bench: RankContext, found: Program) -> Play:
     issued, ended = thread_future(bench, "issued"), thread_future(bench, "ended")
     if bench.thread == 0:
         issued.set_result((yield from _issue_all(bench, found)))
-    transfers: dict[int, IssuedOperation] = yield from issued.wait_for_result(bench, "what host 0 issued")
+    transfers: dict[int, IssuedOperation] = yield from issued.wait_for_result(
+        bench, "what host 0 issued"
+    )
     if bench.thread == 1:
         yield from wait_and_check(bench, transfers.values(), "K3")
         ended.set_result()

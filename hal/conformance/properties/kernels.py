@@ -156,7 +156,9 @@ class _KernelValueRunner:
 
     def install(self, layer: int, made: RoutingTable, solved: RoutingTable) -> None:
         self.host_tables[layer], self.solved_tables[layer] = made, solved
-        self.kernels.commit_tables(routing_tables.make_update(layer, made), self.tables, self.stream)
+        self.kernels.commit_tables(
+            routing_tables.make_update(layer, made), self.tables, self.stream
+        )
         self.bench.drain(self.stream)
 
     def count(self, repeat: int, *drawn: int) -> None:

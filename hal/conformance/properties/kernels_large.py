@@ -144,7 +144,12 @@ class _LargeModelRunner:
             ),
             "apportioned": (
                 lambda out: self.kernels.route_apportioned(
-                    near, self.tables, bench.copy_of(table.cumulative), salt, *_outputs(out), self.stream
+                    near,
+                    self.tables,
+                    bench.copy_of(table.cumulative),
+                    salt,
+                    *_outputs(out),
+                    self.stream,
                 ),
                 route_apportioned(ids, table, salt.rank, salt.layer),
             ),
@@ -176,9 +181,7 @@ class _LargeModelRunner:
         out = routing_tables.empty_output(self.bench, ids.numel(), self.tables.experts)
         launch(out)
         self.bench.drain(self.stream)
-        what = (
-            f"{name}, {ids.numel()} ids of {self.tables.experts} experts in {self.tables.slots} slots"
-        )
+        what = f"{name}, {ids.numel()} ids of {self.tables.experts} experts in {self.tables.slots} slots"
         require_equal(clause, out.slots, due[0], f"{what}: slots")
         require_equal(clause, out.counts, due[1], f"{what}: counts")
 

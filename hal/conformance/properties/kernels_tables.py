@@ -267,7 +267,9 @@ class _LayerRunner:
     def read(self) -> Tensor:
         """Route, then read a byte of the slot that each token is sent to."""
         compute = self.stream(Role.COMPUTE)
-        out = routing_tables.launch_routing(self.bench, self.ids, self.routing_tables, Salt(0, 0, 0), compute)
+        out = routing_tables.launch_routing(
+            self.bench, self.ids, self.routing_tables, Salt(0, 0, 0), compute
+        )
         seen = self.bench.empty((WEIGHT_TOKENS, SLOT_BYTES))
         self.keepalive.append(out)
 

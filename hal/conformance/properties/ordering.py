@@ -107,7 +107,11 @@ def _play_failed_stream(bench: RankContext, found: Program) -> Play:
         desk.require_first_cause(what, catch(call, StreamFailed))
     _passed_on(bench, stream, desk)
     ran = {number for number, flag in enumerate(desk.flags.tolist()) if flag}
-    require("E7", ran == desk.expected_launches, f"launches {sorted(ran)} ran, not {sorted(desk.expected_launches)}")
+    require(
+        "E7",
+        ran == desk.expected_launches,
+        f"launches {sorted(ran)} ran, not {sorted(desk.expected_launches)}",
+    )
 
 
 def _last_calls(

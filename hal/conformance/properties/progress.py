@@ -139,7 +139,9 @@ INITIAL_BYTE = 0x11
 
 
 def _stream_order_support(traits: Traits) -> str | None:
-    return several_ranks(traits) or (None if traits.comm_capabilities.stream_ordered else "stream_ordered")
+    return several_ranks(traits) or (
+        None if traits.comm_capabilities.stream_ordered else "stream_ordered"
+    )
 
 
 def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:

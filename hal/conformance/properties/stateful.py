@@ -104,7 +104,11 @@ class SystemModel:
 
     def unattached_readers(self, role: str, slot: int) -> list[str]:
         """Streams that were not attached and still look at the slot, as far as `role` knows."""
-        looks = [look for look in self.unattached_reads.get(slot, []) if not self.order.is_ordered_after(role, look)]
+        looks = [
+            look
+            for look in self.unattached_reads.get(slot, [])
+            if not self.order.is_ordered_after(role, look)
+        ]
         return sorted({self.order.launches[look][0] for look in looks})
 
     def store_version(self, number: int, buffer: BufferKey, role: str) -> None:
@@ -147,11 +151,19 @@ class SystemModel:
 
     def sign(self) -> None:
         """The mover has waited for its turn and signalled: whoever waits goes on."""
-        self.lock_turn = LockTurn.READER_RELEASED if self.lock_turn is LockTurn.READER_WAITS else LockTurn.SIGNALLED
+        self.lock_turn = (
+            LockTurn.READER_RELEASED
+            if self.lock_turn is LockTurn.READER_WAITS
+            else LockTurn.SIGNALLED
+        )
 
     def acquire(self) -> None:
         """A stream acquires, reads and releases; before the signal it waits."""
-        self.lock_turn = LockTurn.READER_RELEASED if self.lock_turn is LockTurn.SIGNALLED else LockTurn.READER_WAITS
+        self.lock_turn = (
+            LockTurn.READER_RELEASED
+            if self.lock_turn is LockTurn.SIGNALLED
+            else LockTurn.READER_WAITS
+        )
 
     def join(self, first: str, second: str) -> None:
         """A stream waits for all that another one was given so far."""
@@ -234,14 +246,18 @@ class SystemRunner:
     def pack(self, number: int, slot: int, role: str) -> None:
         """The slot as a verb reads it."""
         blob = self.fixture.pack([slot], role)
-        self.expected_reads.append(("V5", f"step {number}, pack on {role}", blob, self.model.slot(slot)))
+        self.expected_reads.append(
+            ("V5", f"step {number}, pack on {role}", blob, self.model.slot(slot))
+        )
         self.model.pack(slot, role)
 
     def look(self, number: int, slot: int, role: str) -> None:
         """The slot as a launch reads it, of an attached stream or of one that has waited."""
         clause = "A12" if self.model.attached[role] else "V1"
         blob = self.fixture.read_in_launch([slot], role)
-        self.expected_reads.append((clause, f"step {number}, look on {role}", blob, self.model.slot(slot)))
+        self.expected_reads.append(
+            (clause, f"step {number}, look on {role}", blob, self.model.slot(slot))
+        )
         self.model.look(slot, role)
 
     def attach(self, _: int, role: str) -> None:

@@ -191,7 +191,9 @@ class _StoreRunner:
 
     def pack(self, version: int, slot: int, role: str) -> None:
         what = f"step {version}: what was packed of slot {slot} on {role}"
-        self.expected_reads.append((what, self.fixture.pack([slot], role), self.slot_versions.get(slot, 0)))
+        self.expected_reads.append(
+            (what, self.fixture.pack([slot], role), self.slot_versions.get(slot, 0))
+        )
 
     def pack_changed_slots(self) -> None:
         """A last pack of every slot that was changed."""
@@ -327,14 +329,18 @@ class _EventOrderedRunner(_StoreRunner):
         if slot in self.write_events:
             self.fixture.stream(role).wait(self.write_events[slot])
         what = f"step {version}: what {role} saw in slot {slot} behind the event"
-        self.expected_reads.append((what, self.fixture.read_in_launch([slot], role), self.slot_versions.get(slot, 0)))
+        self.expected_reads.append(
+            (what, self.fixture.read_in_launch([slot], role), self.slot_versions.get(slot, 0))
+        )
         self.read_events.setdefault(slot, []).append(self.record(role))
 
     def read_on_host(self, version: int, slot: int) -> None:
         if slot in self.write_events:
             self.write_events[slot].synchronize(self.fixture.bench.timeout)
         what = f"step {version}: what the host saw in slot {slot} after the event"
-        self.expected_reads.append((what, self.fixture.read_slot(slot), self.slot_versions.get(slot, 0)))
+        self.expected_reads.append(
+            (what, self.fixture.read_slot(slot), self.slot_versions.get(slot, 0))
+        )
 
     def record(self, role: str) -> Event:
         event = self.fixture.bench.accelerator.event()

@@ -61,7 +61,9 @@ class ClientView:
     def _estimated_report(self, counts: Sequence[int], share: RankLoad) -> WorkerReport:
         waiting, running = counts
         tokens = (waiting + running) * share.tokens // max(1, share.requests)
-        usage = min(1.0, tokens / self._ranks.kv_cache_tokens) if self._ranks.kv_cache_tokens else 0.0
+        usage = (
+            min(1.0, tokens / self._ranks.kv_cache_tokens) if self._ranks.kv_cache_tokens else 0.0
+        )
         return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
 
     def policy_may_route(self, request: Any) -> bool:

@@ -40,7 +40,9 @@ class DpRequestState(Enum):
     """The engine has it, and the policy does not know."""
 
 
-UNSENT_STATES = frozenset({DpRequestState.QUEUED, DpRequestState.ASSIGNED, DpRequestState.FALLBACK_QUEUED})
+UNSENT_STATES = frozenset(
+    {DpRequestState.QUEUED, DpRequestState.ASSIGNED, DpRequestState.FALLBACK_QUEUED}
+)
 POLICY_TRACKED_STATES = frozenset({DpRequestState.RUNNING, DpRequestState.ABORTING})
 """The policy is told what becomes of it."""
 
@@ -114,7 +116,9 @@ class RequestTable:
             name: count for name, count in counts.items() if self._grown(name, count)
         }
         gone = [self.requests.pop(name) for name in dict.fromkeys(ended) if name in self.requests]
-        finished = [one.id for one in gone if one.state is DpRequestState.RUNNING and one.generated_tokens]
+        finished = [
+            one.id for one in gone if one.state is DpRequestState.RUNNING and one.generated_tokens
+        ]
         if told or finished:
             self._apply(self.policy.on_tokens(told, finished))
         for ticket in gone:
@@ -141,7 +145,10 @@ class RequestTable:
         known = self.requests.pop(ticket.id, None) is not None
         self.queued.pop(ticket.id, None)
         ticket.messages.clear()
-        if known and ticket.state not in (DpRequestState.FALLBACK_QUEUED, DpRequestState.FALLBACK_RUNNING):
+        if known and ticket.state not in (
+            DpRequestState.FALLBACK_QUEUED,
+            DpRequestState.FALLBACK_RUNNING,
+        ):
             self._apply(self.policy.on_abort(ticket.id))
 
     def fall_back(self, ticket: DpRequest) -> None:
@@ -155,7 +162,9 @@ class RequestTable:
         stray = [one for one in self.requests.values() if one.state in UNSENT_STATES]
         for ticket in self.requests.values():
             ticket.state = (
-                DpRequestState.FALLBACK_QUEUED if ticket.state in UNSENT_STATES else DpRequestState.FALLBACK_RUNNING
+                DpRequestState.FALLBACK_QUEUED
+                if ticket.state in UNSENT_STATES
+                else DpRequestState.FALLBACK_RUNNING
             )
         self.queued.clear()
         self.assigned.clear()

@@ -89,7 +89,9 @@ class DpRequestScheduler:
         if ticket is not None and ticket.messages:
             ticket.messages.append(request)
         elif (
-            ticket is not None or self.mode is RoutingMode.ENGINE or not self._client.policy_may_route(request)
+            ticket is not None
+            or self.mode is RoutingMode.ENGINE
+            or not self._client.policy_may_route(request)
         ):
             await send(request)
         else:
@@ -117,7 +119,9 @@ class DpRequestScheduler:
 
     def _size(self, request: Any) -> int:
         """No more than a rank holds, or it would wait for one that does."""
-        return min(prompt_length(request), self._client.ranks.kv_token_limit or prompt_length(request))
+        return min(
+            prompt_length(request), self._client.ranks.kv_token_limit or prompt_length(request)
+        )
 
     def _arrived(self, ticket: DpRequest) -> None:
         self._flush_events()
@@ -141,7 +145,9 @@ class DpRequestScheduler:
     def _rank_for(self, ticket: DpRequest) -> int | None:
         """None: the engine's own rule chooses."""
         if ticket.state in POLICY_TRACKED_STATES:
-            return ticket.assigned_rank  # a further part of it, which vLLM before 0.32 sends anywhere
+            return (
+                ticket.assigned_rank
+            )  # a further part of it, which vLLM before 0.32 sends anywhere
         if ticket.state is DpRequestState.QUEUED:
             return None
         worker = mark_sent(ticket)

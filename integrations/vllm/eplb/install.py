@@ -123,7 +123,9 @@ def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(parallel_config, device)
         from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-        found.states.append(EquipoiseEplbState(parallel_config, device, found.settings, found.target_config))
+        found.states.append(
+            EquipoiseEplbState(parallel_config, device, found.settings, found.target_config)
+        )
         return found.states[-1]
 
     return state

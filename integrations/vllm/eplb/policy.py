@@ -131,7 +131,12 @@ def _whole(old: Tensor | None, slots: int) -> Tensor | None:
 def _tell(found: PolicyPlan, shape: ExpertShape) -> None:
     COUNTERS.add("policy_moves", found.moved_slots)
     before = "none" if found.balancedness_before is None else f"{found.balancedness_before:.4f}"
-    facts: tuple[Any, ...] = (found.changed_layers, shape.layers, found.moved_slots, shape.layers * shape.slots)
+    facts: tuple[Any, ...] = (
+        found.changed_layers,
+        shape.layers,
+        found.moved_slots,
+        shape.layers * shape.slots,
+    )
     LOG.log(
         _level(),
         "equipoise policy: %d of %d layers change, %d of %d slots move, "

@@ -149,7 +149,9 @@ class BalancedModel:
         for number, layer in enumerate(model.moe_layers):
             layer.eplb_state.num_unpadded_tokens_tensors = self.unpadded_rows
             router = self.balancer.router(number)
-            self.routers.append(PhysicalExpertRouter(router, self.step_counter, self.streams, indices))
+            self.routers.append(
+                PhysicalExpertRouter(router, self.step_counter, self.streams, indices)
+            )
             layer.router.eplb_state = LayerState(self.routers[-1], layer.eplb_state)
 
     def begin_step(self) -> None:
@@ -236,7 +238,9 @@ class EquipoiseEplbState:
         alike = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
         eplb, nodes = self.parallel_config.eplb_config, node_count(site.node_of_rank)
         config = balancer_config(self._settings, eplb, number, alike, nodes)
-        couriers = EventSinks(config, group.rank_in_group, self._metrics_registry(group.rank_in_group))
+        couriers = EventSinks(
+            config, group.rank_in_group, self._metrics_registry(group.rank_in_group)
+        )
         balancers = open_balancers(
             site.accelerator,
             site.fabric,
@@ -336,7 +340,9 @@ class EquipoiseEplbState:
     def _connect(self) -> WorkerContext:
         if self._worker_context is None:
             deadline, communicator = self._settings.deadline, self._settings.communicator
-            self._worker_context = open_worker_context(get_ep_group(), self.device, deadline, communicator)
+            self._worker_context = open_worker_context(
+                get_ep_group(), self.device, deadline, communicator
+            )
         return self._worker_context
 
     def _list_expert_weights(self, model: Any) -> None:

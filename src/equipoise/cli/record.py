@@ -225,7 +225,9 @@ def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
         warn(f"{request.out}: {lost}")
     rows = f"{int(found.counts.sum()):,} rows"
     layers, experts = len(found.layers), found.experts
-    print(f"{_closing(found.iteration_range, ranks)}: {rows} of {layers} layers of {experts} experts")
+    print(
+        f"{_closing(found.iteration_range, ranks)}: {rows} of {layers} layers of {experts} experts"
+    )
     print_written(request.progress, [f"statistics: {place}"])
 
 

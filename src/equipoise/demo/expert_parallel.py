@@ -102,7 +102,9 @@ class FixedCapacityDispatcher:
         none = torch.zeros(0, dtype=torch.int32).to(x.device)
         sent = self._exchange.dispatch(Batch(slots, (x,), stamp, none), stream)
         arrivals = sent.wait(stream)
-        back = sent.combine(compute(arrivals.gather_payload(0), arrivals.entry_slots.long()), stream)
+        back = sent.combine(
+            compute(arrivals.gather_payload(0), arrivals.entry_slots.long()), stream
+        )
         results = back.wait(stream).clone()
         back.release(stream)
         if layer == self._last:
@@ -200,7 +202,9 @@ class ExpertParallel:
         """See `equipoise.demo.model.MoeLayer`."""
         slots = self._router.route(layer, self._clock.turn, expert_ids)
         compute, generation = partial(self._compute, layer), self._generation(layer)
-        return combine_in_order(self._dispatcher.dispatch_and_combine(layer, x, slots, generation, compute), gates)
+        return combine_in_order(
+            self._dispatcher.dispatch_and_combine(layer, x, slots, generation, compute), gates
+        )
 
     def _compute(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
         """Each slot's expert on the rows sent to it; those of the slot behind the last are none."""

@@ -67,7 +67,9 @@ class Gatherer:
         """(steps, layers, experts): what all ranks' tokens asked for."""
         return self._sum(torch.from_numpy(meter.experts.copy())).numpy()
 
-    def slowest_step_seconds(self, meter: PassMeasurements) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def slowest_step_seconds(
+        self, meter: PassMeasurements
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """(steps,): seconds of the slowest rank."""
         mine = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
         everybody = mine.new_empty((self._communicator.size, *mine.shape))
@@ -312,7 +314,9 @@ def _epoch(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -
 def _spans(done: PassResult, gatherer: Gatherer) -> tuple[RecordedSpan, ...]:
     """What every rank did when; they travel as JSON."""
     mine = json.dumps([asdict(span) for span in done.spans.spans])
-    return tuple(RecordedSpan(**span) for text in gatherer.gather_texts(mine) for span in json.loads(text))
+    return tuple(
+        RecordedSpan(**span) for text in gatherer.gather_texts(mine) for span in json.loads(text)
+    )
 
 
 def _record(site: RunContext, served: list[Served], progress: RunProgress) -> RunRecord:

@@ -97,7 +97,9 @@ def open_update_path(
         return
     pool = _pool(site, name, family, shape)
     # The ranks of a machine share its cores, and so do their copiers.
-    with CopyThreadPool.near_accelerator(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
+    with CopyThreadPool.near_accelerator(
+        site.accelerator.topology(), accelerators=len(pool.ranks)
+    ) as copier:
         supply = HostWeights(pool, _writer(site, copier, store))
         yield InPlaceFromHost(supply, registry.accelerator(site.settings.backend).capabilities)
     pool.close()
@@ -180,7 +182,9 @@ def _serve(
 ) -> tuple[PassMeasurements, dict[int, bytes], ExpertBalancer]:
     site.serving.control.set_operation(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant.slots)
-    weights = SlotWeights(site.serving.weights.config, shape.slots_per_rank, site.accelerator.device)
+    weights = SlotWeights(
+        site.serving.weights.config, shape.slots_per_rank, site.accelerator.device
+    )
     with _opened(site, variant, weights, shape, journal) as balancer:
         meter, finished = _loop(site, variant, weights, balancer, PassWatchers(watch, journal))
         return meter, finished, balancer

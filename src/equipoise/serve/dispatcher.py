@@ -204,7 +204,9 @@ class RequestDispatcher:
         return [
             one
             for one in self.requests
-            if one.pinned_worker == worker and one.required_worker is None and isinstance(one.status, Queued)
+            if one.pinned_worker == worker
+            and one.required_worker is None
+            and isinstance(one.status, Queued)
         ]
 
     def _unbind(self, view: WorkerView) -> None:
@@ -245,7 +247,9 @@ class RequestDispatcher:
         assert isinstance(ticket.status, Running)
         ticket.reported_tokens += tokens
         self.workers[ticket.status.worker].load += tokens
-        self._pending_tokens[ticket.request_id] = self._pending_tokens.get(ticket.request_id, 0) + tokens
+        self._pending_tokens[ticket.request_id] = (
+            self._pending_tokens.get(ticket.request_id, 0) + tokens
+        )
         self._schedule()
 
     def _schedule(self) -> None:
@@ -295,7 +299,9 @@ class RequestDispatcher:
             if movable:
                 free.append(ticket)
             if was_bound or not movable:
-                ticket.cancel(CancelReason.LOST_BEFORE_FIRST_TOKEN if movable else CancelReason.WORKER_LOST)
+                ticket.cancel(
+                    CancelReason.LOST_BEFORE_FIRST_TOKEN if movable else CancelReason.WORKER_LOST
+                )
         return free
 
     def _assign(self, decision: Decision) -> None:

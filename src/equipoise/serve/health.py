@@ -51,7 +51,9 @@ class WorkerHealth:
             case HealthCheckResult.UNHEALTHY:
                 found = WorkerHealth(self.state, failures=self.failures + 1)
             case HealthCheckResult.NO_ANSWER:
-                found = WorkerHealth(self.state, failures=self.failures + 1, unanswered=self.unanswered + 1)
+                found = WorkerHealth(
+                    self.state, failures=self.failures + 1, unanswered=self.unanswered + 1
+                )
         return replace(found, state=_state(found, settings))
 
     @property
@@ -153,7 +155,11 @@ class HealthMonitor:
                 asyncio.timeout(self._settings.timeout),
                 self._client.get(self._url + HEALTH_PATH, allow_redirects=False) as answer,
             ):
-                return HealthCheckResult.HEALTHY if answer.status < 300 else HealthCheckResult.UNHEALTHY
+                return (
+                    HealthCheckResult.HEALTHY
+                    if answer.status < 300
+                    else HealthCheckResult.UNHEALTHY
+                )
         except (TimeoutError, aiohttp.ClientError, OSError):
             # A server that is busy may answer late, and be well: tokens are an answer too.
             heard = max(self._dispatcher.workers[one].last_answer_at for one in self._workers)

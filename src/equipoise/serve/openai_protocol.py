@@ -216,7 +216,9 @@ class EventReader:
         choices = event.get("choices")
         if isinstance(choices, list):
             self.tokens += sum(_brings_token(choice) for choice in choices)
-        self.failed_before_token = self.failed_before_token or (not self.tokens and _is_fault(event.get("error")))
+        self.failed_before_token = self.failed_before_token or (
+            not self.tokens and _is_fault(event.get("error"))
+        )
         usage = usage_from(event)
         if usage.completion is not None:
             self.tokens = usage.completion

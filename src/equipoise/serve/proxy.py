@@ -171,7 +171,8 @@ class Proxy:
         for number, worker in enumerate(self._settings.workers):
             found.setdefault(worker.url, {})[number] = worker
         return [
-            MetricsScraper(client, workers, self.dispatcher, asked, key) for workers in found.values()
+            MetricsScraper(client, workers, self.dispatcher, asked, key)
+            for workers in found.values()
         ]
 
     def _monitors(self, client: ClientSession) -> list[HealthMonitor]:

@@ -220,7 +220,10 @@ ERROR_RESPONSES = {
         504, RequestOutcome.TIMED_OUT, CancelReason.TOTAL.value, "timeout"
     ),
     CancelReason.LOST_BEFORE_FIRST_TOKEN: ErrorResponse(
-        502, RequestOutcome.WORKERS_FAILED, CancelReason.LOST_BEFORE_FIRST_TOKEN.value, "worker_lost"
+        502,
+        RequestOutcome.WORKERS_FAILED,
+        CancelReason.LOST_BEFORE_FIRST_TOKEN.value,
+        "worker_lost",
     ),
     CancelReason.WORKER_LOST: ErrorResponse(
         502, RequestOutcome.WORKER_LOST, CancelReason.WORKER_LOST.value, "worker_lost"
@@ -280,7 +283,9 @@ class Relay:
         Raises: Refused (400) for a prompt that is known to be longer.
         """
         workers = self._settings.workers
-        rooms = [one.kv_tokens for one in (workers if wanted is None else workers[wanted : wanted + 1])]
+        rooms = [
+            one.kv_tokens for one in (workers if wanted is None else workers[wanted : wanted + 1])
+        ]
         most = max((room for room in rooms if room is not None), default=prompt)
         if None in rooms or prompt <= most:
             return prompt
@@ -386,7 +391,9 @@ class Relay:
         async with send_request(self._client, "POST", url, headers, errand.parsed.body) as answer:
             if answer.status < 300 and is_stream(answer):
                 scope.set_timeout(patience.first_token, CancelReason.FIRST_TOKEN)
-                stream = StreamRelay(self._dispatcher, errand, bound, scope, outgoing, patience.token)
+                stream = StreamRelay(
+                    self._dispatcher, errand, bound, scope, outgoing, patience.token
+                )
                 return await stream.relay(answer, self._completed)
             whole = await read_answer(answer, self._settings.limits)
         if whole.status >= 500:

@@ -61,14 +61,14 @@ class RecountedLeases(LeaseTable):
 
     def release(self, lease: SlotLease) -> None:
         lease.ended = False
-        super().end(lease)
+        super().release(lease)
 
 
 class FlatLeases(LeaseTable):
     """A slot is leased or not: the first release frees it."""
 
     def acquire(self, slots: Iterable[int]) -> SlotLease:
-        lease = super().take(slots)
+        lease = super().acquire(slots)
         self._counts.update(dict.fromkeys(lease.slots, 0))
         for slot in lease.slots:
             self._counts[slot] = 1
@@ -103,7 +103,7 @@ class ForgettingReaders(ReaderRegistry):
     """What a reader had launched is forgotten when it is detached."""
 
     def detach(self, reader: AttachedReader) -> None:
-        super().leave(reader)
+        super().detach(reader)
         self._detached_events.clear()
 
 
@@ -112,7 +112,7 @@ class StreamwiseReaders(ReaderRegistry):
 
     def detach(self, reader: AttachedReader) -> None:
         for other in [r for r in self._attached if r.stream is reader.stream]:
-            super().leave(other)
+            super().detach(other)
 
 
 class HastyPool(VirtualPagePool):

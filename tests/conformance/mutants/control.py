@@ -56,7 +56,7 @@ class WordsGoWithTheRank(VirtualControlPlane):
         for question, rank in list(self._store.ballots):
             if rank == self._rank:
                 del self._store.ballots[question, rank]
-        super().leave(reason)
+        super().announce_exit(reason)
 
 
 class StoreOnRankZero(Network):
@@ -82,15 +82,15 @@ class WaitingIsSilence(VirtualControlPlane):
         for operation in self._world.network.pending:
             if operation.communicator.member != self.rank:
                 return RankLost(operation.communicator.member, "fell silent", self._operation)
-        return super().lost(timeout)
+        return super().lost_rank(timeout)
 
 
 class LossWithoutOperation(VirtualControlPlane):
     """Says who is lost, and not during what."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
-        found = super().lost(timeout)
-        return None if found is None else RankLost(found.rank, found.how, "an operation")
+        found = super().lost_rank(timeout)
+        return None if found is None else RankLost(found.rank, found.reason, "an operation")
 
 
 class CastsIntoTheVoid(VirtualControlPlane):
@@ -151,7 +151,7 @@ class SilenceIsARankThatIsLost(VirtualControlPlane):
             self._world.store.check_reachable()
         except ControlPlaneLost:
             return RankLost((self.rank + 1) % self.size, "fell silent", self._operation)
-        return super().lost(timeout)
+        return super().lost_rank(timeout)
 
 
 class SizesAreNotCompared(CheckedCommunicator):

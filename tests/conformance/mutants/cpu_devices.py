@@ -50,7 +50,7 @@ class SecondRecordingNotAwaited(CpuEvent):
 
     def start_recording(self) -> CpuRecording:
         self.recordings += 1
-        return super().renew()
+        return super().start_recording()
 
     def synchronize(self, timeout: float) -> None:
         if self.recordings < 2:
@@ -63,7 +63,7 @@ class AnswersForFirstRecording(CpuEvent):
     first: CpuRecording | None = None
 
     def start_recording(self) -> CpuRecording:
-        made = super().renew()
+        made = super().start_recording()
         self.first = self.first or made
         return made
 

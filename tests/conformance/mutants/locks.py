@@ -17,7 +17,7 @@ class EarlyRelease(VirtualStreamLock):
     """The empty word is set by the acquire, while the reader has not begun."""
 
     def _on_acquire(self) -> None:
-        super()._take()
+        super()._on_acquire()
         super()._on_release()
 
     def _on_release(self) -> None:
@@ -53,7 +53,7 @@ class ArmedByWait(VirtualStreamLock):
     def _on_acquire(self) -> None:
         if self.armed:
             self.armed, self.owed = False, True
-        super()._take()
+        super()._on_acquire()
 
 
 class Broadcast(VirtualStreamLock):
@@ -75,7 +75,7 @@ class Broadcast(VirtualStreamLock):
         return self.allowed > 0 or super()._passable()
 
     def _on_acquire(self) -> None:
-        super()._take()
+        super()._on_acquire()
         self.waiting = tuple(t for t in self.waiting if t.owner._queue._tasks[0] is not t)
         self.allowed = max(self.allowed - 1, 0)
 

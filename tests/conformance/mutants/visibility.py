@@ -50,7 +50,7 @@ class ReadsBeforeArrival(HazardTracker):
     def _conflicting(
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
     ) -> list[Event]:
-        return super()._ahead(stream, (), writes)
+        return super()._conflicting(stream, (), writes)
 
 
 class OwnStreamStore(VirtualSlotStore):
@@ -79,7 +79,11 @@ class EarlyStore(VirtualSlotStore):
     ) -> None:
         def issue(on: VirtualStream) -> None:
             with self._hazards.track(on, reads=reads, writes=tuple(("slot", s) for s in slots)):
-                held, pieces, early = self._readers.wait_for_readers(on), steps(), self._device.event()
+                held, pieces, early = (
+                    self._readers.wait_for_readers(on),
+                    steps(),
+                    self._device.event(),
+                )
                 on.perform(lambda: islice(pieces, self._held_for(slots)))
                 on.record(early)
                 on.perform(lambda: pieces)

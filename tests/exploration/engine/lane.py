@@ -163,7 +163,7 @@ class _TimedOut:
     def ready(self) -> bool:
         return True
 
-    def take(self, timeout: float) -> Any:
+    def wait(self, timeout: float) -> Any:
         return self._wait.wait(timeout)
 
 

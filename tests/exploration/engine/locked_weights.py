@@ -40,7 +40,7 @@ class Ready:
     def ready(self) -> bool:
         return True
 
-    def take(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Nothing comes."""
 
 

@@ -44,7 +44,7 @@ class NaiveKernels:
         self._works: dict[int, Work] = {}
 
     @property
-    def rooms(self) -> tuple[BufferSet, ...]:
+    def buffer_sets(self) -> tuple[BufferSet, ...]:
         return self._rooms
 
     def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
@@ -52,7 +52,7 @@ class NaiveKernels:
         stream.launch(partial(self._pack, batch, source))
         self._works[room.index] = self._wire.all_to_all(into, source, stream)
 
-    def carry_rows(self, room: BufferSet, stream: Stream) -> Work:
+    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
         return self._works.pop(room.index)
 
     def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
@@ -63,7 +63,7 @@ class NaiveKernels:
         stream.launch(partial(self._put, rows, source))
         self._works[room.index] = self._wire.all_to_all(into, source, stream)
 
-    def carry_results(self, room: BufferSet, stream: Stream) -> Work:
+    def send_results(self, room: BufferSet, stream: Stream) -> Work:
         return self._works.pop(room.index)
 
     def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:

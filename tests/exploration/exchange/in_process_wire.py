@@ -46,7 +46,7 @@ class TableWire:
         self.active = (True,) * table.size
         self._table = table
 
-    def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Moved:
+    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Moved:
         self._table.meet(self.rank, into, source, stream)
         return Moved()
 

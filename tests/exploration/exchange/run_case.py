@@ -77,7 +77,7 @@ def reference(
     form: ExchangeFormat, wire: AllToAllTransport, allocate: AllocateBytes
 ) -> ExchangeKernels:
     """Looked up when it is made, since a mutant may stand there."""
-    return torch_kernels.TorchKernels(form, transport, allocate)
+    return torch_kernels.TorchKernels(form, wire, allocate)
 
 
 def play(case: Case, patches: Patches | None = None, make: Make = reference) -> dict[str, str]:

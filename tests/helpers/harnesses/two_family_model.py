@@ -115,9 +115,7 @@ class Marks:
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """Every segment full of the mark."""
         value = mark(self._berth.layers[layer], expert)
-        return tuple(
-            filled(kind.shape, kind.dtype, value) for kind in self._berth.group.descriptor
-        )
+        return tuple(filled(kind.shape, kind.dtype, value) for kind in self._berth.group.descriptor)
 
     def checksum(self, layer: int, expert: int) -> int:
         """Of their bytes, back to back."""

@@ -52,13 +52,13 @@ class ThreadControl:
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         raise NotImplementedError
 
-    def enter(self, operation: str) -> None:
+    def set_operation(self, operation: str) -> None:
         """Nobody asks."""
 
-    def leave(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """Nobody asks."""
 
-    def lost(self, timeout: float) -> RankLost | None:
+    def lost_rank(self, timeout: float) -> RankLost | None:
         return None
 
     def close(self) -> None:

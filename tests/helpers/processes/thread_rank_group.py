@@ -37,15 +37,17 @@ class ThreadRankGroup:
         self._seats: dict[int, RankWorker] = {}
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
-    def host(self) -> RendezvousHost:
+    def open_store(self) -> RendezvousHost:
         """A store in this process."""
         return self._communicator.host()
 
-    def expendable_host(self) -> DisposableStore:
+    def open_disposable_store(self) -> DisposableStore:
         """Not here: the store is a part of this process."""
         raise Unsupported("the store of ranks that are threads cannot be ended")
 
-    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(
+        self, orders: Mapping[int, RankRequest], call: GatherOptions
+    ) -> dict[int, RankReply]:
         """What the ranks answer. Raises `Violation` of C8 when one does not."""
         told: dict[int, Future[RankReply]] = {}
         for rank, order in orders.items():

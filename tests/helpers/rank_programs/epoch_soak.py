@@ -171,7 +171,9 @@ class Loop:
                 with balancer.reading_slots(layer, self.step):
                     slots = self._weights.slots[layer * per : (layer + 1) * per]
                     held = [int(slot[0].data[0]) - 1 for slot in slots]
-                named = balancer.serving_state.layout.placement[layer, rank * per : (rank + 1) * per]
+                named = balancer.serving_state.layout.placement[
+                    layer, rank * per : (rank + 1) * per
+                ]
                 if held != named.tolist() and len(self.wrong) < PHASE:
                     self.wrong.append(self.step)
             balancer.load.counters += LOAD.roll(self.step // PHASE, 1)

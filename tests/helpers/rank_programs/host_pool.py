@@ -116,9 +116,10 @@ def hoard(fabric: Fabric) -> Outcome:
     pool = opened(fabric.control)
     fill(pool)
     state = pool._state
+    descriptor: int = state.descriptor  # type: ignore[union-attr]
     hoarded = (
-        SharedMapping.for_writing(state.descriptor, LAYOUT.nbytes) if fabric.control.rank == 1 else None
-    )  # type: ignore[union-attr]
+        SharedMapping.for_writing(descriptor, LAYOUT.nbytes) if fabric.control.rank == 1 else None
+    )
     found = outcome(lambda: pool.seal(WATCHDOG))
     if hoarded is not None:
         hoarded.close()

@@ -14,8 +14,12 @@ from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError
 
 LARGEST = 2**46 - 1
-STATISTICS_FILES = [(form.name, suffix) for form in STATISTICS_FORMATS for suffix in form.write_suffixes]
-PLACEMENT_FILES = [(form.name, suffix) for form in PLACEMENT_FORMATS for suffix in form.write_suffixes]
+STATISTICS_FILES = [
+    (form.name, suffix) for form in STATISTICS_FORMATS for suffix in form.write_suffixes
+]
+PLACEMENT_FILES = [
+    (form.name, suffix) for form in PLACEMENT_FORMATS for suffix in form.write_suffixes
+]
 SHARES_ONE = 1 << 16
 
 

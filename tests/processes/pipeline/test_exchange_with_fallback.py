@@ -75,4 +75,6 @@ def test_overflow_counter_adds_verdicts_and_keeps_maxima() -> None:
     tally = ExchangeStatistics()
     for verdict in (StepFitted(2), StepOverflowed(3, 1), StepOverflowed(1, 4), StepFitted(1)):
         tally = tally.with_step(verdict)
-    assert tally == ExchangeStatistics(fitted=2, rerun=2, max_rows_over=3, max_results_over=4, inactive_rank_hits=3)
+    assert tally == ExchangeStatistics(
+        fitted=2, rerun=2, max_rows_over=3, max_results_over=4, inactive_rank_hits=3
+    )

@@ -14,6 +14,6 @@ from equipoise.hal.stream import Stream
 class OperatorKernels(AscendKernels):
     """What the CUDA backend asks of its kernels beside the contract."""
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """On the current stream, put together first."""
         copy(out[0], device_checksum(torch.cat(list(parts))))

@@ -38,7 +38,9 @@ def placements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formats.write_placement("good.yaml", arrangement())
     formats.write_placement("good.npy", arrangement())
     placement = arrangement().placement
-    formats.write_placement("odd.json", Arrangement.with_even_shares(placement, 4, (0, 1, 2, 3, 4, 9)))
+    formats.write_placement(
+        "odd.json", Arrangement.with_even_shares(placement, 4, (0, 1, 2, 3, 4, 9))
+    )
     formats.write_statistics("counts.npz", formats.Statistics(np.ones((1, 6, 32), dtype=np.int64)))
 
 

@@ -96,7 +96,9 @@ def test_workload_draws_40_requests_per_slot_for_each_seed() -> None:
     first, second = (staged.trial.workload_factory(seed) for seed in staged.trial.seeds)
     assert first.count == second.count == 240
     assert not first.same_requests(second)
-    assert set_up_trial(request(prompt_limit=100), None).trial.workload_factory(0).prompts.max() <= 100
+    assert (
+        set_up_trial(request(prompt_limit=100), None).trial.workload_factory(0).prompts.max() <= 100
+    )
 
 
 SAMPLES: dict[str, tuple[dict[str, Any], str]] = {

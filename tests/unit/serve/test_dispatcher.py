@@ -237,6 +237,11 @@ def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
             assert isinstance(ticket.status, Bound)
             desk.finish(ticket, ticket.status, tokens)
         await asyncio.sleep(0)
-        assert (desk.policy_errors, policy.loads, policy.counts, policy.unassigned) == (0, [0], [0], 0)
+        assert (desk.policy_errors, policy.loads, policy.counts, policy.unassigned) == (
+            0,
+            [0],
+            [0],
+            0,
+        )
 
     run(work())

@@ -44,14 +44,20 @@ def test_health_ends_serving_when_well_and_lost_when_silent(
     seen: list[HealthCheckResult],
 ) -> None:
     settings = HealthSettings()
-    assert states([*seen, *[HealthCheckResult.HEALTHY] * 4], settings)[-1].state is WorkerState.SERVING
-    assert states([*seen, *[HealthCheckResult.NO_ANSWER] * 4], settings)[-1].state is WorkerState.LOST
+    assert (
+        states([*seen, *[HealthCheckResult.HEALTHY] * 4], settings)[-1].state is WorkerState.SERVING
+    )
+    assert (
+        states([*seen, *[HealthCheckResult.NO_ANSWER] * 4], settings)[-1].state is WorkerState.LOST
+    )
     unwell = states([*seen, *[HealthCheckResult.UNHEALTHY] * 4], settings)[-1].state
     assert unwell is not WorkerState.SERVING
 
 
 def test_health_unwell_worker_stays_draining() -> None:
-    found = states([HealthCheckResult.HEALTHY, *[HealthCheckResult.UNHEALTHY] * 99], HealthSettings())
+    found = states(
+        [HealthCheckResult.HEALTHY, *[HealthCheckResult.UNHEALTHY] * 99], HealthSettings()
+    )
     assert {one.state for one in found[1:]} == {WorkerState.DRAINING}
 
 

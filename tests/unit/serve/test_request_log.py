@@ -83,7 +83,9 @@ BAD = {
     json.dumps(json.loads(ONE.to_line()) | {"attempts": True}): "line 2: attempts cannot be True",
     json.dumps(json.loads(ONE.to_line()) | {"outcome": "good"}): "line 2: outcome cannot be 'good'",
     json.dumps(json.loads(ONE.to_line()) | {"arrival": "now"}): "line 2: arrival cannot be 'now'",
-    json.dumps(json.loads(ONE.to_line()) | {"arrival": float("nan")}): "line 2: arrival cannot be nan",
+    json.dumps(
+        json.loads(ONE.to_line()) | {"arrival": float("nan")}
+    ): "line 2: arrival cannot be nan",
     json.dumps(json.loads(ONE.to_line()) | {"first": 10**400}): "line 2: first cannot be 1000",
     json.dumps(json.loads(ONE.to_line()) | {"streamed": 1}): "line 2: streamed cannot be 1",
     json.dumps(json.loads(ONE.to_line()) | {"run": None}): "line 2: run cannot be None",

@@ -136,7 +136,9 @@ def worth(question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayou
         _way(question, trial, "now", layouts.now),
         _way(question, trial, "greedy, even split", layouts.greedy),
         _way(question, trial, "planned", planned),
-        ServingOption("shares by window", None, trial.imbalance_with_exact_shares(planned.placement, ranks)),
+        ServingOption(
+            "shares by window", None, trial.imbalance_with_exact_shares(planned.placement, ranks)
+        ),
     ]
     floor = trial.chance_imbalance(ranks, trial.rows)
     return Worth(
@@ -152,7 +154,9 @@ def _way(
     question: AdviceInputs, trial: TrainTestSplit, name: str, layout: Arrangement
 ) -> ServingOption:
     seconds = step_seconds(question, trial, layout)
-    return ServingOption(name, trial.planned_imbalance(layout), trial.measured_imbalance(layout), seconds)
+    return ServingOption(
+        name, trial.planned_imbalance(layout), trial.measured_imbalance(layout), seconds
+    )
 
 
 def _few(rows: float) -> float | None:

@@ -46,7 +46,8 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     workers = routed.workers[:MOST_WORKERS]
     shown = set(workers)
     known = sorted(
-        (trip for trip in routed.bound_requests if trip.worker in shown), key=lambda trip: trip.arrival
+        (trip for trip in routed.bound_requests if trip.worker in shown),
+        key=lambda trip: trip.arrival,
     )
     if not known:
         return None

@@ -35,7 +35,10 @@ def to_json(found: SimulationResult) -> dict[str, Any]:
             for result in found.results
         },
         "best": {
-            judged.column.figure: {"policy": judged.best, "not_told_apart": list(judged.indistinguishable)}
+            judged.column.figure: {
+                "policy": judged.best,
+                "not_told_apart": list(judged.indistinguishable),
+            }
             for judged in best_of_columns(found.results)
         },
         "sweep": None if found.sweep is None else _sweep(found.sweep),

@@ -116,7 +116,9 @@ def balance_curve(found: SimulationResult) -> Picture | None:
         axis.set_xlabel("balance ratio of a step: mean / largest work of the workers")
         axis.set_ylabel("part of the steps below")
         add_grid(axis)
-        medians = {n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in found.plot_data.items()}
+        medians = {
+            n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in found.plot_data.items()
+        }
         ranked = sorted(medians, key=lambda label: medians[label])
         label_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
 

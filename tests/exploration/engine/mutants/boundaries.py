@@ -24,7 +24,7 @@ class LateVerdicts(RebalanceEngine):
         heard: LaneTask[Verdict] = LaneTask()
         heard.end(self._heard)
         self._vote = heard
-        return (yield from super()._settle(state, step))
+        return (yield from super()._settle_vote(state, step))
 
 
 class ForgetsToDrain(RebalanceEngine):
@@ -59,7 +59,7 @@ class SharesWhenReady(LaggedShares):
 
     def _install_solution(self) -> Job[None]:
         if isinstance(self._state, Solving) and self._state.new_shares.done():
-            yield from super()._take()
+            yield from super()._install_solution()
 
 
 class SwallowsErrors(LaggedShares):
@@ -67,7 +67,7 @@ class SwallowsErrors(LaggedShares):
 
     def _install_solution(self) -> Job[None]:
         try:
-            yield from super()._take()
+            yield from super()._install_solution()
         except Exception:
             self._state = NotSolving()
 

@@ -156,7 +156,7 @@ class AcknowledgesUnread(P2PTransfer):
 
     def _finish_chunk(self, leg: RankTransfers, hold: Any) -> Job[StagedChunk]:
         early: Any = stream_idle(self._accelerator, self._copy)
-        landing = super()._land(leg, hold)
+        landing = super()._finish_chunk(leg, hold)
         due = next(landing)
         while True:
             yield early

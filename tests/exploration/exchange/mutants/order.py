@@ -64,7 +64,7 @@ class WordsWrittenTooEarly(BatchTracker):
     def start_after(self, event: Event) -> None:
         if isinstance(self._state, Idle):
             return
-        super().follow(event)
+        super().start_after(event)
 
 
 class NeverClears(StatusReader):
@@ -100,54 +100,54 @@ MUTANTS = (
         name="room-reused-while-read",
         broken="the next batch does not wait for the stream that reads the results",
         property="dense",
-        patches={"fixed.Berth": ReusedWhileRead},
+        patches={"fixed_capacity.BatchTracker": ReusedWhileRead},
     ),
     Mutant(
         name="results-not-awaited",
         broken="results are put in place, and the room given on, before they have come",
         property="dense",
-        patches={"fixed.Berth": ReusedInFlight},
+        patches={"fixed_capacity.BatchTracker": ReusedInFlight},
     ),
     Mutant(
         name="rows-not-awaited",
         broken="entries are listed before the rows have come",
         property="entries",
-        patches={"fixed.Berth": ListsTooEarly},
+        patches={"fixed_capacity.BatchTracker": ListsTooEarly},
     ),
     Mutant(
         name="words-read-too-early",
         broken="the words are read before another stream has entered the last headers",
         property="verdict",
-        patches={"fixed.Berth": WordsReadTooEarly},
+        patches={"fixed_capacity.BatchTracker": WordsReadTooEarly},
     ),
     Mutant(
         name="words-written-too-early",
         broken="a batch of the next step enters words that are being read",
         property="verdict",
-        patches={"fixed.Berth": WordsWrittenTooEarly},
+        patches={"fixed_capacity.BatchTracker": WordsWrittenTooEarly},
     ),
     Mutant(
         name="words-never-cleared",
         broken="a step is told the overflow of the step before",
         property="verdict",
-        patches={"fixed.Ledger": NeverClears},
+        patches={"fixed_capacity.StatusReader": NeverClears},
     ),
     Mutant(
         name="words-not-sticky",
         broken="a dispatch that fits hides one that did not",
         property="verdict",
-        patches={"words.absorb": latest_only},
+        patches={"status.merge_headers": latest_only},
     ),
     Mutant(
         name="generation-not-compared",
         broken="dispatches of two generations pass for one",
         property="generation",
-        patches={"words.absorb": any_generation},
+        patches={"status.merge_headers": any_generation},
     ),
     Mutant(
         name="absent-generation-compared",
         broken="a rank that takes no part is taken for one of another generation",
         property="generation",
-        patches={"words.absorb": listens_to_the_absent},
+        patches={"status.merge_headers": listens_to_the_absent},
     ),
 )

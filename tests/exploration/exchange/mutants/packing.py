@@ -35,7 +35,9 @@ class LeavesOldIds(TorchKernels):
     def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
         ids = self._buffers[room.index].sent.ids
         seen = self._seen = getattr(self, "_seen", set[int]())
-        before = ids.clone() if room.index in seen else torch.full_like(ids, self._form.invalid_slot)
+        before = (
+            ids.clone() if room.index in seen else torch.full_like(ids, self._form.invalid_slot)
+        )
         seen.add(room.index)
         super()._pack_rows(batch, room)
         used = self._buffers[room.index].sent.row_counts.view(-1, 1, 1)
@@ -129,7 +131,9 @@ def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedB
     everybody = torch.ones_like(active)
     everybody[-1] = False
     found = sorting.sort_batch(slots, form, everybody)
-    return replace(found, inactive_rank_hits=sorting.sort_batch(slots, form, active).inactive_rank_hits)
+    return replace(
+        found, inactive_rank_hits=sorting.sort_batch(slots, form, active).inactive_rank_hits
+    )
 
 
 MUTANTS = (
@@ -203,6 +207,6 @@ MUTANTS = (
         name="sent-before-packed",
         broken="a message leaves before the stream has packed it",
         property="dense",
-        patches={"wire.WholeGroup": OutOfOrder},
+        patches={"transport.AllRanksTransport": OutOfOrder},
     ),
 )

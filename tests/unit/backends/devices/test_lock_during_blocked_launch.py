@@ -30,12 +30,12 @@ class Standing:
         self.entered.set()
         assert self.given.wait(WATCHDOG)
 
-    def give(self) -> None:
+    def signal(self) -> None:
         """As the host does."""
         self.given.set()
 
     @property
-    def lendable(self) -> bool:
+    def reusable(self) -> bool:
         """As a vendor says."""
         return True
 
@@ -62,11 +62,11 @@ class Both:
     def __init__(self) -> None:
         self.made: list[Standing] = []
 
-    def full(self) -> Standing:
+    def acquire_flag(self) -> Standing:
         self.made.append(Standing())
         return self.made[-1]
 
-    def empty(self) -> Flag:
+    def release_flag(self) -> Flag:
         return Flag()
 
 

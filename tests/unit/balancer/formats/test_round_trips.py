@@ -38,7 +38,10 @@ def test_statistics_round_trip_except_reported_losses(
     assert np.array_equal(_shown(found, written), written.counts)
     told = (
         (FileContent.LAYERS, found.layers == written.layers or not written.counts.any()),
-        (FileContent.ITERATIONS, found.first_iteration == (written.first_iteration or found.first_iteration)),
+        (
+            FileContent.ITERATIONS,
+            found.first_iteration == (written.first_iteration or found.first_iteration),
+        ),
         (FileContent.TOP_K, found.top_k == written.top_k),
         (FileContent.BY_RANK, written.by_rank is None or found.by_rank is not None),
     )

@@ -64,7 +64,9 @@ def test_families_have_separate_metrics_in_one_registry() -> None:
         assert set(watch.books) == {"target:0", "target:1"}
         for name, book in watch.books.items():
             assert watch.value("equipoise_epochs_total", name) == len(book.rebalances) > 0
-            stalls = [epoch.stall_seconds for epoch in book.rebalances if epoch.stall_seconds is not None]
+            stalls = [
+                epoch.stall_seconds for epoch in book.rebalances if epoch.stall_seconds is not None
+            ]
             assert watch.value("equipoise_stall_seconds_total", name) > 0
             assert any(stall > 0 for stall in stalls)
 

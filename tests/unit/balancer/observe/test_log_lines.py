@@ -34,7 +34,9 @@ def parsed(line: str) -> dict[str, str]:
 
 
 def balance(step: int) -> BalanceMeasured:
-    return BalanceMeasured(step, 0.0, imbalance=0.25, balancedness=0.8, mean_rows=80.0, max_rows=100.0)
+    return BalanceMeasured(
+        step, 0.0, imbalance=0.25, balancedness=0.8, mean_rows=80.0, max_rows=100.0
+    )
 
 
 def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,9 @@ def test_work_bound_omits_prompt_in_the_step_that_computes_it() -> None:
     cluster = Cluster(workers=1, slots=1, step=BY_STEP, prefill=Prefill(chunk=100))
     one = workload((7, 3))
     assert makespan_bound(one, cluster) == 3 * 1.0 + 0.5 * (8 + 9)
-    assert simulate(one, Scenario(cluster=cluster)).requests.end.max() == makespan_bound(one, cluster)
+    assert simulate(one, Scenario(cluster=cluster)).requests.end.max() == makespan_bound(
+        one, cluster
+    )
     bounded = replace(cluster, kv_tokens=100)
     assert makespan_bound(one, bounded) == 3
 

@@ -64,9 +64,12 @@ def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyR
     """Results by name of policy."""
     name, workers, slots, count = case
     scenario = Scenario(cluster=Cluster(workers=workers, slots=slots))
-    trial = ComparisonSetup(workload_factory=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load)
+    trial = ComparisonSetup(
+        workload_factory=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load
+    )
     return {
-        result.named_policy.label: result for result in compare_policies(trial, named_policies(names))
+        result.named_policy.label: result
+        for result in compare_policies(trial, named_policies(names))
     }
 
 

@@ -42,7 +42,10 @@ def test_slot_is_leased_until_last_release(taken: list[list[int]], released: lis
 def test_slot_leased_error_names_every_slot() -> None:
     leases = LeaseTable()
     leases.acquire([3, 1])
-    with pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"), leases.exclude_leased([3, 0, 1]):
+    with (
+        pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"),
+        leases.exclude_leased([3, 0, 1]),
+    ):
         pytest.fail("reached the block")
 
 

@@ -77,6 +77,8 @@ def test_active_ranks_must_be_of_the_group_and_include_this_rank() -> None:
 
 def test_exchange_format_ample_has_no_overflow() -> None:
     row = RowFormat((4,), torch.float16)
-    form = ExchangeFormat.without_overflow(3, 2, 8, max_tokens=5, top_k=4, payloads=[row], result=row)
+    form = ExchangeFormat.without_overflow(
+        3, 2, 8, max_tokens=5, top_k=4, payloads=[row], result=row
+    )
     assert (form.capacity, form.result_capacity, form.max_entries) == (5, 20, 60)
     assert (form.num_slots, form.invalid_slot, row.nbytes) == (6, 2, 8)

@@ -186,7 +186,9 @@ def test_buffer_reallocates_only_when_too_small() -> None:
 def test_template_caches_one_shape_class_per_row_count() -> None:
     template = SchemaTemplate((RowField("a", (3,), torch.float32, SliceMode.SLICED),), max_rows=4)
     assert template.schema_for(2) is template.schema_for(2)
-    assert template.schema_for(0).fields == (TensorField("a", (0, 3), torch.float32, SliceMode.SLICED),)
+    assert template.schema_for(0).fields == (
+        TensorField("a", (0, 3), torch.float32, SliceMode.SLICED),
+    )
     assert template.sliced_names == ("a",)
     for rows in (-1, 5):
         with pytest.raises(ShapeClassError, match="0 to 4"):

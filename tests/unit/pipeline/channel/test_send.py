@@ -15,8 +15,9 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.errors import ChannelClosed, ChannelError, ShapeClassError
 from equipoise.hal.stream import Role
+from equipoise.pipeline.channel import message
 from equipoise.pipeline.channel.edge import Edge
-from equipoise.pipeline.channel.endpoints import ChannelSpec, Sender, message
+from equipoise.pipeline.channel.endpoints import ChannelSpec, Sender
 from equipoise.pipeline.channel.framing import DescribedFraming
 from equipoise.pipeline.channel.message import LayoutCache
 from equipoise.pipeline.channel.schema import MessageSchema, RowField, SchemaTemplate, schema_of
@@ -124,7 +125,7 @@ def test_sending_end_treats_nan_constant_as_one_class() -> None:
 def test_channel_ends_evict_the_same_shape_classes(numbers: list[int], most: int) -> None:
     sends, receives = LayoutCache(1, EdgeCounters()), LayoutCache(1, EdgeCounters())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message, "MOST", most)
+        patch.setattr(message, "MAX_CACHED_LAYOUTS", most)
         for number in numbers:
             sent = sends.lookup(MessageSchema((), (("step", number),)))
             digest = sent.layout.schema.digest
@@ -182,7 +183,7 @@ def test_sending_end_is_unchanged_after_allocation_failure(
         with pytest.raises(MemoryError):
             end.send(given, schema_of(given))
         monkeypatch.setattr(torch, "empty", healthy)
-        object.__setattr__(edge, "rest", wire)
+        object.__setattr__(edge, "second_communicator", wire)
         end.send(given, schema_of(given)).wait()
         first, second = wire.sent
         assert first.numel() == 4096

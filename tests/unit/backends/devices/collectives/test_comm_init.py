@@ -73,7 +73,9 @@ def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> CommBuilde
 def make(builder: CommBuilder, name: str, *others: int, seconds: float = DEADLINE) -> CommStream:
     """A channel of rank 0 and others."""
     greet: Any = None
-    plan = CommPlan(CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(
+        CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greet, DEVICE
+    )
     return builder.build(plan, builder.deadline(time.monotonic() + seconds))
 
 
@@ -120,7 +122,9 @@ def make_on_both(
 
     def one(rank: int) -> str:
         greet: Any = None
-        plan = CommPlan(CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greet, DEVICE)
+        plan = CommPlan(
+            CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greet, DEVICE
+        )
         try:
             patience = builders[rank].deadline(time.monotonic() + seconds[rank])
             return builders[rank].build(plan, patience).spec.name
@@ -143,7 +147,9 @@ def test_channel_is_made_again_after_rank_came_too_late(
 ) -> None:
     early = 1 - late
     greet: Any = None
-    plan = CommPlan(CommSpec("again", (0, 1), early, is_link=False, deadline=DEADLINE), greet, DEVICE)
+    plan = CommPlan(
+        CommSpec("again", (0, 1), early, is_link=False, deadline=DEADLINE), greet, DEVICE
+    )
     with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
         builders[early].build(plan, builders[early].deadline(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2

@@ -27,17 +27,17 @@ FAILURE = CommunicatorFailed("it was aborted")
 class Operation:
     def __init__(self) -> None:
         self.over = False
-        self.error = ""
+        self.message = ""
 
-    def hold(self) -> None:
+    def block_stream(self) -> None:
         """Nothing to hold up."""
 
-    def ended(self) -> bool:
-        if self.error:
-            raise RuntimeError(self.error)
+    def is_complete(self) -> bool:
+        if self.message:
+            raise RuntimeError(self.message)
         return self.over
 
-    def fault(self) -> str:
+    def error(self) -> str:
         return ""
 
 
@@ -120,9 +120,9 @@ def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> Non
 
 def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:
     operation = bench.fly()
-    operation.error = "the network is gone"
+    operation.message = "the network is gone"
     assert not bench.channel.collect_completed()
-    operation.error, operation.over = "", True
+    operation.message, operation.over = "", True
     assert not bench.channel.collect_completed()  # whether it still uses the buffers nobody knows
     bench.channel.abort(FAILURE)
     assert bench.channel.collect_completed()

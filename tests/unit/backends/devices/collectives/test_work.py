@@ -39,18 +39,18 @@ class Operation:
     def __init__(self) -> None:
         self.completed = False
         self.sound = True
-        self.error = ""
+        self.message = ""
         self.waits = 0
 
-    def hold(self) -> None:
+    def block_stream(self) -> None:
         self.waits += 1
 
-    def ended(self) -> bool:
-        if self.error:
-            raise RuntimeError(f"{self.error}\nand a page of stack")
+    def is_complete(self) -> bool:
+        if self.message:
+            raise RuntimeError(f"{self.message}\nand a page of stack")
         return self.completed
 
-    def fault(self) -> str:
+    def error(self) -> str:
         return "" if self.sound else "the network is gone"
 
 
@@ -93,7 +93,7 @@ def test_work_finished_before_query_ignores_passed_deadline() -> None:
 
 def test_work_reports_device_error_in_one_line() -> None:
     work, operation, told = made()
-    operation.error = "ERR02200 DIST"
+    operation.message = "ERR02200 DIST"
     assert work.done()
     with pytest.raises(CommunicatorFailed, match=r"failed on the device: ERR02200 DIST$"):
         work.result(0.0)

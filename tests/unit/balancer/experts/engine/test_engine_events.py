@@ -79,9 +79,9 @@ def test_journal_records_every_reported_epoch(
     for story, entries in zip(*told, strict=True):
         records = [entry.record for entry in of(entries, RebalanceEnded)]
         assert len(records) >= 2
-        assert [(r.number, r.opened_at, r.ended_at, r.outcome, r.copies, r.bytes) for r in records] == [
-            (r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes) for r in story.reports
-        ]
+        assert [
+            (r.number, r.opened_at, r.ended_at, r.outcome, r.copies, r.bytes) for r in records
+        ] == [(r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes) for r in story.reports]
 
 
 def test_journal_predicts_lower_imbalance_for_plans_that_move(
@@ -126,7 +126,9 @@ def test_journal_phase_seconds_add_up_to_epoch_duration(
 ) -> None:
     for entries in told[1]:
         for entry in of(entries, RebalanceEnded):
-            assert sum(entry.record.phase_seconds.values()) == pytest.approx(entry.end - entry.begin)
+            assert sum(entry.record.phase_seconds.values()) == pytest.approx(
+                entry.end - entry.begin
+            )
             assert min(entry.record.phase_seconds.values()) >= 0
 
 
@@ -183,7 +185,9 @@ def test_journal_spans_of_work_carry_their_epoch(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for rank, entries in enumerate(told[1]):
-        begun = {entry.rebalance for entry in of(entries, StateChanged) if entry.rebalance is not None}
+        begun = {
+            entry.rebalance for entry in of(entries, StateChanged) if entry.rebalance is not None
+        }
         # The program that drives the engine waits for its workers by jobs that say nothing.
         spans = [span for span in of(entries, TraceSpan) if span.details]
         for name in ("plan", "vote", "move"):

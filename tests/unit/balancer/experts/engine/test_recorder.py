@@ -69,7 +69,12 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
-    assert ended.record.phase_seconds == {"planning": 2, "transferring": 6, "staged": 4, "proposed": 2}
+    assert ended.record.phase_seconds == {
+        "planning": 2,
+        "transferring": 6,
+        "staged": 4,
+        "proposed": 2,
+    }
     assert ended.end - ended.begin == 14
     assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (0.5, 0.125)
     assert ended.record.layers == 1
@@ -86,9 +91,9 @@ def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> N
     told(kept, [Idle(), planning, planning, planning], None)
     passed = [entry for entry in kept.entries if isinstance(entry, BoundaryDone)]
     assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
-    assert [(e.step, e.state, e.rebalance) for e in kept.entries if isinstance(e, StateChanged)] == [
-        (1, "planning", 3)
-    ]
+    assert [
+        (e.step, e.state, e.rebalance) for e in kept.entries if isinstance(e, StateChanged)
+    ] == [(1, "planning", 3)]
 
 
 def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:

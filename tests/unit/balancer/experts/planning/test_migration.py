@@ -156,7 +156,9 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
 def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
     shipment = change.ship()
     for lot in range(shipment.chunks):
-        for leg, need in zip(legs(shipment, lot), shipment.staging_needed[lot].tolist(), strict=True):
+        for leg, need in zip(
+            legs(shipment, lot), shipment.staging_needed[lot].tolist(), strict=True
+        ):
             first = (0, change.staging - need)[lot % 2]
             assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
 

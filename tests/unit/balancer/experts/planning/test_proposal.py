@@ -161,9 +161,13 @@ def test_hysteresis_keeps_layer_with_small_gain() -> None:
     shape = ExpertShape(1, 4, 4, 2)
     load = np.array([[11, 11, 10, 10]], dtype=np.int64)
     gain = imbalance(load, start(shape), shape)[0]
-    assert propose(load, start(shape), shape, limits(hysteresis=0, staging=9)).plan.changed_layers == (0,)
+    assert propose(
+        load, start(shape), shape, limits(hysteresis=0, staging=9)
+    ).plan.changed_layers == (0,)
     assert (
-        propose(load, start(shape), shape, limits(hysteresis=int(gain), staging=9)).plan.changed_layers
+        propose(
+            load, start(shape), shape, limits(hysteresis=int(gain), staging=9)
+        ).plan.changed_layers
         == ()
     )
 

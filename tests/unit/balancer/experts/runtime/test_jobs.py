@@ -16,7 +16,7 @@ class Given:
     def ready(self) -> bool:
         return self.came.is_set()
 
-    def take(self, timeout: float) -> str:
+    def wait(self, timeout: float) -> str:
         self.begun.set()
         if not self.came.wait(timeout):
             raise TimeoutError

@@ -26,7 +26,7 @@ class Gate:
     def ready(self) -> bool:
         return self.came.is_set()
 
-    def take(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> None:
         self.begun.set()
         if not self.came.wait(timeout):
             raise TimeoutError

@@ -76,7 +76,10 @@ def test_packed_slots_cover_one_round_or_all_rounds(staging: int, slots: int, pa
 
 
 def test_rounds_are_in_turn_on_independent_groups() -> None:
-    assert RoundOrder.of_communicator(CommunicatorCapabilities(independent_groups=True)) is RoundOrder.IN_TURN
+    assert (
+        RoundOrder.of_communicator(CommunicatorCapabilities(independent_groups=True))
+        is RoundOrder.IN_TURN
+    )
     assert RoundOrder.of_communicator(CommunicatorCapabilities()) is RoundOrder.ALL_AT_ONCE
     immediate = memory_report(
         two_families(), RANKS, [2, 5], parcel=1, rounds=RoundOrder.ALL_AT_ONCE

@@ -79,13 +79,15 @@ class FakeRankGroup:
         self.deadlines: dict[str, float] = {}
         self.played: list[float] = []
 
-    def host(self) -> RankStore:
+    def open_store(self) -> RankStore:
         return FakeStore()
 
-    def expendable_host(self) -> DisposableStore:
+    def open_disposable_store(self) -> DisposableStore:
         raise Unsupported("a store that a case may end")
 
-    def tell(self, orders: Mapping[int, RankRequest], call: GatherOptions) -> dict[int, RankReply]:
+    def request(
+        self, orders: Mapping[int, RankRequest], call: GatherOptions
+    ) -> dict[int, RankReply]:
         return {rank: self._answer(rank, order) for rank, order in orders.items()}
 
     def replace(self, ranks: Collection[int]) -> None:

@@ -27,7 +27,12 @@ def engine(**cache: Any) -> SimpleNamespace:
 
 def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
     ranks = rank_capacity(engine(enable_prefix_caching=False), 4, DpLoadBalancerSettings())
-    assert (ranks.count, ranks.max_running, ranks.kv_cache_tokens, ranks.kv_token_limit) == (4, 8, 1000, 1000)
+    assert (ranks.count, ranks.max_running, ranks.kv_cache_tokens, ranks.kv_token_limit) == (
+        4,
+        8,
+        1000,
+        1000,
+    )
 
 
 def test_ranks_of_has_no_room_with_prefix_caching() -> None:

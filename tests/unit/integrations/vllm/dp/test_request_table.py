@@ -68,7 +68,9 @@ async def _nowhere(message: Any) -> None:
 
 def entered(ledger: RequestTable, name: str, rank: int | None = None) -> DpRequest:
     """A request that has come in."""
-    ticket = DpRequest(name, prompt_tokens=1, required_rank=rank, arrived_at=0.0, send=_nowhere, messages=[name])
+    ticket = DpRequest(
+        name, prompt_tokens=1, required_rank=rank, arrived_at=0.0, send=_nowhere, messages=[name]
+    )
     ledger.add(ticket)
     ledger.notify_policy(ticket)
     return ticket

@@ -113,8 +113,12 @@ def test_proposal_balancedness_matches_load(given: Standing) -> None:
     found, load, ranks = proposed(given), given.problem.load, given.problem.ranks
     if load.any():
         assert found.balancedness_before is not None
-        assert found.balancedness_before == pytest.approx(balanced(load, given.installed, ranks), rel=1e-3)
-        assert found.balancedness_after == pytest.approx(balanced(load, found.placement, ranks), rel=1e-3)
+        assert found.balancedness_before == pytest.approx(
+            balanced(load, given.installed, ranks), rel=1e-3
+        )
+        assert found.balancedness_after == pytest.approx(
+            balanced(load, found.placement, ranks), rel=1e-3
+        )
         assert found.balancedness_after >= found.balancedness_before
 
 

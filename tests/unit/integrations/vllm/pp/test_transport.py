@@ -28,19 +28,19 @@ CHOSEN = {"hidden": False}
 class Turns:
     """Streams that say whether a turn is open, and how many there were."""
 
-    home = cast(Stream, None)
+    compute_stream = cast(Stream, None)
 
     def __init__(self) -> None:
         self.open = self.count = 0
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def ordered_section(self) -> Iterator[None]:
         self.open += 1
         self.count += 1
         yield
         self.open -= 1
 
-    def forward(self, program: Any) -> None:
+    def launch_in_forward(self, program: Any) -> None:
         raise AssertionError("nothing here is a part of the forward")
 
 
