@@ -79,7 +79,7 @@ def follow(loads: list[Counts], way: str) -> Iterator[tuple[float, float, float]
         moved = 0
         if way != NEVER or number == 0:
             found = plan_placement(load, SHAPE, installed, WAYS.get(way, EplbPolicySettings()))
-            moved, installed = found.moves, found.placement.astype(np.int32)
+            moved, installed = found.moved_slots, found.placement.astype(np.int32)
         stock = _native.plan_greedy(load, SHAPE.slots, SHAPE.ranks)
         if number:
             yield moved / installed.size, imbalance(after, installed), imbalance(after, stock)

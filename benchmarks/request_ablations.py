@@ -44,7 +44,7 @@ def rows(trial: ComparisonSetup, entered: Sequence[NamedPolicy], **told: Any) ->
         {
             **told,
             **figures(
-                result.contender.label,
+                result.named_policy.label,
                 {name: asdict(result.interval(name)) for name in SHOWN},
             ),
         }
@@ -188,7 +188,7 @@ def prefixes() -> Rows:
 
     def draw(seed: int) -> Workload:
         # The prefix of the trace differs by seed; its order, and so what is cached, is the trace's.
-        return whole.take(whole.count - 100 * (seed - SEEDS[0]))
+        return whole.first(whole.count - 100 * (seed - SEEDS[0]))
 
     cluster = Cluster(workers=8, slots=16)
     scenario = computing(Scenario(cluster=cluster), PROMPT_WEIGHT, cached=4_000)
@@ -200,7 +200,7 @@ def prefixes() -> Rows:
     )
     found: Rows = []
     for load in (0.2, 0.3, 0.5):
-        trial = ComparisonSetup(draw=draw, seeds=SEEDS, scenario=scenario, load=load)
+        trial = ComparisonSetup(workload_factory=draw, seeds=SEEDS, scenario=scenario, load=load)
         found += rows(trial, entered, load=load)
     return found
 

@@ -76,7 +76,7 @@ class Case:
         cluster = Cluster(workers=workers or self.workers, slots=self.slots)
         draw: WorkloadFactory = self.draw
         return ComparisonSetup(
-            draw=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=load
+            workload_factory=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=load
         )
 
 
@@ -126,7 +126,7 @@ def policy_row(result: PolicyResult, fit: PolicyResult) -> dict[str, Any]:
     return {
         "figures": {name: asdict(result.interval(name)) for name in SHOWN},
         "fit_beside": {
-            name: asdict(fit.beside(result, name)) for name in ("imbalance", "throughput")
+            name: asdict(fit.relative_to(result, name)) for name in ("imbalance", "throughput")
         },
     }
 
@@ -134,8 +134,8 @@ def policy_row(result: PolicyResult, fit: PolicyResult) -> dict[str, Any]:
 def table(trial: ComparisonSetup, names: Sequence[str]) -> dict[str, Any]:
     """All policies of one trial, by label."""
     results = compare_policies(trial, named_policies(names))
-    [fit] = [result for result in results if result.contender.label == "fit"]
-    return {result.contender.label: policy_row(result, fit) for result in results}
+    [fit] = [result for result in results if result.named_policy.label == "fit"]
+    return {result.named_policy.label: policy_row(result, fit) for result in results}
 
 
 def case_of(case: Case, seeds: Sequence[int]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def decisions(workers: int, rounds: int) -> dict[str, list[float]]:
 
 def stepping(name: str, rounds: int) -> list[float]:
     """Steps a second, of the rounds."""
-    workload, scenario = PUBLISHED.trial().staged(0)
+    workload, scenario = PUBLISHED.trial().scenario_of_seed(0)
     rates = []
     for _ in range(rounds):
         began = time.perf_counter()

@@ -154,7 +154,7 @@ def rebalanced(
     start, drafted = 0.0, None
     for number, window in enumerate(told):
         drafted = plan_rebalance(window.counts, layout, shape, limits)
-        start = start if number else mean(drafted.before)
+        start = start if number else mean(drafted.imbalance_before)
         layout = drafted.layout
     assert drafted is not None
     end = mean(imbalance(told[-1].load, layout, shape))

@@ -82,7 +82,7 @@ class Layer:
 
     def forward(self, balancer: ModelBalancer, step: int, x: Tensor, ids: Tensor) -> Tensor:
         """Each token's experts on it, [tokens, top_k, width]."""
-        with balancer.reading(self.number, step):
+        with balancer.reading_slots(self.number, step):
             router = balancer.router(self.number)
             slots, generation = router.route(step, ids), router.generation
             route = self.exchange.prepare(slots, generation)
@@ -162,7 +162,7 @@ def rank(where: Rendezvous, told: Connection) -> None:
     fabric.open("end").barrier().result(DEADLINE)
     reports = served.balancer.reports
     served.balancers.close()
-    told.send((worst, [(report.step, report.outcome, report.slots) for report in reports]))
+    told.send((worst, [(report.step, report.outcome, report.copies) for report in reports]))
     accelerator.close()
     fabric.close()
 

@@ -288,13 +288,13 @@ class Serving:
         locks = self._balancer.locks
         if mode.captured:
             layers = () if locks is None else range(self._shape.layers)
-            locked = frozenset(layer for layer in layers if locks and locks.locked(layer, step))
+            locked = frozenset(layer for layer in layers if locks and locks.is_locked(layer, step))
             self._graphs[locked].replay(self._clock.stream)
             return
         stream = self._clock.stream
         stream.launch(self._model.begin)
         for layer in range(self._shape.layers):
-            with self._balancer.reading(layer, step):
+            with self._balancer.reading_slots(layer, step):
                 self._layer(layer)
         stream.launch(self._model.fill_up)
 
@@ -364,7 +364,7 @@ class Serving:
         sums = torch.empty(count_, dtype=torch.int64, device=device)
         self._store.checksum_slots(range(count_), sums, self._clock.stream)
         self._clock.stream.synchronize(DEADLINE)
-        placement = self._balancer.installed.layout.placement
+        placement = self._balancer.serving_state.layout.placement
         for slot, found in enumerate(sums.tolist()):
             layer, place = divmod(slot, here)
             wanted = self._library.checksum(layer, int(placement[layer, place]))

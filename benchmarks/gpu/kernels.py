@@ -223,7 +223,7 @@ class Case:
             shape.layers, shape.experts, shape.slots, shape.ranks, accelerator.device
         )
         change = layer_update(self.layout, shape, range(shape.layers))
-        accelerator.kernels.commit_tables(change.update, tables, accelerator.stream(Role.COMPUTE))
+        accelerator.kernels.commit_tables(change.tables, tables, accelerator.stream(Role.COMPUTE))
         self.place.settle()
         return tables
 
@@ -446,7 +446,7 @@ def commits(bench: Bench) -> Figures:
     change = layer_update(case.layout, case.shape, range(case.shape.layers))
 
     def commit() -> None:
-        bench.kernels.commit_tables(change.update, case.tables, bench.stream)
+        bench.kernels.commit_tables(change.tables, case.tables, bench.stream)
 
     timed = repeated(bench.clock, commit, min(bench.sizes.launches, 20), None)
     times = in_turns({"": timed}, bench.sizes.rounds)[""]

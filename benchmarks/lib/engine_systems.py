@@ -533,7 +533,7 @@ class Ours(Base):
         self._balancer = open_balancer(
             place.device, place.fabric, self._store, SHAPE, start(), config, path
         )
-        self.installed, self.router = self._balancer.installed, self._balancer.router
+        self.installed, self.router = self._balancer.serving_state, self._balancer.router
         if not self._own:
             engine = self._balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
@@ -546,7 +546,7 @@ class Ours(Base):
         for report in list(reports)[len(self.ended) :]:
             if report.outcome not in COMPLETED:
                 raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
-            self.ended.append(Ended(report.opened, report.step, report.slots))
+            self.ended.append(Ended(report.opened_at, report.step, report.copies))
 
     def launched(self) -> None:
         """The engine's."""
@@ -554,7 +554,7 @@ class Ours(Base):
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """The engine's."""
-        return self._balancer.reading(layer, step)
+        return self._balancer.reading_slots(layer, step)
 
     def close(self) -> None:
         """The engine's."""

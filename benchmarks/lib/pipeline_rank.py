@@ -321,8 +321,8 @@ class LoopedStage(Compute):
             tokens = self._sampled[: batch.rows]
             self._beside(lambda: stamp(tokens, batch.step, self._rank, SAMPLED))
             return {SAMPLED_TOKENS: tokens}
-        assert self._ends.after is not None
-        lent = self._ends.after.outgoing(batch.rows)  # computed where it is sent from
+        assert self._ends.to_next is not None
+        lent = self._ends.to_next.borrow_outputs(batch.rows)  # computed where it is sent from
         output = Activations(*(lent[name] for name in FIELDS))
         self._beside(lambda: self._stamp(output, batch))
         return dict(zip(FIELDS, output, strict=True))
@@ -338,8 +338,8 @@ class LoopedStage(Compute):
         return PipelineSpec(
             name=station.label,
             ranks=tuple(range(station.ranks)),
-            handed=SchemaTemplate(fields, station.most),
-            sequences=station.most,
+            template=SchemaTemplate(fields, station.most),
+            max_sequences=station.most,
             in_flight=station.in_flight,
             depth=station.in_flight + 1,
         )

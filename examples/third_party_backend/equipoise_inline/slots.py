@@ -67,13 +67,13 @@ class InlineSlotStore:
             raise SlotError(f"{len(slots)} slots, but sources for {len(sources)}")
         blocks = [self._source(source) for source in sources]
         pairs = list(zip([self._slot(slot) for slot in slots], blocks, strict=True))
-        with self._leases.barred(slots):
+        with self._leases.exclude_leased(slots):
             stream.launch(lambda: _each(_copy, pairs))
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
         pairs = [(self._buffer(staging), self._slot(slot)) for staging, slot in copies]
-        with self._leases.barred([slot for _, slot in copies]):
+        with self._leases.exclude_leased([slot for _, slot in copies]):
             stream.launch(lambda: _each(_scatter, pairs))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
@@ -98,7 +98,7 @@ class InlineSlotStore:
         """Hold slots against commits and writes."""
         for slot in slots:
             self._slot(slot)
-        return self._leases.take(slots)
+        return self._leases.acquire(slots)
 
     def _slot(self, number: int) -> list[Tensor]:
         check_numbers([number], len(self._layout.slots), "slot")
