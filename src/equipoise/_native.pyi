@@ -51,8 +51,8 @@ def plan(
     rank, 2 of a node. `policy`: 0 greedy, 1 connected, 2 incremental, which starts from `installed`
     [L, slots] and moves at most `allowance` [L] copies. `aims` [6]: target, slack, hysteresis, the
     cost of a copy between nodes and the deviations that a rank counts with, all in 1 / 65536, and
-    1 to split experts evenly instead of by level shares. The algorithms stand in csrc/plan.h and
-    the headers that it includes.
+    1 to split experts evenly instead of by level shares. The algorithms stand in
+    csrc/planning/plan_layers.h and the headers that it includes.
     """
 
 def align(installed: _Int32, proposed: _Int32, ranks: int) -> NDArray[np.int32]:
@@ -205,13 +205,13 @@ def ship(
     leaving [lots * ranks + 1]: where those of a lot and rank begin in departures;
     lots [lots + 1]: where each begins in `order`; rounds [lots]: how many each has.
 
-    The rules stand in csrc/shipment.h. Raises ValueError also where a layer that changes is not
-    in `order`, an expert is proposed that its layer does not hold, or a layer fills more slots of
-    a rank than `staging`.
+    The rules stand in csrc/migration/migration_plan.h. Raises ValueError also where a layer that
+    changes is not in `order`, an expert is proposed that its layer does not hold, or a layer fills
+    more slots of a rank than `staging`.
     """
 
 class CopyThreads:
-    """Threads that copy host memory; the semantics stand in csrc/copier.h.
+    """Threads that copy host memory; the semantics stand in csrc/host_copy/copy_threads.h.
 
     `cpus` lists, for each thread, the CPUs it may run on: an empty list leaves it unpinned. Chunks
     are of at most `chunk` bytes, a multiple of 64; all threads together begin at most `rate` bytes
@@ -249,7 +249,7 @@ class WorkerRefused(ValueError):
     """What was said of a worker cannot be so; nothing has happened."""
 
 class PolicySettings:
-    """Which policy decides, and how; csrc/policy.h says what each means."""
+    """Which policy decides, and how; csrc/requests/policy.h says what each means."""
 
     name: str
     when_full: str
@@ -323,7 +323,7 @@ class Router:
         """Requests that no worker has."""
 
 class ServerSettings:
-    """What a simulated worker is; csrc/server.h says what each means."""
+    """What a simulated worker is; csrc/simulation/simulated_worker.h says what each means."""
 
     slots: int
     room: int
@@ -335,7 +335,7 @@ class ServerSettings:
         """Defaults."""
 
 class SimulationSettings:
-    """What is simulated; csrc/simulation.h says what each means."""
+    """What is simulated; csrc/simulation/simulation.h says what each means."""
 
     policy: PolicySettings
     server: ServerSettings

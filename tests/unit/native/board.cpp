@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "board.h"
+#include "planning/layer_state.h"
 
 namespace {
 

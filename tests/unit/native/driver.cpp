@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "plan.h"
+#include "planning/plan_layers.h"
 
 extern "C" void plan(const std::int64_t* load, std::int64_t layers, std::int32_t experts,
                      std::int32_t slots, std::int32_t ranks, const std::int32_t* installed,

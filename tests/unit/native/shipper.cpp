@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "shipment.h"
+#include "migration/migration_plan.h"
 
 // Writes five values a move, in order, and returns how many rounds all lots have.
 extern "C" std::int32_t ship(const std::int32_t* installed, const std::int32_t* proposed,

@@ -9,7 +9,8 @@ from helpers.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-SOURCES = (ROOT / "csrc" / "board.cpp", ROOT / "csrc" / "table.cpp")
+NAMES = ("planning/layer_state", "routing/routing_table")
+SOURCES = [ROOT / "csrc" / f"{name}.cpp" for name in NAMES]
 DRIVER = Path(__file__).with_name("board.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")
 

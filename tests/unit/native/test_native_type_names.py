@@ -13,11 +13,11 @@ TYPE = re.compile(r"^(?:enum )?(?:class|struct) (\w+)\b[^;]*\{", re.MULTILINE)
 def defined() -> dict[str, set[str]]:
     """Headers by the types that they define, namespace and all."""
     found = defaultdict(set)
-    for header in sorted(CSRC.glob("*.h")):
+    for header in sorted(CSRC.rglob("*.h")):
         text = header.read_text(encoding="utf-8")
         (namespace,) = set(NAMESPACE.findall(text))
         for name in TYPE.findall(text):
-            found[f"{namespace}::{name}"].add(header.name)
+            found[f"{namespace}::{name}"].add(str(header.relative_to(CSRC)))
     return found
 
 

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from equipoise import _native
 
 DRIVER = Path(__file__).with_name("shipper.cpp")
-NAMES = ("shipment", "lots", "holders", "sources", "relief", "rounds", "table")
+NAMES = (
+    "migration/migration_plan",
+    "migration/layer_chunks",
+    "migration/installed_slots",
+    "migration/source_choice",
+    "migration/sender_balance",
+    "migration/edge_colouring",
+    "routing/routing_table",
+)
 WAYS = (("g++", "-O0"), ("g++", "-O2", "-march=native"), ("clang++", "-O3"))
 LAYERS, EXPERTS, SLOTS, RANKS, NODES = 24, 40, 64, 16, 2
 STAGING, PARCEL = 40, 2

@@ -1,0 +1,71 @@
+#include <nanobind/stl/vector.h>
+
+#include <new>
+
+#include "bindings/bindings.h"
+#include "bindings/numpy_arrays.h"
+#include "host_copy/copy_threads.h"
+
+namespace equipoise {
+namespace {
+
+using namespace nb::literals;
+
+void require_rate(double rate) {
+    if (rate >= 0.0) return;  // and not where it is no number
+    refuse("rate", "0 or more bytes a second", std::to_string(rate));
+}
+
+// In memory that Python has set aside for it.
+void make_copier(Copier* self, const std::vector<std::vector<int>>& cpus, std::int64_t chunk,
+                 double rate) {
+    require_range("threads", static_cast<std::int64_t>(cpus.size()), 1, 1 << 10);
+    require_range("chunk", chunk, kCacheLine, INT64_MAX);
+    if (chunk % kCacheLine != 0) refuse("chunk", "a multiple of 64", std::to_string(chunk));
+    require_rate(rate);
+    nb::gil_scoped_release unlocked;
+    new (self) Copier(cpus, static_cast<std::uintptr_t>(chunk), rate);
+}
+
+std::vector<Copy> read_copies(nb::handle source) {
+    const Array<const std::int64_t> rows("copies", source, 2);
+    require_size("copies columns", rows.extent(1), 3);
+    std::vector<Copy> copies;
+    copies.reserve(rows.extent(0));
+    for (std::size_t i = 0; i < rows.extent(0); ++i) {
+        const auto row = rows.row(i);
+        require_range("copies bytes", row[2], 0, INT64_MAX);
+        copies.push_back({static_cast<std::uintptr_t>(row[0]), static_cast<std::uintptr_t>(row[1]),
+                          static_cast<std::uintptr_t>(row[2])});
+    }
+    return copies;
+}
+
+Ticket py_submit(Copier& self, nb::handle copies) {
+    const std::vector<Copy> read = read_copies(copies);
+    nb::gil_scoped_release unlocked;
+    return self.submit(read);
+}
+
+int py_wait(const Ticket& self, double seconds) {
+    nb::gil_scoped_release unlocked;
+    return static_cast<int>(self.wait(seconds));
+}
+
+std::size_t py_close(Copier& self, double seconds) {
+    nb::gil_scoped_release unlocked;
+    return self.close(seconds);
+}
+
+}  // namespace
+
+void bind_host_copy(nb::module_& m) {
+    nb::class_<Ticket>(m, "CopyTicket", "A list of copies under way.")
+        .def("wait", &py_wait, "seconds"_a, "0 pending, 1 done, 2 given up.");
+    nb::class_<Copier>(m, "CopyThreads", "Threads that copy host memory.")
+        .def("__init__", &make_copier, "cpus"_a, "chunk"_a, "rate"_a)
+        .def("submit", &py_submit, "copies"_a, "Begin to copy; see the stub.")
+        .def("close", &py_close, "seconds"_a, "End every thread; how many tickets it gave up.");
+}
+
+}  // namespace equipoise

@@ -1,0 +1,130 @@
+#include <nanobind/stl/string.h>
+
+#include "bindings/bindings.h"
+#include "bindings/numpy_arrays.h"
+#include "simulation/simulation.h"
+
+namespace equipoise {
+namespace {
+
+using namespace requests;
+using namespace nb::literals;
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> copied(const std::vector<T>& values) {
+    auto* kept = new std::vector<T>(values);
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return {kept->data(), {kept->size()}, owner};
+}
+
+// One member of every job, as T.
+template <typename T, typename Member>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> column(const Simulation& simulation, Member member) {
+    std::vector<T> values;
+    values.reserve(simulation.jobs().size());
+    for (const Job& job : simulation.jobs()) values.push_back(static_cast<T>(job.*member));
+    return copied(values);
+}
+
+nb::dict jobs(const Simulation& simulation) {
+    nb::dict out;
+    out["arrival"] = column<double>(simulation, &Job::arrival);
+    out["admitted"] = column<double>(simulation, &Job::admitted);
+    out["first"] = column<double>(simulation, &Job::first);
+    out["end"] = column<double>(simulation, &Job::end);
+    out["worker"] = column<std::int64_t>(simulation, &Job::worker);
+    out["admitted_step"] = column<std::int64_t>(simulation, &Job::admitted_step);
+    out["preemptions"] = column<std::int64_t>(simulation, &Job::preemptions);
+    std::vector<std::int64_t> failed;
+    for (const Job& job : simulation.jobs()) failed.push_back(job.fate == Fate::failed);
+    out["failed"] = copied(failed);
+    return out;
+}
+
+nb::dict steps(const Simulation& simulation) {
+    const Steps& record = simulation.steps();
+    nb::dict out;
+    out["clock"] = copied(record.clock);
+    out["seconds"] = copied(record.seconds);
+    out["ideal_seconds"] = copied(record.ideal_seconds);
+    out["largest"] = copied(record.largest);
+    out["sum"] = copied(record.sum);
+    out["tokens"] = copied(record.tokens);
+    out["active"] = copied(record.active);
+    out["waiting"] = copied(record.waiting);
+    out["loads"] = copied(record.loads);
+    return out;
+}
+
+std::vector<Job> read_jobs(nb::handle prompts, nb::handle outputs, nb::handle arrivals) {
+    const CountArray sizes("prompts", prompts, 1), lengths("outputs", outputs, 1);
+    const Array<const double> times("arrivals", arrivals, 1);
+    require_size("outputs", lengths.size(), sizes.size());
+    require_size("arrivals", times.size(), sizes.size());
+    std::vector<Job> jobs(sizes.size());
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+        jobs[i].prompt = sizes.view()[i];
+        jobs[i].output = lengths.view()[i];
+        jobs[i].arrival = times.view()[i];
+        require_range("prompts", jobs[i].prompt, 1, INT32_MAX);
+        require_range("outputs", jobs[i].output, 1, INT32_MAX);
+    }
+    return jobs;
+}
+
+void construct(Simulation* self, const SimulationSettings& settings, nb::handle prompts,
+               nb::handle outputs, nb::handle arrivals, nb::handle hashes, nb::handle offsets) {
+    require_range("workers", settings.workers, 1, 65536);
+    require_range("front_ends", settings.front_ends, 1, 1024);
+    const CountArray flat("hashes", hashes, 1), ends("offsets", offsets, 1);
+    std::vector<Job> jobs = read_jobs(prompts, outputs, arrivals);
+    if (ends.size() > 0) require_size("offsets", ends.size(), jobs.size() + 1);
+    new (self) Simulation(settings, std::move(jobs),
+                          std::vector<std::int64_t>(flat.view().begin(), flat.view().end()),
+                          std::vector<std::int64_t>(ends.view().begin(), ends.view().end()));
+}
+
+void bind_settings(nb::module_& m) {
+    using S = SimulationSettings;
+    nb::class_<ServerSettings>(m, "ServerSettings", "What csrc/simulation/simulated_worker.h says.")
+        .def(nb::init<>())
+        .def_rw("slots", &ServerSettings::slots)
+        .def_rw("room", &ServerSettings::room)
+        .def_rw("prefill_chunk", &ServerSettings::prefill_chunk)
+        .def_rw("drafts", &ServerSettings::drafts)
+        .def_rw("acceptance", &ServerSettings::acceptance);
+    nb::class_<S>(m, "SimulationSettings", "What csrc/simulation/simulation.h says.")
+        .def(nb::init<>())
+        .def_rw("policy", &S::policy)
+        .def_rw("server", &S::server)
+        .def_rw("workers", &S::workers)
+        .def_rw("front_ends", &S::front_ends)
+        .def_rw("fixed", &S::fixed)
+        .def_rw("per_token", &S::per_token)
+        .def_rw("per_mean", &S::per_mean)
+        .def_rw("prompt_weight", &S::prompt_weight)
+        .def_rw("noise", &S::noise)
+        .def_rw("backlog", &S::backlog)
+        .def_rw("report_every", &S::report_every)
+        .def_rw("tell_every", &S::tell_every)
+        .def_rw("patience", &S::patience)
+        .def_rw("cached_blocks", &S::cached_blocks)
+        .def_rw("block_tokens", &S::block_tokens)
+        .def_rw("trajectory", &S::trajectory)
+        .def_rw("seed", &S::seed);
+}
+
+}  // namespace
+
+void bind_simulation(nb::module_& m) {
+    bind_settings(m);
+    nb::class_<Simulation>(m, "Simulation", "Workers in lockstep behind front ends with policies.")
+        .def("__init__", &construct, "settings"_a, "prompts"_a, "outputs"_a, "arrivals"_a,
+             "hashes"_a, "offsets"_a)
+        .def("run", &Simulation::run, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("done", &Simulation::done)
+        .def("jobs", &jobs)
+        .def("steps", &steps);
+}
+
+}  // namespace equipoise

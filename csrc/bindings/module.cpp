@@ -1,0 +1,13 @@
+#include "bindings/bindings.h"
+
+NB_MODULE(_native, m) {
+    m.doc() =
+        "Native core of equipoise: planner, shares, host routing, checksum, shipment, copier, words.";
+    equipoise::bind_planning(m);
+    equipoise::bind_migration(m);
+    equipoise::bind_routing(m);
+    equipoise::bind_host_copy(m);
+    equipoise::bind_memory(m);
+    equipoise::bind_requests(m);
+    equipoise::bind_simulation(m);
+}

@@ -1,0 +1,122 @@
+// Arrays from Python: checked once at the door, one clear line when they do not fit.
+#pragma once
+
+#include <nanobind/ndarray.h>
+
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "common/span.h"
+#include "routing/routing_table.h"
+
+namespace equipoise {
+
+namespace nb = nanobind;
+
+// Raises ValueError "NAME: expected WANTED, got GOT".
+[[noreturn]] void refuse(const char* name, const std::string& wanted, const std::string& got);
+
+// Raises ValueError unless low <= value <= high.
+void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
+void require_range(const char* name, Ids values, std::int64_t low, std::int64_t high);
+
+// Raises ValueError unless `ranks` is positive and divides `slots`.
+void require_ranks(std::int64_t ranks, std::size_t slots);
+
+void require_size(const char* name, std::size_t size, std::size_t wanted);
+
+// Raises ValueError unless no count is negative and their sum is at most kMaxTokens.
+void require_counts(const char* name, Counts counts);
+
+// Raises ValueError unless every run has a slot; `where` ends the message.
+void require_home(Ids start, const std::string& where);
+
+// Raises ValueError if `expert`, whose shares do not sum to one, is not -1.
+void require_whole(std::int32_t expert, const std::string& where);
+
+// Raises ValueError unless `start` and `replicas` describe a run for every expert.
+void require_runs(Ids start, Ids replicas);
+
+// As require_runs; and each run's cumulative shares rise to exactly one.
+void require_table(const Table& table);
+
+// "int32 [2 dimensions]"; used in messages.
+std::string describe(nb::dlpack::dtype type, std::size_t dims);
+
+// A C-contiguous host array of `dims` dimensions that lives as long as this object. T is const
+// where the array is only read; otherwise it has to be writable.
+template <typename T>
+class Array {
+ public:
+    Array(const char* name, nb::handle source, std::size_t dims) {
+        const std::string wanted =
+            describe(nb::dtype<std::remove_const_t<T>>(), dims) + ", C-contiguous, on the host" +
+            (std::is_const_v<T> ? "" : ", writable");
+        if (!nb::try_cast(source, array_))
+            refuse(name, wanted, nb::type_name(source.type()).c_str());
+        const bool same = array_.dtype() == nb::dtype<std::remove_const_t<T>>();
+        if (!same || array_.ndim() != dims)
+            refuse(name, wanted, describe(array_.dtype(), array_.ndim()));
+        if (array_.device_type() != nb::device::cpu::value)
+            refuse(name, wanted, "an array in device memory");
+        if (!contiguous()) refuse(name, wanted, "a strided array");
+        data_ = static_cast<T*>(array_.data());
+    }
+
+    // Whether both have a byte of memory in common.
+    template <typename U>
+    bool overlaps(const Array<U>& other) const {
+        const auto *begin = reinterpret_cast<const char*>(view().begin()),
+                   *end = reinterpret_cast<const char*>(view().end());
+        const auto *first = reinterpret_cast<const char*>(other.view().begin()),
+                   *last = reinterpret_cast<const char*>(other.view().end());
+        return std::less<>{}(begin, last) && std::less<>{}(first, end) && size() > 0 &&
+               other.size() > 0;
+    }
+
+    std::size_t extent(std::size_t dim) const { return array_.shape(dim); }
+    std::size_t size() const { return array_.size(); }
+    Span<T> span() const { return {data_, size()}; }
+    Span<const T> view() const { return {data_, size()}; }
+    Span<const T> row(std::size_t i) const { return {data_ + i * extent(1), extent(1)}; }
+
+ private:
+    using Access = std::conditional_t<std::is_const_v<T>, nb::ndarray<nb::ro>, nb::ndarray<>>;
+
+    bool contiguous() const {
+        std::int64_t step = 1;
+        for (std::size_t d = array_.ndim(); d-- > 0;) {
+            if (array_.shape(d) > 1 && array_.stride(d) != step) return size() == 0;
+            step *= static_cast<std::int64_t>(array_.shape(d));
+        }
+        return true;
+    }
+
+    Access array_;
+    T* data_ = nullptr;
+};
+
+using IdArray = Array<const std::int32_t>;
+using CountArray = Array<const std::int64_t>;
+using Output = Array<std::int32_t>;
+
+// The three arrays of a routing table, checked against each other.
+class TableArrays {
+ public:
+    TableArrays(nb::handle start, nb::handle replicas, nb::handle cumulative);
+    Table table() const { return {start_.view(), replicas_.view(), cumulative_.view()}; }
+
+ private:
+    IdArray start_, replicas_, cumulative_;
+};
+
+// Counts of either integer type, widened.
+std::vector<std::int64_t> read_counts(const char* name, nb::handle source);
+
+// A new int32 [rows, columns] array of numpy, and where its values are.
+using Matrix = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<2>>;
+Matrix make_matrix(std::size_t rows, std::size_t columns);
+
+}  // namespace equipoise

@@ -1,0 +1,34 @@
+// Random numbers that are the same on every machine: a counter, mixed.
+#pragma once
+
+#include <cmath>
+
+#include "common/hash.h"
+
+namespace equipoise::requests {
+
+class Dice {
+ public:
+    explicit Dice(std::uint64_t seed) : state_(mix64(seed + kStep64)) {}
+
+    std::uint64_t next() { return mix64(state_ += kStep64); }
+
+    // In [0, sides), without bias that anybody could see: 64 bits against a few hundred sides.
+    std::size_t below(std::size_t sides) {
+        return static_cast<std::size_t>((static_cast<unsigned __int128>(next()) * sides) >> 64);
+    }
+
+    // In [0, 1).
+    double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+    // Standard normal (Box and Muller, 1958).
+    double normal() {
+        const double radius = std::sqrt(-2 * std::log(1 - uniform()));
+        return radius * std::cos(6.283185307179586 * uniform());
+    }
+
+ private:
+    std::uint64_t state_;
+};
+
+}  // namespace equipoise::requests

@@ -1,0 +1,40 @@
+// What a change of placement has to carry, and the ranks that it is carried between.
+#pragma once
+
+#include "common/span.h"
+
+namespace equipoise {
+
+// Slot s of a layer is on rank s / (slots / ranks); nodes are runs of as many ranks each.
+struct Cargo {
+    std::int32_t layers, experts, slots, ranks, nodes;
+    const std::int32_t* installed;  // [layers, slots]
+    const std::int32_t* proposed;   // [layers, slots]
+    Ids order;                      // the layers that may change, each once
+    std::int32_t staging;           // buffers of a rank
+    std::int32_t parcel;            // most slots of a blob
+
+    std::int32_t per_rank() const { return slots / ranks; }
+    std::int32_t rank_of(std::int32_t slot) const { return slot / per_rank(); }
+    std::int32_t per_node() const { return slots / nodes; }
+    Ids before(std::int32_t layer) const { return row(installed, layer); }
+    Ids after(std::int32_t layer) const { return row(proposed, layer); }
+
+ private:
+    Ids row(const std::int32_t* of, std::int32_t layer) const {
+        const auto width = static_cast<std::size_t>(slots);
+        return {of + layer * width, width};
+    }
+};
+
+// Fills `slot` of `layer` with `expert`, read from the slot `source` of the same layer.
+struct Move {
+    std::int32_t layer, slot, expert, source;
+    std::int32_t lot;
+    std::int32_t round;    // within the lot; kLocal where source and slot are on one rank
+    std::int32_t staging;  // the buffer that the copy waits in
+};
+
+constexpr std::int32_t kLocal = -1;
+
+}  // namespace equipoise

@@ -1,0 +1,94 @@
+#include "requests/horizon_score.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace equipoise::requests {
+
+Horizon::Horizon(const PolicySettings& settings, const Lengths& lengths)
+    : steps_(static_cast<std::size_t>(settings.horizon)),
+      alpha_(settings.alpha),
+      beta_(settings.beta),
+      oracle_(settings.predictor == "oracle"),
+      lengths_(lengths) {
+    double weight = 1;
+    for (std::size_t h = 0; h <= steps_; ++h, weight *= settings.gamma) {
+        weights_.push_back(weight);
+        total_ += weight;
+    }
+}
+
+// Steps until it is expected to have ended, cut off at the horizon.
+double Horizon::ends_in(const Fleet& fleet, const Request& request) const {
+    const std::int64_t age = fleet.age(request);
+    const auto horizon = static_cast<std::int64_t>(steps_);
+    if (oracle_ && request.expected >= 0)
+        return static_cast<double>(std::min(request.expected - age, horizon));
+    if (lengths_.count() == 0) return static_cast<double>(horizon);
+    return lengths_.remaining(age, horizon);
+}
+
+void Horizon::project(const Fleet& fleet) {
+    loads_.assign(fleet.size() * (steps_ + 1), 0.0);
+    envelope_.assign(steps_ + 1, 0.0);
+    weight_ = beta_ > 0 ? beta_ : static_cast<double>(fleet.present());
+    for (std::size_t w = 0; w < fleet.size(); ++w) project(fleet, w);
+}
+
+void Horizon::project(const Fleet& fleet, std::size_t w) {
+    ended_count_.assign(steps_ + 2, 0.0);
+    ended_weight_.assign(steps_ + 2, 0.0);
+    double count = 0, weight = static_cast<double>(fleet.worker(w).others_load);
+    const auto alike = static_cast<double>(fleet.worker(w).alike);
+    for (const std::int32_t r : fleet.worker(w).members) {
+        const Request& request = fleet.request(r);
+        const double left = ends_in(fleet, request);
+        const auto end = static_cast<std::size_t>(std::max(1.0, std::ceil(left)));
+        const double tokens = alike * static_cast<double>(fleet.weight(request));
+        count += alike;
+        weight += tokens;
+        if (left >= static_cast<double>(steps_)) continue;  // beyond what is looked at
+        ended_count_[end] += alike;
+        ended_weight_[end] += tokens;
+    }
+    double* out = loads(w);
+    for (std::size_t h = 0; h <= steps_; ++h) {
+        count -= ended_count_[h];
+        weight -= ended_weight_[h];
+        out[h] = weight + count * static_cast<double>(h);
+        envelope_[h] = std::max(envelope_[h], out[h]);
+    }
+}
+
+void Horizon::add(std::size_t worker, std::int64_t size) {
+    double* out = loads(worker);
+    for (std::size_t h = 0; h <= steps_; ++h) {
+        out[h] += static_cast<double>(size);
+        envelope_[h] = std::max(envelope_[h], out[h]);
+    }
+}
+
+void Horizon::face(std::size_t worker) {
+    const double* own = loads(worker);
+    margins_.clear();
+    for (std::size_t h = 0; h <= steps_; ++h)
+        margins_.emplace_back(envelope_[h] - own[h], weights_[h]);
+    std::sort(margins_.begin(), margins_.end());
+    weight_sums_.assign(1, 0.0);
+    margin_sums_.assign(1, 0.0);
+    for (const auto& [margin, weight] : margins_) {
+        weight_sums_.push_back(weight_sums_.back() + weight);
+        margin_sums_.push_back(margin_sums_.back() + weight * margin);
+    }
+}
+
+double Horizon::score(std::int64_t size) const {
+    const auto added = static_cast<double>(size);
+    const auto below = std::partition_point(
+        margins_.begin(), margins_.end(), [added](const auto& m) { return m.first < added; });
+    const auto n = static_cast<std::size_t>(below - margins_.begin());
+    const double overflow = added * weight_sums_[n] - margin_sums_[n];
+    return alpha_ * total_ * added - weight_ * overflow;
+}
+
+}  // namespace equipoise::requests
