@@ -17,20 +17,20 @@ void require_rate(double rate) {
 }
 
 // In memory that Python has set aside for it.
-void make_copier(Copier* self, const std::vector<std::vector<int>>& cpus, std::int64_t chunk,
-                 double rate) {
+void make_copy_threads(CopyThreads* self, const std::vector<std::vector<int>>& cpus,
+                       std::int64_t chunk, double rate) {
     require_range("threads", static_cast<std::int64_t>(cpus.size()), 1, 1 << 10);
     require_range("chunk", chunk, kCacheLine, INT64_MAX);
     if (chunk % kCacheLine != 0) refuse("chunk", "a multiple of 64", std::to_string(chunk));
     require_rate(rate);
     nb::gil_scoped_release unlocked;
-    new (self) Copier(cpus, static_cast<std::uintptr_t>(chunk), rate);
+    new (self) CopyThreads(cpus, static_cast<std::uintptr_t>(chunk), rate);
 }
 
-std::vector<Copy> read_copies(nb::handle source) {
+std::vector<MemoryCopy> read_copies(nb::handle source) {
     const Array<const std::int64_t> rows("copies", source, 2);
     require_size("copies columns", rows.extent(1), 3);
-    std::vector<Copy> copies;
+    std::vector<MemoryCopy> copies;
     copies.reserve(rows.extent(0));
     for (std::size_t i = 0; i < rows.extent(0); ++i) {
         const auto row = rows.row(i);
@@ -41,18 +41,18 @@ std::vector<Copy> read_copies(nb::handle source) {
     return copies;
 }
 
-Ticket py_submit(Copier& self, nb::handle copies) {
-    const std::vector<Copy> read = read_copies(copies);
+CopyTicket py_submit(CopyThreads& self, nb::handle copies) {
+    const std::vector<MemoryCopy> read = read_copies(copies);
     nb::gil_scoped_release unlocked;
     return self.submit(read);
 }
 
-int py_wait(const Ticket& self, double seconds) {
+int py_wait(const CopyTicket& self, double seconds) {
     nb::gil_scoped_release unlocked;
     return static_cast<int>(self.wait(seconds));
 }
 
-std::size_t py_close(Copier& self, double seconds) {
+std::size_t py_close(CopyThreads& self, double seconds) {
     nb::gil_scoped_release unlocked;
     return self.close(seconds);
 }
@@ -60,10 +60,10 @@ std::size_t py_close(Copier& self, double seconds) {
 }  // namespace
 
 void bind_host_copy(nb::module_& m) {
-    nb::class_<Ticket>(m, "CopyTicket", "A list of copies under way.")
+    nb::class_<CopyTicket>(m, "CopyTicket", "A list of copies under way.")
         .def("wait", &py_wait, "seconds"_a, "0 pending, 1 done, 2 given up.");
-    nb::class_<Copier>(m, "CopyThreads", "Threads that copy host memory.")
-        .def("__init__", &make_copier, "cpus"_a, "chunk"_a, "rate"_a)
+    nb::class_<CopyThreads>(m, "CopyThreads", "Threads that copy host memory.")
+        .def("__init__", &make_copy_threads, "cpus"_a, "chunk"_a, "rate"_a)
         .def("submit", &py_submit, "copies"_a, "Begin to copy; see the stub.")
         .def("close", &py_close, "seconds"_a, "End every thread; how many tickets it gave up.");
 }

@@ -12,7 +12,7 @@ using namespace nb::literals;
 using Column = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
 
 // Numpy's, without a copy.
-Column hand_out(std::vector<std::int32_t>&& values) {
+Column to_numpy(std::vector<std::int32_t>&& values) {
     auto* kept = new std::vector<std::int32_t>(std::move(values));
     const nb::capsule owner(
         kept, [](void* p) noexcept { delete static_cast<std::vector<std::int32_t>*>(p); });
@@ -20,28 +20,29 @@ Column hand_out(std::vector<std::int32_t>&& values) {
 }
 
 // One row each for layer, slot, expert, source, staging and round.
-std::vector<std::int32_t> transpose(const std::vector<Move>& moves) {
-    constexpr std::int32_t Move::*kRows[] = {&Move::layer,  &Move::slot,    &Move::expert,
-                                             &Move::source, &Move::staging, &Move::round};
+std::vector<std::int32_t> transpose(const std::vector<SlotMove>& moves) {
+    constexpr std::int32_t SlotMove::* kRows[] = {&SlotMove::layer,   &SlotMove::slot,
+                                                  &SlotMove::expert,  &SlotMove::source,
+                                                  &SlotMove::staging, &SlotMove::round};
     std::vector<std::int32_t> rows;
     rows.reserve(std::size(kRows) * moves.size());
     for (const auto row : kRows)
-        for (const Move& move : moves) rows.push_back(move.*row);
+        for (const SlotMove& move : moves) rows.push_back(move.*row);
     return rows;
 }
 
-void require_cargo(const Cargo& cargo, std::size_t size) {
+void require_spec(const MigrationSpec& spec, std::size_t size) {
     require_range("slots of all layers", static_cast<std::int64_t>(size), 0, INT32_MAX);
-    require_range("ranks % nodes", cargo.ranks % cargo.nodes, 0, 0);
-    require_range("order", cargo.order, 0, cargo.layers - 1);
-    const Ids before{cargo.installed, size}, after{cargo.proposed, size};
-    require_range("installed", before, 0, cargo.experts - 1);
-    require_range("proposed", after, 0, cargo.experts - 1);
+    require_range("ranks % nodes", spec.ranks % spec.nodes, 0, 0);
+    require_range("order", spec.order, 0, spec.layers - 1);
+    const Ids before{spec.installed, size}, after{spec.proposed, size};
+    require_range("installed", before, 0, spec.experts - 1);
+    require_range("proposed", after, 0, spec.experts - 1);
 }
 
-Cargo cargo_of(const IdArray& before, const IdArray& after, const IdArray& order,
-               std::int64_t experts, std::int64_t ranks, std::int64_t nodes, std::int64_t staging,
-               std::int64_t parcel) {
+MigrationSpec spec_of(const IdArray& before, const IdArray& after, const IdArray& order,
+                      std::int64_t experts, std::int64_t ranks, std::int64_t nodes,
+                      std::int64_t staging, std::int64_t parcel) {
     require_size("proposed rows", after.extent(0), before.extent(0));
     require_size("proposed columns", after.extent(1), before.extent(1));
     require_range("experts", experts, 1, static_cast<std::int64_t>(before.extent(1)));
@@ -51,40 +52,47 @@ Cargo cargo_of(const IdArray& before, const IdArray& after, const IdArray& order
     require_range("staging", staging, 1, INT32_MAX);
     require_range("parcel", parcel, 1, INT32_MAX);
     const auto narrow = [](auto value) { return static_cast<std::int32_t>(value); };
-    const Cargo cargo{narrow(before.extent(0)), narrow(experts),     narrow(before.extent(1)),
-                      narrow(ranks),            narrow(nodes),       before.view().data,
-                      after.view().data,        order.view(),        narrow(staging),
-                      narrow(parcel)};
-    require_cargo(cargo, before.size());
-    return cargo;
+    const MigrationSpec spec{narrow(before.extent(0)),
+                             narrow(experts),
+                             narrow(before.extent(1)),
+                             narrow(ranks),
+                             narrow(nodes),
+                             before.view().data,
+                             after.view().data,
+                             order.view(),
+                             narrow(staging),
+                             narrow(parcel)};
+    require_spec(spec, before.size());
+    return spec;
 }
 
-nb::tuple py_ship(nb::handle installed, nb::handle proposed, nb::handle order,
-                  std::int64_t experts, std::int64_t ranks, std::int64_t nodes,
-                  std::int64_t staging, std::int64_t parcel) {
+nb::tuple py_ship(nb::handle installed, nb::handle proposed, nb::handle order, std::int64_t experts,
+                  std::int64_t ranks, std::int64_t nodes, std::int64_t staging,
+                  std::int64_t parcel) {
     const IdArray before("installed", installed, 2), after("proposed", proposed, 2);
     const IdArray layers("order", order, 1);
-    const Cargo cargo =
-        cargo_of(before, after, layers, experts, ranks, nodes, staging, parcel);
-    Shipment shipment;
+    const MigrationSpec spec =
+        spec_of(before, after, layers, experts, ranks, nodes, staging, parcel);
+    MigrationPlan plan;
     std::vector<std::int32_t> rows;
     {
         nb::gil_scoped_release unlocked;
-        shipment = ship(cargo);
-        rows = transpose(shipment.moves);
+        plan = make_migration_plan(spec);
+        rows = transpose(plan.moves);
     }
-    return nb::make_tuple(hand_out(std::move(rows)), hand_out(std::move(shipment.arrivals)),
-                          hand_out(std::move(shipment.departures)),
-                          hand_out(std::move(shipment.leaving)), hand_out(std::move(shipment.lots)),
-                          hand_out(std::move(shipment.rounds)));
+    return nb::make_tuple(to_numpy(std::move(rows)), to_numpy(std::move(plan.receive_start)),
+                          to_numpy(std::move(plan.sends)), to_numpy(std::move(plan.send_start)),
+                          to_numpy(std::move(plan.chunk_start)),
+                          to_numpy(std::move(plan.rounds_per_chunk)));
 }
 
 }  // namespace
 
 void bind_migration(nb::module_& m) {
-    m.def("ship", &py_ship, "installed"_a, "proposed"_a, "order"_a, "experts"_a, "ranks"_a,
-          "nodes"_a, "staging"_a, "parcel"_a,
-          "How the weights of an epoch travel; the rules stand in csrc/migration/migration_plan.h.");
+    m.def(
+        "ship", &py_ship, "installed"_a, "proposed"_a, "order"_a, "experts"_a, "ranks"_a, "nodes"_a,
+        "staging"_a, "parcel"_a,
+        "How the weights of an epoch travel; the rules stand in csrc/migration/migration_plan.h.");
 }
 
 }  // namespace equipoise

@@ -62,10 +62,11 @@ struct Arrays {
     void require_load(Counts row) const {
         require_counts("load", row);
         const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0});
-        require_range("load of a layer, with that capacity", sum, 0, most_tokens(capacity.view()));
+        require_range("load of a layer, with that capacity", sum, 0,
+                      max_layer_tokens(capacity.view()));
     }
 
-    Windows checked_windows() const {
+    LoadWindows checked_windows() const {
         if (!windows) return {nullptr, 0, 0, 0};
         const auto count = static_cast<std::int64_t>(windows->extent(0));
         require_range("windows", count, 1, kWindows);
@@ -95,13 +96,14 @@ struct Arrays {
             const auto missing = std::find(found.begin(), found.end(), 0);
             if (missing != found.end())
                 refuse("installed", "a slot for every expert",
-                       "none for expert " + std::to_string(missing - found.begin()) +
-                           " in layer " + std::to_string(l));
+                       "none for expert " + std::to_string(missing - found.begin()) + " in layer " +
+                           std::to_string(l));
         }
     }
 };
 
-Rules rules_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes, std::int64_t apart) {
+RankTopology topology_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes,
+                         std::int64_t survive) {
     const auto ranks = static_cast<std::int64_t>(arrays.capacity.size());
     const auto experts = static_cast<std::int64_t>(arrays.load.extent(1));
     require_range("experts", experts, 1, INT32_MAX);
@@ -109,16 +111,17 @@ Rules rules_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes, std
     require_ranks(ranks, static_cast<std::size_t>(slots));
     require_range("nodes", nodes, 1, ranks);
     require_range("ranks % nodes", ranks % nodes, 0, 0);
-    require_range("survive", apart, 0, 2);
-    const Shape shape{static_cast<std::int32_t>(experts), static_cast<std::int32_t>(slots),
-                      static_cast<std::int32_t>(ranks)};
-    const Rules rules{shape, arrays.capacity.view(), static_cast<std::int32_t>(nodes),
-                      static_cast<Apart>(apart)};
-    require_range("slots", slots, experts * rules.copies().low, experts * rules.copies().high);
-    return rules;
+    require_range("survive", survive, 0, 2);
+    const LayerShape shape{static_cast<std::int32_t>(experts), static_cast<std::int32_t>(slots),
+                           static_cast<std::int32_t>(ranks)};
+    const RankTopology topology{shape, arrays.capacity.view(), static_cast<std::int32_t>(nodes),
+                                static_cast<Survive>(survive)};
+    require_range("slots", slots, experts * topology.replica_range().low,
+                  experts * topology.replica_range().high);
+    return topology;
 }
 
-Aims aims_of(nb::handle aims) {
+PlanOptions options_of(nb::handle aims) {
     const IdArray values("aims", aims, 1);
     require_size("aims", values.size(), 6);
     const Ids v = values.view();
@@ -134,31 +137,31 @@ Aims aims_of(nb::handle aims) {
 
 nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::handle capacity,
                   std::int64_t nodes, std::int64_t survive, nb::handle installed,
-                  std::int64_t policy, nb::handle aims, nb::handle allowance,
-                  std::int64_t per_rank, std::int64_t threads) {
+                  std::int64_t policy, nb::handle aims, nb::handle allowance, std::int64_t per_rank,
+                  std::int64_t threads) {
     const Arrays arrays(load, windows, allowance, capacity, installed);
     arrays.require_installed(slots);
     require_range("policy", policy, 0, 2);
     require_range("per_rank", per_rank, 0, INT32_MAX);
     require_range("threads", threads, 1, 1024);
     const std::size_t layers = arrays.load.extent(0);
-    const Request request{rules_of(arrays, slots, nodes, survive),
-                          static_cast<Policy>(policy),
-                          aims_of(aims),
-                          static_cast<std::int64_t>(layers),
-                          arrays.load.view().data,
-                          arrays.checked_windows(),
-                          arrays.installed ? arrays.installed->view().data : nullptr,
-                          arrays.allowance.view().data,
-                          static_cast<std::int32_t>(per_rank),
-                          static_cast<std::int32_t>(threads)};
+    const PlanRequest request{topology_of(arrays, slots, nodes, survive),
+                              static_cast<PlanPolicy>(policy),
+                              options_of(aims),
+                              static_cast<std::int64_t>(layers),
+                              arrays.load.view().data,
+                              arrays.checked_windows(),
+                              arrays.installed ? arrays.installed->view().data : nullptr,
+                              arrays.allowance.view().data,
+                              static_cast<std::int32_t>(per_rank),
+                              static_cast<std::int32_t>(threads)};
     Matrix placement = make_matrix(layers, static_cast<std::size_t>(slots));
     Matrix shares = make_matrix(layers, static_cast<std::size_t>(slots));
     Column moves = make_column(layers), uneven = make_column(layers);
-    const Answer answer{placement.data(), shares.data(), moves.data(), uneven.data()};
+    const PlanResult result{placement.data(), shares.data(), moves.data(), uneven.data()};
     {
         nb::gil_scoped_release unlocked;
-        plan_layers(request, answer);
+        plan_layers(request, result);
     }
     return nb::make_tuple(placement, shares, moves, uneven);
 }
@@ -195,7 +198,7 @@ Matrix py_align(nb::handle installed, nb::handle proposed, std::int64_t ranks) {
     std::int32_t* out = aligned.data();
     nb::gil_scoped_release unlocked;
     for (std::size_t l = 0; l < before.extent(0); ++l)
-        align(before.row(l), after.row(l), ranks, {out + l * width, width});
+        align_slots(before.row(l), after.row(l), ranks, {out + l * width, width});
     return aligned;
 }
 
@@ -225,7 +228,7 @@ void solve_layer(Counts counts, Ids placement, std::int64_t ranks, std::int64_t 
     Runs runs(counts.size, placement.size);
     sort_slots(placement, {runs.start.data(), runs.start.size()},
                {runs.replicas.data(), runs.replicas.size()});
-    require_home(runs.starts(), "");
+    require_every_expert_placed(runs.starts(), "");
     solve_shares(counts, runs.starts(), runs.slots(), ranks, sweeps,
                  {runs.shares.data(), runs.shares.size()});
     for (std::size_t i = 0; i < placement.size; ++i) out[runs.replicas[i]] = runs.shares[i];
@@ -254,7 +257,7 @@ void py_solve_cumulative(nb::handle counts, nb::handle start, nb::handle replica
     const std::vector<std::int64_t> load = read_counts("counts", counts);
     const IdArray starts("start", start, 1), slots("replicas", replicas, 1);
     const Output out("cumulative", cumulative, 1);
-    require_runs(starts.view(), slots.view());
+    require_replica_runs(starts.view(), slots.view());
     require_size("counts", load.size(), starts.size() - 1);
     require_size("cumulative", out.size(), slots.size());
     require_ranks(ranks, slots.size());
@@ -263,7 +266,7 @@ void py_solve_cumulative(nb::handle counts, nb::handle start, nb::handle replica
     nb::gil_scoped_release unlocked;
     const Counts tokens{load.data(), load.size()};
     solve_shares(tokens, starts.view(), slots.view(), ranks, sweeps, out.span());
-    accumulate_runs(starts.view(), out.span());
+    accumulate_replica_shares(starts.view(), out.span());
 }
 
 }  // namespace
@@ -272,15 +275,18 @@ void bind_planning(nb::module_& m) {
     m.def("plan", &py_plan, "load"_a, "windows"_a.none(), "slots"_a, "capacity"_a, "nodes"_a,
           "survive"_a, "installed"_a.none(), "policy"_a, "aims"_a, "allowance"_a, "per_rank"_a,
           "threads"_a,
-          "Placement, shares, moves and imbalance (in 1 / 65536) of each layer; csrc/planning/plan_layers.h.");
+          "Placement, shares, moves and imbalance (in 1 / 65536) of each layer; "
+          "csrc/planning/plan_layers.h.");
     m.def("plan_greedy", &py_plan_greedy, "load"_a, "slots"_a, "ranks"_a,
           "The greedy plan of each layer; the rule stands in csrc/planning/greedy.h.");
     m.def("align", &py_align, "installed"_a, "proposed"_a, "ranks"_a,
-          "`proposed`, relabelled so that few copies move; the rule stands in csrc/planning/slot_alignment.h.");
+          "`proposed`, relabelled so that few copies move; the rule stands in "
+          "csrc/planning/slot_alignment.h.");
     m.def("count_moves", &py_count_moves, "installed"_a, "proposed"_a, "ranks"_a,
           "Copies in `proposed` that their rank does not hold in `installed`.");
     m.def("solve_shares", &py_solve_shares, "counts"_a, "placement"_a, "ranks"_a, "sweeps"_a = 16,
-          "Shares by slot, in 1/65536, that level the rank loads; csrc/planning/share_solver.h has the rule.");
+          "Shares by slot, in 1/65536, that level the rank loads; csrc/planning/share_solver.h has "
+          "the rule.");
     m.def("solve_cumulative", &py_solve_cumulative, "counts"_a, "start"_a, "replicas"_a, "ranks"_a,
           "sweeps"_a, "cumulative"_a,
           "solve_shares for one layer, straight into its routing table.");

@@ -26,14 +26,14 @@ std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
     if (size < 1 || size > kMostTokens)
         throw RequestRefused("size: expected 1 to " + std::to_string(kMostTokens) + ", got " +
                              std::to_string(size));
-    if (!hits.empty() && hits.size() != router.fleet().size())
+    if (!hits.empty() && hits.size() != router.state().size())
         throw RequestRefused("hits: expected one for each worker");
     Request request;
     request.size = size;
     request.pinned = worker;
     request.hits = std::move(hits);
     request.expected = expected;
-    return router.fleet().arrive(std::move(request));
+    return router.state().arrive(std::move(request));
 }
 
 // What one step brought: all of it, or, where something of it cannot be, nothing.
@@ -46,17 +46,17 @@ void advance(Router& router, const std::vector<std::int32_t>& requests,
             throw RequestRefused("tokens: expected 0 to " + std::to_string(kMostTokens) + ", got " +
                                  std::to_string(count));
     for (const std::int32_t r : requests)
-        router.fleet().require(r, Stage::bound, Stage::running, "tokens");
+        router.state().require(r, Stage::bound, Stage::running, "tokens");
     for (const std::int32_t r : ended)
-        router.fleet().require(r, Stage::bound, Stage::running, "end");
+        router.state().require(r, Stage::bound, Stage::running, "end");
     for (std::size_t i = 0; i < requests.size(); ++i)
-        if (tokens[i] > 0) router.fleet().grow(requests[i], tokens[i]);
+        if (tokens[i] > 0) router.state().grow(requests[i], tokens[i]);
     for (const std::int32_t r : ended) router.finish(r);
 }
 
 std::vector<std::int32_t> lose(Router& router, std::int32_t worker) {
     std::vector<std::int32_t> gone;
-    router.fleet().lose(worker, gone);
+    router.state().lose_worker(worker, gone);
     return gone;
 }
 
@@ -69,13 +69,13 @@ Pairs dispatch(Router& router) {
 
 void report(Router& router, std::int32_t worker, std::int64_t waiting, std::int64_t running,
             std::int64_t tokens, double kv_usage) {
-    router.fleet().set_report(worker, {waiting, running, tokens, kv_usage});
+    router.state().set_report(worker, {waiting, running, tokens, kv_usage});
 }
 
 std::vector<std::int64_t> by_worker(const Router& router, std::int64_t (Worker::*measure)() const) {
     std::vector<std::int64_t> values;
-    for (std::size_t w = 0; w < router.fleet().size(); ++w)
-        values.push_back((router.fleet().worker(w).*measure)());
+    for (std::size_t w = 0; w < router.state().size(); ++w)
+        values.push_back((router.state().worker(w).*measure)());
     return values;
 }
 
@@ -111,11 +111,10 @@ void bind_request_events(nb::class_<Router>& router) {
         .def("arrive", &arrive, "size"_a, "worker"_a, "hits"_a, "expected"_a)
         .def("advance", &advance, "requests"_a, "tokens"_a, "ended"_a)
         .def(
-            "abort", [](Router& r, std::int32_t request) { r.fleet().leave(request); },
-            "request"_a)
+            "abort", [](Router& r, std::int32_t request) { r.state().leave(request); }, "request"_a)
         .def("dispatch", &dispatch)
         .def("pooled", [](const Router& r) {
-            return r.fleet().pooled() + r.fleet().pinned() + r.fleet().stranded();
+            return r.state().pooled() + r.state().pinned() + r.state().oversize();
         });
 }
 
@@ -125,19 +124,19 @@ void bind_worker_events(nb::class_<Router>& router) {
         .def(
             "add_worker",
             [](Router& r, std::int64_t slots, std::int64_t room) {
-                return r.fleet().add_worker(slots, room);
+                return r.state().add_worker(slots, room);
             },
             "slots"_a, "room"_a)
         .def(
             "set_state",
             [](Router& r, std::int32_t worker, const std::string& state) {
-                r.fleet().set_state(worker, state_of(state));
+                r.state().set_state(worker, state_of(state));
             },
             "worker"_a, "state"_a)
         .def(
             "set_capacity",
             [](Router& r, std::int32_t worker, std::int64_t slots, std::int64_t room) {
-                r.fleet().set_capacity(worker, slots, room);
+                r.state().set_capacity(worker, slots, room);
             },
             "worker"_a, "slots"_a, "room"_a)
         .def("report", &report, "worker"_a, "waiting"_a, "running"_a, "tokens"_a, "kv_usage"_a)

@@ -15,7 +15,7 @@ namespace {
 using namespace nb::literals;
 
 // What tables are made of and where they go, of one layer (dims 1) or of several (dims 2).
-struct Draft {
+struct TableArguments {
     std::size_t dims;
     std::int64_t experts;
     IdArray placement, shares;
@@ -28,20 +28,20 @@ struct Draft {
         require_range("experts", experts, 1, INT32_MAX - 1);
         require_range("placement", placement.view(), 0, experts - 1);
         require_range("shares", shares.view(), 0, kShareOne);
-        like("shares", shares, slots());
-        like("start", start, static_cast<std::size_t>(experts) + 1);
-        like("replicas", replicas, slots());
-        like("cumulative", cumulative, slots());
+        require_width("shares", shares, slots());
+        require_width("start", start, static_cast<std::size_t>(experts) + 1);
+        require_width("replicas", replicas, slots());
+        require_width("cumulative", cumulative, slots());
         // What is written early is read again, as the cursors of a sort: it must stay as written.
-        apart("start", start, "replicas", replicas);
-        apart("start", start, "cumulative", cumulative);
-        apart("replicas", replicas, "cumulative", cumulative);
-        apart("start", start, "placement", placement);
-        apart("start", start, "shares", shares);
-        apart("replicas", replicas, "placement", placement);
-        apart("replicas", replicas, "shares", shares);
-        apart("cumulative", cumulative, "placement", placement);
-        apart("cumulative", cumulative, "shares", shares);
+        require_apart("start", start, "replicas", replicas);
+        require_apart("start", start, "cumulative", cumulative);
+        require_apart("replicas", replicas, "cumulative", cumulative);
+        require_apart("start", start, "placement", placement);
+        require_apart("start", start, "shares", shares);
+        require_apart("replicas", replicas, "placement", placement);
+        require_apart("replicas", replicas, "shares", shares);
+        require_apart("cumulative", cumulative, "placement", placement);
+        require_apart("cumulative", cumulative, "shares", shares);
     }
 
     void build(std::size_t layer, const std::string& where) const;
@@ -50,7 +50,7 @@ struct Draft {
     std::size_t slots() const { return placement.extent(dims - 1); }
 
     template <typename T>
-    void like(const char* name, const Array<T>& array, std::size_t width) const {
+    void require_width(const char* name, const Array<T>& array, std::size_t width) const {
         const std::string rows = std::string(name) + " rows";
         if (dims == 2) require_size(rows.c_str(), array.extent(0), layers());
         require_size((name + std::string(dims == 2 ? " columns" : "")).c_str(),
@@ -58,8 +58,8 @@ struct Draft {
     }
 
     template <typename T>
-    static void apart(const char* name, const Output& written, const char* other,
-                      const Array<T>& array) {
+    static void require_apart(const char* name, const Output& written, const char* other,
+                              const Array<T>& array) {
         if (written.overlaps(array))
             refuse(name, "memory of its own", std::string("memory of ") + other);
     }
@@ -73,43 +73,45 @@ struct Draft {
 
 Ids read(Span<std::int32_t> span) { return {span.data, span.size}; }
 
-void Draft::build(std::size_t layer, const std::string& where) const {
+void TableArguments::build(std::size_t layer, const std::string& where) const {
     const Ids places = row(placement, layer);
     const Span<std::int32_t> starts = row(start, layer), slots = row(replicas, layer);
     sort_slots(places, starts, slots);
-    require_home(read(starts), where);
-    require_whole(
-        accumulate(row(shares, layer), read(starts), read(slots), row(cumulative, layer)), where);
+    require_every_expert_placed(read(starts), where);
+    require_whole_shares(
+        accumulate_shares(row(shares, layer), read(starts), read(slots), row(cumulative, layer)),
+        where);
 }
 
-Draft read_draft(std::size_t dims, nb::handle placement, nb::handle shares, std::int64_t experts,
-                 nb::handle start, nb::handle replicas, nb::handle cumulative) {
-    const Draft draft{dims,
-                      experts,
-                      IdArray("placement", placement, dims),
-                      IdArray("shares", shares, dims),
-                      Output("start", start, dims),
-                      Output("replicas", replicas, dims),
-                      Output("cumulative", cumulative, dims)};
-    draft.check();
-    return draft;
+TableArguments read_table_arguments(std::size_t dims, nb::handle placement, nb::handle shares,
+                                    std::int64_t experts, nb::handle start, nb::handle replicas,
+                                    nb::handle cumulative) {
+    const TableArguments table{dims,
+                               experts,
+                               IdArray("placement", placement, dims),
+                               IdArray("shares", shares, dims),
+                               Output("start", start, dims),
+                               Output("replicas", replicas, dims),
+                               Output("cumulative", cumulative, dims)};
+    table.check();
+    return table;
 }
 
-void py_build_table(nb::handle placement, nb::handle shares, std::int64_t experts,
-                    nb::handle start, nb::handle replicas, nb::handle cumulative) {
-    const Draft draft =
-        read_draft(1, placement, shares, experts, start, replicas, cumulative);
+void py_build_table(nb::handle placement, nb::handle shares, std::int64_t experts, nb::handle start,
+                    nb::handle replicas, nb::handle cumulative) {
+    const TableArguments table =
+        read_table_arguments(1, placement, shares, experts, start, replicas, cumulative);
     nb::gil_scoped_release unlocked;
-    draft.build(0, "");
+    table.build(0, "");
 }
 
 void py_build_tables(nb::handle placement, nb::handle shares, std::int64_t experts,
                      nb::handle start, nb::handle replicas, nb::handle cumulative) {
-    const Draft draft =
-        read_draft(2, placement, shares, experts, start, replicas, cumulative);
+    const TableArguments table =
+        read_table_arguments(2, placement, shares, experts, start, replicas, cumulative);
     nb::gil_scoped_release unlocked;
-    for (std::size_t layer = 0; layer < draft.layers(); ++layer)
-        draft.build(layer, " of row " + std::to_string(layer));
+    for (std::size_t layer = 0; layer < table.layers(); ++layer)
+        table.build(layer, " of row " + std::to_string(layer));
 }
 
 using Digests = nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>;
@@ -121,8 +123,8 @@ void append(std::vector<std::uint8_t>& bytes, Ids row) {
 }
 
 Digests py_digest_tables(nb::handle start, nb::handle replicas, nb::handle cumulative) {
-    const IdArray parts[] = {{"start", start, 2}, {"replicas", replicas, 2},
-                             {"cumulative", cumulative, 2}};
+    const IdArray parts[] = {
+        {"start", start, 2}, {"replicas", replicas, 2}, {"cumulative", cumulative, 2}};
     const std::size_t layers = parts[0].extent(0);
     require_size("replicas rows", parts[1].extent(0), layers);
     require_size("cumulative rows", parts[2].extent(0), layers);
@@ -153,13 +155,13 @@ void py_count_experts(nb::handle ids, nb::handle counts) {
 }
 
 // One call of either routing, its arrays checked.
-struct Batch {
+struct RouteArguments {
     IdArray ids;
     TableArrays arrays;
     Output slots, counts;
 
-    Batch(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle cumulative,
-          nb::handle slots, nb::handle counts)
+    RouteArguments(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle cumulative,
+                   nb::handle slots, nb::handle counts)
         : ids("ids", ids, 1),
           arrays(start, replicas, cumulative),
           slots("slots", slots, 1),
@@ -180,7 +182,7 @@ void require_salt(std::int64_t rank, std::int64_t layer, std::int64_t step) {
 void py_route_hashed(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle cumulative,
                      std::int64_t rank, std::int64_t layer, std::int64_t step, nb::handle slots,
                      nb::handle counts) {
-    const Batch batch(ids, start, replicas, cumulative, slots, counts);
+    const RouteArguments batch(ids, start, replicas, cumulative, slots, counts);
     require_salt(rank, layer, step);
     const std::uint32_t begin =
         window_begin(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(layer),
@@ -193,7 +195,7 @@ void py_route_hashed(nb::handle ids, nb::handle start, nb::handle replicas, nb::
 void py_route_apportioned(nb::handle ids, nb::handle start, nb::handle replicas,
                           nb::handle cumulative, std::int64_t rank, std::int64_t layer,
                           nb::handle slots, nb::handle counts) {
-    const Batch batch(ids, start, replicas, cumulative, slots, counts);
+    const RouteArguments batch(ids, start, replicas, cumulative, slots, counts);
     require_salt(rank, layer, 0);
     const std::uint32_t seed =
         seed32(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(layer), 0);
@@ -203,12 +205,12 @@ void py_route_apportioned(nb::handle ids, nb::handle start, nb::handle replicas,
 }
 
 // One call of either rule, its arrays checked.
-struct RuleBatch {
+struct RuleArguments {
     IdArray ids, start, replicas;
     Output slots, counts;
 
-    RuleBatch(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle slots,
-          nb::handle counts)
+    RuleArguments(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle slots,
+                  nb::handle counts)
         : ids("ids", ids, 1),
           start("start", start, 1),
           replicas("replicas", replicas, 1),
@@ -216,39 +218,37 @@ struct RuleBatch {
           counts("counts", counts, 1) {
         const auto elements = static_cast<std::int64_t>(this->ids.size());
         require_range("ids elements", elements, 0, INT32_MAX);
-        require_runs(this->start.view(), this->replicas.view());
+        require_replica_runs(this->start.view(), this->replicas.view());
         require_size("slots", this->slots.size(), this->ids.size());
         require_size("counts", this->counts.size(), this->start.size() - 1);
     }
 };
 
 void py_route_by_row_hash(nb::handle ids, nb::handle start, nb::handle replicas, std::int64_t top_k,
-                   std::int64_t rows, nb::handle slots, nb::handle counts) {
-    const RuleBatch batch(ids, start, replicas, slots, counts);
+                          std::int64_t rows, nb::handle slots, nb::handle counts) {
+    const RuleArguments batch(ids, start, replicas, slots, counts);
     require_range("top_k", top_k, 1, INT32_MAX);
     nb::gil_scoped_release unlocked;
     route_by_row_hash(batch.ids.view(), batch.start.view(), batch.replicas.view(), top_k, rows,
-               batch.slots.span(), batch.counts.span());
+                      batch.slots.span(), batch.counts.span());
 }
 
 void py_route_by_block_turns(nb::handle ids, nb::handle start, nb::handle replicas,
-                           std::int64_t offset, nb::handle slots, nb::handle counts) {
-    const RuleBatch batch(ids, start, replicas, slots, counts);
+                             std::int64_t offset, nb::handle slots, nb::handle counts) {
+    const RuleArguments batch(ids, start, replicas, slots, counts);
     require_range("offset", offset, 0, INT32_MAX);
     nb::gil_scoped_release unlocked;
     route_by_block_turns(batch.ids.view(), batch.start.view(), batch.replicas.view(), offset,
-                       batch.slots.span(), batch.counts.span());
+                         batch.slots.span(), batch.counts.span());
 }
 
 }  // namespace
 
 void bind_routing(nb::module_& m) {
     m.def("build_table", &py_build_table, "placement"_a, "shares"_a, "experts"_a, "start"_a,
-          "replicas"_a, "cumulative"_a,
-          "Writes the routing table of one layer.");
+          "replicas"_a, "cumulative"_a, "Writes the routing table of one layer.");
     m.def("build_tables", &py_build_tables, "placement"_a, "shares"_a, "experts"_a, "start"_a,
-          "replicas"_a, "cumulative"_a,
-          "Writes the routing tables of several layers.");
+          "replicas"_a, "cumulative"_a, "Writes the routing tables of several layers.");
     m.def("digest_tables", &py_digest_tables, "start"_a, "replicas"_a, "cumulative"_a,
           "A fingerprint of each layer's table.");
     m.def("count_experts", &py_count_experts, "ids"_a, "counts"_a,

@@ -21,28 +21,30 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> copied(const std::vector<T>& values) {
 template <typename T, typename Member>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> column(const Simulation& simulation, Member member) {
     std::vector<T> values;
-    values.reserve(simulation.jobs().size());
-    for (const Job& job : simulation.jobs()) values.push_back(static_cast<T>(job.*member));
+    values.reserve(simulation.requests().size());
+    for (const SimulatedRequest& request : simulation.requests())
+        values.push_back(static_cast<T>(request.*member));
     return copied(values);
 }
 
-nb::dict jobs(const Simulation& simulation) {
+nb::dict request_columns(const Simulation& simulation) {
     nb::dict out;
-    out["arrival"] = column<double>(simulation, &Job::arrival);
-    out["admitted"] = column<double>(simulation, &Job::admitted);
-    out["first"] = column<double>(simulation, &Job::first);
-    out["end"] = column<double>(simulation, &Job::end);
-    out["worker"] = column<std::int64_t>(simulation, &Job::worker);
-    out["admitted_step"] = column<std::int64_t>(simulation, &Job::admitted_step);
-    out["preemptions"] = column<std::int64_t>(simulation, &Job::preemptions);
+    out["arrival"] = column<double>(simulation, &SimulatedRequest::arrival);
+    out["admitted"] = column<double>(simulation, &SimulatedRequest::admitted);
+    out["first"] = column<double>(simulation, &SimulatedRequest::first);
+    out["end"] = column<double>(simulation, &SimulatedRequest::end);
+    out["worker"] = column<std::int64_t>(simulation, &SimulatedRequest::worker);
+    out["admitted_step"] = column<std::int64_t>(simulation, &SimulatedRequest::admitted_step);
+    out["preemptions"] = column<std::int64_t>(simulation, &SimulatedRequest::preemptions);
     std::vector<std::int64_t> failed;
-    for (const Job& job : simulation.jobs()) failed.push_back(job.fate == Fate::failed);
+    for (const SimulatedRequest& request : simulation.requests())
+        failed.push_back(request.fate == RequestFate::failed);
     out["failed"] = copied(failed);
     return out;
 }
 
-nb::dict steps(const Simulation& simulation) {
-    const Steps& record = simulation.steps();
+nb::dict step_columns(const Simulation& simulation) {
+    const StepRecord& record = simulation.steps();
     nb::dict out;
     out["clock"] = copied(record.clock);
     out["seconds"] = copied(record.seconds);
@@ -56,20 +58,21 @@ nb::dict steps(const Simulation& simulation) {
     return out;
 }
 
-std::vector<Job> read_jobs(nb::handle prompts, nb::handle outputs, nb::handle arrivals) {
+std::vector<SimulatedRequest> read_requests(nb::handle prompts, nb::handle outputs,
+                                            nb::handle arrivals) {
     const CountArray sizes("prompts", prompts, 1), lengths("outputs", outputs, 1);
     const Array<const double> times("arrivals", arrivals, 1);
     require_size("outputs", lengths.size(), sizes.size());
     require_size("arrivals", times.size(), sizes.size());
-    std::vector<Job> jobs(sizes.size());
-    for (std::size_t i = 0; i < jobs.size(); ++i) {
-        jobs[i].prompt = sizes.view()[i];
-        jobs[i].output = lengths.view()[i];
-        jobs[i].arrival = times.view()[i];
-        require_range("prompts", jobs[i].prompt, 1, INT32_MAX);
-        require_range("outputs", jobs[i].output, 1, INT32_MAX);
+    std::vector<SimulatedRequest> requests(sizes.size());
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        requests[i].prompt = sizes.view()[i];
+        requests[i].output = lengths.view()[i];
+        requests[i].arrival = times.view()[i];
+        require_range("prompts", requests[i].prompt, 1, INT32_MAX);
+        require_range("outputs", requests[i].output, 1, INT32_MAX);
     }
-    return jobs;
+    return requests;
 }
 
 void construct(Simulation* self, const SimulationSettings& settings, nb::handle prompts,
@@ -77,22 +80,23 @@ void construct(Simulation* self, const SimulationSettings& settings, nb::handle 
     require_range("workers", settings.workers, 1, 65536);
     require_range("front_ends", settings.front_ends, 1, 1024);
     const CountArray flat("hashes", hashes, 1), ends("offsets", offsets, 1);
-    std::vector<Job> jobs = read_jobs(prompts, outputs, arrivals);
-    if (ends.size() > 0) require_size("offsets", ends.size(), jobs.size() + 1);
-    new (self) Simulation(settings, std::move(jobs),
+    std::vector<SimulatedRequest> requests = read_requests(prompts, outputs, arrivals);
+    if (ends.size() > 0) require_size("offsets", ends.size(), requests.size() + 1);
+    new (self) Simulation(settings, std::move(requests),
                           std::vector<std::int64_t>(flat.view().begin(), flat.view().end()),
                           std::vector<std::int64_t>(ends.view().begin(), ends.view().end()));
 }
 
 void bind_settings(nb::module_& m) {
     using S = SimulationSettings;
-    nb::class_<ServerSettings>(m, "ServerSettings", "What csrc/simulation/simulated_worker.h says.")
+    nb::class_<SimulatedWorkerSettings>(m, "ServerSettings",
+                                        "What csrc/simulation/simulated_worker.h says.")
         .def(nb::init<>())
-        .def_rw("slots", &ServerSettings::slots)
-        .def_rw("room", &ServerSettings::room)
-        .def_rw("prefill_chunk", &ServerSettings::prefill_chunk)
-        .def_rw("drafts", &ServerSettings::drafts)
-        .def_rw("acceptance", &ServerSettings::acceptance);
+        .def_rw("slots", &SimulatedWorkerSettings::slots)
+        .def_rw("room", &SimulatedWorkerSettings::room)
+        .def_rw("prefill_chunk", &SimulatedWorkerSettings::prefill_chunk)
+        .def_rw("drafts", &SimulatedWorkerSettings::drafts)
+        .def_rw("acceptance", &SimulatedWorkerSettings::acceptance);
     nb::class_<S>(m, "SimulationSettings", "What csrc/simulation/simulation.h says.")
         .def(nb::init<>())
         .def_rw("policy", &S::policy)
@@ -123,8 +127,8 @@ void bind_simulation(nb::module_& m) {
              "hashes"_a, "offsets"_a)
         .def("run", &Simulation::run, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("done", &Simulation::done)
-        .def("jobs", &jobs)
-        .def("steps", &steps);
+        .def("jobs", &request_columns)
+        .def("steps", &step_columns);
 }
 
 }  // namespace equipoise

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "planning/share_solver.h"
-
 namespace equipoise {
 namespace {
 
@@ -40,8 +38,7 @@ void require_ranks(std::int64_t ranks, std::size_t slots) {
 }
 
 void require_size(const char* name, std::size_t size, std::size_t wanted) {
-    if (size != wanted)
-        refuse(name, std::to_string(wanted) + " elements", std::to_string(size));
+    if (size != wanted) refuse(name, std::to_string(wanted) + " elements", std::to_string(size));
 }
 
 void require_counts(const char* name, Counts counts) {
@@ -61,20 +58,20 @@ void require_counts(const char* name, Counts counts) {
     }
 }
 
-void require_home(Ids start, const std::string& where) {
-    const std::int32_t expert = find_homeless(start);
+void require_every_expert_placed(Ids start, const std::string& where) {
+    const std::int32_t expert = find_unplaced_expert(start);
     if (expert >= 0)
         refuse("placement", "a slot for every expert",
                "none for expert " + std::to_string(expert) + where);
 }
 
-void require_whole(std::int32_t expert, const std::string& where) {
+void require_whole_shares(std::int32_t expert, const std::string& where) {
     if (expert >= 0)
         refuse("shares", "a sum of 65536 for every expert",
                "another for expert " + std::to_string(expert) + where);
 }
 
-void require_runs(Ids start, Ids replicas) {
+void require_replica_runs(Ids start, Ids replicas) {
     if (start.size < 2) refuse("start", "at least 2 elements", std::to_string(start.size));
     const auto slots = static_cast<std::int32_t>(replicas.size);
     if (start[0] != 0 || start[start.size - 1] != slots)
@@ -86,8 +83,8 @@ void require_runs(Ids start, Ids replicas) {
     require_range("replicas", replicas, 0, slots - 1);
 }
 
-void require_table(const Table& table) {
-    require_runs(table.start, table.replicas);
+void require_routing_table(const RoutingTable& table) {
+    require_replica_runs(table.start, table.replicas);
     require_size("cumulative", table.cumulative.size, table.replicas.size);
     for (std::int32_t e = 0; e < table.experts(); ++e) {
         std::int32_t low = 0;
@@ -117,7 +114,7 @@ TableArrays::TableArrays(nb::handle start, nb::handle replicas, nb::handle cumul
     : start_("start", start, 1),
       replicas_("replicas", replicas, 1),
       cumulative_("cumulative", cumulative, 1) {
-    require_table(table());
+    require_routing_table(table());
 }
 
 std::vector<std::int64_t> read_counts(const char* name, nb::handle source) {

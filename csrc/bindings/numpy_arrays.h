@@ -31,16 +31,16 @@ void require_size(const char* name, std::size_t size, std::size_t wanted);
 void require_counts(const char* name, Counts counts);
 
 // Raises ValueError unless every run has a slot; `where` ends the message.
-void require_home(Ids start, const std::string& where);
+void require_every_expert_placed(Ids start, const std::string& where);
 
 // Raises ValueError if `expert`, whose shares do not sum to one, is not -1.
-void require_whole(std::int32_t expert, const std::string& where);
+void require_whole_shares(std::int32_t expert, const std::string& where);
 
 // Raises ValueError unless `start` and `replicas` describe a run for every expert.
-void require_runs(Ids start, Ids replicas);
+void require_replica_runs(Ids start, Ids replicas);
 
 // As require_runs; and each run's cumulative shares rise to exactly one.
-void require_table(const Table& table);
+void require_routing_table(const RoutingTable& table);
 
 // "int32 [2 dimensions]"; used in messages.
 std::string describe(nb::dlpack::dtype type, std::size_t dims);
@@ -51,9 +51,9 @@ template <typename T>
 class Array {
  public:
     Array(const char* name, nb::handle source, std::size_t dims) {
-        const std::string wanted =
-            describe(nb::dtype<std::remove_const_t<T>>(), dims) + ", C-contiguous, on the host" +
-            (std::is_const_v<T> ? "" : ", writable");
+        const std::string wanted = describe(nb::dtype<std::remove_const_t<T>>(), dims) +
+                                   ", C-contiguous, on the host" +
+                                   (std::is_const_v<T> ? "" : ", writable");
         if (!nb::try_cast(source, array_))
             refuse(name, wanted, nb::type_name(source.type()).c_str());
         const bool same = array_.dtype() == nb::dtype<std::remove_const_t<T>>();
@@ -106,7 +106,7 @@ using Output = Array<std::int32_t>;
 class TableArrays {
  public:
     TableArrays(nb::handle start, nb::handle replicas, nb::handle cumulative);
-    Table table() const { return {start_.view(), replicas_.view(), cumulative_.view()}; }
+    RoutingTable table() const { return {start_.view(), replicas_.view(), cumulative_.view()}; }
 
  private:
     IdArray start_, replicas_, cumulative_;

@@ -5,11 +5,11 @@
 
 #include "common/hash.h"
 
-namespace equipoise::requests {
+namespace equipoise {
 
-class Dice {
+class CounterRng {
  public:
-    explicit Dice(std::uint64_t seed) : state_(mix64(seed + kStep64)) {}
+    explicit CounterRng(std::uint64_t seed) : state_(mix64(seed + kStep64)) {}
 
     std::uint64_t next() { return mix64(state_ += kStep64); }
 
@@ -31,4 +31,4 @@ class Dice {
     std::uint64_t state_;
 };
 
-}  // namespace equipoise::requests
+}  // namespace equipoise

@@ -22,4 +22,7 @@ using Counts = Span<const std::int64_t>;
 // A share of one: shares are integers with this denominator.
 constexpr std::int32_t kShareOne = 1 << 16;
 
+// The largest sum of token counts per layer: loads are tokens << 16 in 64 bits.
+constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 46) - 1;
+
 }  // namespace equipoise

@@ -7,21 +7,22 @@
 namespace equipoise {
 namespace {
 
-using Extents = std::vector<Extent>;
+using AddressRanges = std::vector<AddressRange>;
 
-Extent extent(std::uintptr_t begin, std::uintptr_t bytes, const char* name, std::size_t number) {
+AddressRange address_range(std::uintptr_t begin, std::uintptr_t bytes, const char* name,
+                           std::size_t number) {
     if (begin == 0 || bytes > UINTPTR_MAX - begin)
         throw std::invalid_argument("copy " + std::to_string(number) + ": its " + name +
                                     " is not in memory");
     return {begin, begin + bytes};
 }
 
-void sort(Extents& extents) {
-    std::sort(extents.begin(), extents.end(),
-              [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+void sort_by_address(AddressRanges& ranges) {
+    std::sort(ranges.begin(), ranges.end(),
+              [](const AddressRange& a, const AddressRange& b) { return a.begin < b.begin; });
 }
 
-void merge(Extents& sorted) {
+void merge(AddressRanges& sorted) {
     std::size_t last = 0;
     for (std::size_t i = 1; i < sorted.size(); ++i) {
         if (sorted[i].begin <= sorted[last].end)
@@ -32,14 +33,14 @@ void merge(Extents& sorted) {
     if (!sorted.empty()) sorted.resize(last + 1);
 }
 
-bool doubled(const Extents& sorted) {
+bool any_overlap(const AddressRanges& sorted) {
     for (std::size_t i = 1; i < sorted.size(); ++i)
         if (sorted[i].begin < sorted[i - 1].end) return true;
     return false;
 }
 
 // Of lists whose own extents are apart.
-bool touch(const Extents& a, const Extents& b) {
+bool overlap(const AddressRanges& a, const AddressRanges& b) {
     for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
         if (a[i].end <= b[j].begin)
             ++i;
@@ -53,27 +54,27 @@ bool touch(const Extents& a, const Extents& b) {
 
 }  // namespace
 
-Transfer::Transfer(const std::vector<Copy>& copies, std::uintptr_t chunk) {
+ChunkedCopies::ChunkedCopies(const std::vector<MemoryCopy>& copies, std::uintptr_t chunk) {
     for (std::size_t i = 0; i < copies.size(); ++i) {
-        const Copy& copy = copies[i];
+        const MemoryCopy& copy = copies[i];
         if (copy.bytes == 0) continue;
-        reads_.push_back(extent(copy.source, copy.bytes, "source", i));
-        writes_.push_back(extent(copy.destination, copy.bytes, "destination", i));
+        reads_.push_back(address_range(copy.source, copy.bytes, "source", i));
+        writes_.push_back(address_range(copy.destination, copy.bytes, "destination", i));
     }
-    sort(reads_);
-    sort(writes_);
+    sort_by_address(reads_);
+    sort_by_address(writes_);
     merge(reads_);
-    if (doubled(writes_)) throw std::invalid_argument("two destinations overlap");
-    if (touch(reads_, writes_)) throw std::invalid_argument("a destination overlaps a source");
-    for (const Copy& copy : copies) cut(copy, chunk);
+    if (any_overlap(writes_)) throw std::invalid_argument("two destinations overlap");
+    if (overlap(reads_, writes_)) throw std::invalid_argument("a destination overlaps a source");
+    for (const MemoryCopy& copy : copies) cut(copy, chunk);
 }
 
-bool Transfer::clashes_with(const Transfer& other) const {
-    return touch(writes_, other.writes_) || touch(writes_, other.reads_) ||
-           touch(reads_, other.writes_);
+bool ChunkedCopies::clashes_with(const ChunkedCopies& other) const {
+    return overlap(writes_, other.writes_) || overlap(writes_, other.reads_) ||
+           overlap(reads_, other.writes_);
 }
 
-void Transfer::cut(const Copy& copy, std::uintptr_t chunk) {
+void ChunkedCopies::cut(const MemoryCopy& copy, std::uintptr_t chunk) {
     for (std::uintptr_t done = 0; done < copy.bytes;) {
         const std::uintptr_t inside = (copy.destination + done) % kCacheLine;
         const std::uintptr_t bytes = std::min(copy.bytes - done, chunk - inside);

@@ -16,24 +16,23 @@ namespace {
 using Lock = std::unique_lock<std::mutex>;
 
 // To hand less than this to another thread costs more than to copy it.
-constexpr std::uintptr_t kSmallest = 1 << 16;
+constexpr std::uintptr_t kMinChunk = 1 << 16;
 // A thread that is told to end ends after its chunk; one that takes this long will not end.
 constexpr double kChunkSeconds = 10.0;
 // A sleep of few microseconds lasts tens: what it overslept, chunks may catch up on, and no more.
-constexpr double kCredit = 200e-6;
+constexpr double kMaxCatchUp = 200e-6;
 // What a wait may last: more would not fit the clock.
-constexpr double kLongest = 1e8;
+constexpr double kMaxWait = 1e8;
 
-Clock::duration lasting(double seconds) {
-    return std::chrono::duration_cast<Clock::duration>(
-        Seconds(std::clamp(seconds, 0.0, kLongest)));
+Clock::duration to_duration(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(Seconds(std::clamp(seconds, 0.0, kMaxWait)));
 }
 
 // Makes what this thread has stored visible beyond the processor before anything it stores later:
 // a device that reads memory after it saw, or was told, that a job has ended reads the copy. The
 // mutex that a job ends under orders stores for other threads only, and neither stores that bypass
 // the cache (a long memcpy, a write-combining mapping) nor another bus.
-void publish() {
+void make_stores_visible() {
 #if defined(__x86_64__)
     __asm__ __volatile__("sfence" ::: "memory");
 #elif defined(__aarch64__)
@@ -45,77 +44,79 @@ void publish() {
 
 // When a chunk may begin, so that `rate` holds over all threads. Time that nobody used is gone but
 // for kCredit.
-Clock::time_point reserve(Desk& desk, std::uintptr_t bytes, double rate) {
-    const Clock::time_point begin = std::max(desk.free_at, Clock::now() - lasting(kCredit));
-    desk.free_at = begin + lasting(static_cast<double>(bytes) / rate);
+Clock::time_point reserve_time(CopyQueue& queue, std::uintptr_t bytes, double rate) {
+    const Clock::time_point begin =
+        std::max(queue.free_at, Clock::now() - to_duration(kMaxCatchUp));
+    queue.free_at = begin + to_duration(static_cast<double>(bytes) / rate);
     return begin;
 }
 
-void finish(Desk& desk, const std::shared_ptr<Job>& job) {
-    job->progress = Progress::kDone;
-    auto& running = desk.running;
+void finish_job(CopyQueue& queue, const std::shared_ptr<CopyJob>& job) {
+    job->progress = CopyProgress::kDone;
+    auto& running = queue.running;
     running.erase(std::remove(running.begin(), running.end(), job), running.end());
-    desk.ended.notify_all();
+    queue.changed.notify_all();
 }
 
 // One chunk; whether it was copied rather than given up.
-bool serve(Desk& desk, Lock& lock, double rate) {
-    const std::shared_ptr<Job> job = desk.queue.front();
-    const Copy chunk = job->transfer.chunks()[job->next++];
-    if (job->next == job->transfer.chunks().size()) desk.queue.pop_front();
-    const auto stopping = [&] { return desk.stopping; };
+bool copy_chunk(CopyQueue& queue, Lock& lock, double rate) {
+    const std::shared_ptr<CopyJob> job = queue.waiting.front();
+    const MemoryCopy chunk = job->copies.chunks()[job->next_chunk++];
+    if (job->next_chunk == job->copies.chunks().size()) queue.waiting.pop_front();
+    const auto stopping = [&] { return queue.stopping; };
     if (rate > 0.0) {
-        const Clock::time_point begin = reserve(desk, chunk.bytes, rate);
+        const Clock::time_point begin = reserve_time(queue, chunk.bytes, rate);
         // To wait for what is past costs as much as a chunk: the mutex goes to another thread.
-        if (begin > Clock::now() && desk.called.wait_until(lock, begin, stopping)) return false;
+        if (begin > Clock::now() && queue.wake.wait_until(lock, begin, stopping)) return false;
     }
     lock.unlock();
     std::memcpy(reinterpret_cast<void*>(chunk.destination),
                 reinterpret_cast<const void*>(chunk.source), chunk.bytes);
-    publish();
+    make_stores_visible();
     // Who shares this processor comes first: nobody waits for a copy as for a forward.
     std::this_thread::yield();
     lock.lock();
-    if (--job->left == 0) finish(desk, job);
+    if (--job->chunks_left == 0) finish_job(queue, job);
     return true;
 }
 
-void run(const std::shared_ptr<Desk>& desk, double rate) {
-    Lock lock(desk->mutex);
+void run_thread(const std::shared_ptr<CopyQueue>& queue, double rate) {
+    Lock lock(queue->mutex);
     while (true) {
-        desk->called.wait(lock, [&] { return desk->stopping || !desk->queue.empty(); });
-        if (desk->stopping || !serve(*desk, lock, rate)) break;
+        queue->wake.wait(lock, [&] { return queue->stopping || !queue->waiting.empty(); });
+        if (queue->stopping || !copy_chunk(*queue, lock, rate)) break;
     }
-    --desk->alive;
-    desk->ended.notify_all();
+    --queue->alive;
+    queue->changed.notify_all();
 }
 
 }  // namespace
 
-Progress Ticket::wait(double seconds) const {
-    Lock lock(desk_->mutex);
-    desk_->ended.wait_for(lock, lasting(seconds),
-                          [&] { return job_->progress != Progress::kPending; });
+CopyProgress CopyTicket::wait(double seconds) const {
+    Lock lock(queue_->mutex);
+    queue_->changed.wait_for(lock, to_duration(seconds),
+                             [&] { return job_->progress != CopyProgress::kPending; });
     return job_->progress;
 }
 
-Copier::Copier(const std::vector<std::vector<int>>& cpus, std::uintptr_t chunk, double rate)
-    : chunk_(chunk),
-      count_(cpus.size()),
-      rate_(rate),
-      process_(getpid()),
-      desk_(std::make_shared<Desk>()) {
+CopyThreads::CopyThreads(const std::vector<std::vector<int>>& cpus, std::uintptr_t chunk,
+                         double rate)
+    : chunk_bytes_(chunk),
+      thread_count_(cpus.size()),
+      bytes_per_second_(rate),
+      owner_pid_(getpid()),
+      queue_(std::make_shared<CopyQueue>()) {
     try {
-        for (const std::vector<int>& allowed : cpus) start(allowed);
+        for (const std::vector<int>& allowed : cpus) start_thread(allowed);
     } catch (...) {
-        stop();
+        stop_threads();
         for (std::thread& thread : threads_) thread.join();
         throw;
     }
 }
 
-Copier::~Copier() {
-    if (getpid() != process_) {
+CopyThreads::~CopyThreads() {
+    if (getpid() != owner_pid_) {
         // Threads stay behind when a process forks, maybe with the mutex: nothing can be ended.
         new auto(std::move(threads_));
         return;
@@ -127,16 +128,16 @@ Copier::~Copier() {
     }
 }
 
-void Copier::start(const std::vector<int>& cpus) {
+void CopyThreads::start_thread(const std::vector<int>& cpus) {
     {
-        const Lock lock(desk_->mutex);
-        ++desk_->alive;
+        const Lock lock(queue_->mutex);
+        ++queue_->alive;
     }
     try {
-        threads_.emplace_back(run, desk_, rate_);
+        threads_.emplace_back(run_thread, queue_, bytes_per_second_);
     } catch (...) {
-        const Lock lock(desk_->mutex);
-        --desk_->alive;
+        const Lock lock(queue_->mutex);
+        --queue_->alive;
         throw;
     }
     if (cpus.empty()) return;
@@ -151,59 +152,59 @@ void Copier::start(const std::vector<int>& cpus) {
     if (error != 0) throw std::system_error(error, std::generic_category(), "pinning a thread");
 }
 
-Ticket Copier::submit(const std::vector<Copy>& copies) {
+CopyTicket CopyThreads::submit(const std::vector<MemoryCopy>& copies) {
     std::uintptr_t total = 0;
-    for (const Copy& copy : copies) total += copy.bytes;
-    const std::uintptr_t each = total / count_ / kCacheLine * kCacheLine + kCacheLine;
-    const auto chunk = std::min(chunk_, std::max(kSmallest, each));
-    const auto job = std::make_shared<Job>(Transfer(copies, chunk));
-    const Lock lock(desk_->mutex);
-    if (desk_->closing) throw std::invalid_argument("the copier is closed");
-    for (const auto& other : desk_->running)
-        if (job->transfer.clashes_with(other->transfer))
+    for (const MemoryCopy& copy : copies) total += copy.bytes;
+    const std::uintptr_t each = total / thread_count_ / kCacheLine * kCacheLine + kCacheLine;
+    const auto chunk = std::min(chunk_bytes_, std::max(kMinChunk, each));
+    const auto job = std::make_shared<CopyJob>(ChunkedCopies(copies, chunk));
+    const Lock lock(queue_->mutex);
+    if (queue_->closing) throw std::invalid_argument("the copier is closed");
+    for (const auto& other : queue_->running)
+        if (job->copies.clashes_with(other->copies))
             throw std::invalid_argument("one that still runs reads or writes the same memory");
-    if (job->left == 0) {
-        job->progress = Progress::kDone;
-        return {desk_, job};
+    if (job->chunks_left == 0) {
+        job->progress = CopyProgress::kDone;
+        return {queue_, job};
     }
-    desk_->running.push_back(job);
-    desk_->queue.push_back(job);
-    desk_->called.notify_all();
-    return {desk_, job};
+    queue_->running.push_back(job);
+    queue_->waiting.push_back(job);
+    queue_->wake.notify_all();
+    return {queue_, job};
 }
 
-std::size_t Copier::close(double seconds) {
+std::size_t CopyThreads::close(double seconds) {
     const Lock alone(closing_);
-    run_out(seconds);
-    stop();
-    Lock lock(desk_->mutex);
-    const bool over = desk_->ended.wait_for(lock, lasting(kChunkSeconds),
-                                            [&] { return desk_->alive == 0; });
-    const std::size_t left = desk_->running.size();
+    finish_running(seconds);
+    stop_threads();
+    Lock lock(queue_->mutex);
+    const bool over = queue_->changed.wait_for(lock, to_duration(kChunkSeconds),
+                                               [&] { return queue_->alive == 0; });
+    const std::size_t abandoned = queue_->running.size();
     if (over) {
         // Only now: until here a thread may have written to their memory.
-        for (const auto& job : desk_->running) job->progress = Progress::kAbandoned;
-        desk_->running.clear();
-        desk_->ended.notify_all();
+        for (const auto& job : queue_->running) job->progress = CopyProgress::kAbandoned;
+        queue_->running.clear();
+        queue_->changed.notify_all();
     }
     lock.unlock();
     for (std::thread& thread : threads_) over ? thread.join() : thread.detach();
     threads_.clear();
     if (!over) throw std::runtime_error("a thread of the copier does not end");
-    return left;
+    return abandoned;
 }
 
-void Copier::run_out(double seconds) {
-    Lock lock(desk_->mutex);
-    desk_->closing = true;
-    desk_->ended.wait_for(lock, lasting(seconds), [&] { return desk_->running.empty(); });
+void CopyThreads::finish_running(double seconds) {
+    Lock lock(queue_->mutex);
+    queue_->closing = true;
+    queue_->changed.wait_for(lock, to_duration(seconds), [&] { return queue_->running.empty(); });
 }
 
-void Copier::stop() {
-    const Lock lock(desk_->mutex);
-    desk_->closing = desk_->stopping = true;
-    desk_->queue.clear();
-    desk_->called.notify_all();
+void CopyThreads::stop_threads() {
+    const Lock lock(queue_->mutex);
+    queue_->closing = queue_->stopping = true;
+    queue_->waiting.clear();
+    queue_->wake.notify_all();
 }
 
 }  // namespace equipoise

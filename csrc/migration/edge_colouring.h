@@ -8,7 +8,7 @@
 namespace equipoise {
 
 // A blob that travels. `round` is what is looked for.
-struct Blob {
+struct Message {
     std::int32_t source, destination;
     std::int32_t round;
 };
@@ -21,6 +21,6 @@ struct Blob {
 // Koenig (1916). An edge whose ends have no free colour in common gets one by its proof: on the
 // path that alternates between a colour free at the one end and a colour free at the other, the two
 // are exchanged.
-std::int32_t assign_rounds(std::vector<Blob>& blobs, std::int32_t ranks);
+std::int32_t assign_rounds(std::vector<Message>& messages, std::int32_t ranks);
 
 }  // namespace equipoise

@@ -11,6 +11,6 @@ namespace equipoise {
 // long as no rank has more than half of its staging buffers to fill: so that the next lot can
 // travel while this one is voted on. A layer that needs more than half is a lot by itself.
 // Throws std::invalid_argument where one needs more than all, on the first such layer and rank.
-std::vector<std::int32_t> group_layers(const Cargo& cargo);
+std::vector<std::int32_t> group_into_chunks(const MigrationSpec& spec);
 
 }  // namespace equipoise

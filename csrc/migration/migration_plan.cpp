@@ -13,133 +13,137 @@
 namespace equipoise {
 namespace {
 
-void require_order(const Cargo& cargo) {
-    std::vector<std::uint8_t> listed(cargo.layers);
-    for (std::int32_t layer : cargo.order) {
+void require_order(const MigrationSpec& spec) {
+    std::vector<std::uint8_t> listed(spec.layers);
+    for (std::int32_t layer : spec.order) {
         if (listed[layer])
             throw std::invalid_argument("order: layer " + std::to_string(layer) + " stands twice");
         listed[layer] = 1;
     }
-    for (std::int32_t layer = 0; layer < cargo.layers; ++layer) {
-        const Ids before = cargo.before(layer), after = cargo.after(layer);
+    for (std::int32_t layer = 0; layer < spec.layers; ++layer) {
+        const Ids before = spec.before(layer), after = spec.after(layer);
         if (!listed[layer] && !std::equal(before.begin(), before.end(), after.begin()))
             throw std::invalid_argument("order: layer " + std::to_string(layer) +
                                         " changes and is missing");
     }
 }
 
-std::vector<Move> list_moves(const Cargo& cargo, const std::vector<std::int32_t>& lots) {
-    std::vector<Move> moves;
-    for (std::size_t lot = 0; lot + 1 < lots.size(); ++lot)
-        for (std::int32_t i = lots[lot]; i < lots[lot + 1]; ++i) {
-            const std::int32_t layer = cargo.order[i];
-            const Ids before = cargo.before(layer), after = cargo.after(layer);
-            for (std::int32_t slot = 0; slot < cargo.slots; ++slot)
+std::vector<SlotMove> list_moves(const MigrationSpec& spec,
+                                 const std::vector<std::int32_t>& chunks) {
+    std::vector<SlotMove> moves;
+    for (std::size_t chunk = 0; chunk + 1 < chunks.size(); ++chunk)
+        for (std::int32_t i = chunks[chunk]; i < chunks[chunk + 1]; ++i) {
+            const std::int32_t layer = spec.order[i];
+            const Ids before = spec.before(layer), after = spec.after(layer);
+            for (std::int32_t slot = 0; slot < spec.slots; ++slot)
                 if (before[slot] != after[slot])
-                    moves.push_back({layer, slot, after[slot], 0, static_cast<std::int32_t>(lot), 0, 0});
+                    moves.push_back(
+                        {layer, slot, after[slot], 0, static_cast<std::int32_t>(chunk), 0, 0});
         }
     return moves;
 }
 
 // Cuts the moves of a lot, by sender and receiver, into blobs; whose[i] is the blob of move i.
-std::vector<Blob> cut(const Cargo& cargo, Span<Move> moves, std::vector<std::int32_t>& whose) {
-    std::vector<Blob> blobs;
-    std::int32_t room = 0;
+std::vector<Message> cut_into_messages(const MigrationSpec& spec, Span<SlotMove> moves,
+                                       std::vector<std::int32_t>& message_of) {
+    std::vector<Message> messages;
+    std::int32_t slots_left = 0;
     for (std::size_t i = 0; i < moves.size; ++i) {
-        whose[i] = kLocal;
+        message_of[i] = kLocal;
         if (moves[i].round == kLocal) continue;
-        const std::int32_t from = cargo.rank_of(moves[i].source), to = cargo.rank_of(moves[i].slot);
-        const bool same =
-            !blobs.empty() && blobs.back().source == from && blobs.back().destination == to;
-        if (!same || room == 0) {
-            blobs.push_back({from, to, 0});
-            room = cargo.parcel;
+        const std::int32_t from = spec.rank_of(moves[i].source), to = spec.rank_of(moves[i].slot);
+        const bool same = !messages.empty() && messages.back().source == from &&
+                          messages.back().destination == to;
+        if (!same || slots_left == 0) {
+            messages.push_back({from, to, 0});
+            slots_left = spec.message_slots;
         }
-        --room;
-        whose[i] = static_cast<std::int32_t>(blobs.size()) - 1;
+        --slots_left;
+        message_of[i] = static_cast<std::int32_t>(messages.size()) - 1;
     }
-    return blobs;
+    return messages;
 }
 
-std::int32_t schedule(const Cargo& cargo, Span<Move> lot) {
-    std::sort(lot.begin(), lot.end(), [&](const Move& a, const Move& b) {
-        return std::tuple(cargo.rank_of(a.source), cargo.rank_of(a.slot), a.layer, a.slot) <
-               std::tuple(cargo.rank_of(b.source), cargo.rank_of(b.slot), b.layer, b.slot);
+std::int32_t schedule_chunk(const MigrationSpec& spec, Span<SlotMove> chunk) {
+    std::sort(chunk.begin(), chunk.end(), [&](const SlotMove& a, const SlotMove& b) {
+        return std::tuple(spec.rank_of(a.source), spec.rank_of(a.slot), a.layer, a.slot) <
+               std::tuple(spec.rank_of(b.source), spec.rank_of(b.slot), b.layer, b.slot);
     });
-    std::vector<std::int32_t> whose(lot.size);
-    std::vector<Blob> blobs = cut(cargo, lot, whose);
-    const std::int32_t rounds = assign_rounds(blobs, cargo.ranks);
-    for (std::size_t i = 0; i < lot.size; ++i)
-        if (whose[i] != kLocal) lot[i].round = blobs[whose[i]].round;
-    std::sort(lot.begin(), lot.end(), [&](const Move& a, const Move& b) {
-        return std::tuple(cargo.rank_of(a.slot), a.round, a.layer, a.slot) <
-               std::tuple(cargo.rank_of(b.slot), b.round, b.layer, b.slot);
+    std::vector<std::int32_t> message_of(chunk.size);
+    std::vector<Message> messages = cut_into_messages(spec, chunk, message_of);
+    const std::int32_t rounds = assign_rounds(messages, spec.ranks);
+    for (std::size_t i = 0; i < chunk.size; ++i)
+        if (message_of[i] != kLocal) chunk[i].round = messages[message_of[i]].round;
+    std::sort(chunk.begin(), chunk.end(), [&](const SlotMove& a, const SlotMove& b) {
+        return std::tuple(spec.rank_of(a.slot), a.round, a.layer, a.slot) <
+               std::tuple(spec.rank_of(b.slot), b.round, b.layer, b.slot);
     });
     return rounds;
 }
 
-void schedule_lots(const Cargo& cargo, Shipment& shipment) {
-    auto first = shipment.moves.begin();
-    for (std::int32_t lot = 0; lot + 1 < static_cast<std::int32_t>(shipment.lots.size()); ++lot) {
-        const auto last = std::find_if(first, shipment.moves.end(),
-                                       [lot](const Move& move) { return move.lot != lot; });
-        Move* data = shipment.moves.data() + (first - shipment.moves.begin());
-        shipment.rounds.push_back(schedule(cargo, {data, static_cast<std::size_t>(last - first)}));
+void schedule_chunks(const MigrationSpec& spec, MigrationPlan& plan) {
+    auto first = plan.moves.begin();
+    for (std::int32_t chunk = 0; chunk + 1 < static_cast<std::int32_t>(plan.chunk_start.size());
+         ++chunk) {
+        const auto last = std::find_if(
+            first, plan.moves.end(), [chunk](const SlotMove& move) { return move.chunk != chunk; });
+        SlotMove* data = plan.moves.data() + (first - plan.moves.begin());
+        plan.rounds_per_chunk.push_back(
+            schedule_chunk(spec, {data, static_cast<std::size_t>(last - first)}));
         first = last;
     }
 }
 
 // From counts, shifted by one, to where each run begins.
-void sum_up(std::vector<std::int32_t>& counts) {
+void to_start_positions(std::vector<std::int32_t>& counts) {
     std::partial_sum(counts.begin(), counts.end(), counts.begin());
 }
 
-void index(const Cargo& cargo, Shipment& shipment) {
-    const std::size_t places = shipment.rounds.size() * cargo.ranks;
-    shipment.arrivals.assign(places + 1, 0);
-    shipment.leaving.assign(places + 1, 0);
-    const auto left = [&](const Move& move) {
-        return move.lot * cargo.ranks + cargo.rank_of(move.source);
+void index_by_rank(const MigrationSpec& spec, MigrationPlan& plan) {
+    const std::size_t places = plan.rounds_per_chunk.size() * spec.ranks;
+    plan.receive_start.assign(places + 1, 0);
+    plan.send_start.assign(places + 1, 0);
+    const auto sender = [&](const SlotMove& move) {
+        return move.chunk * spec.ranks + spec.rank_of(move.source);
     };
-    for (std::size_t i = 0; i < shipment.moves.size(); ++i) {
-        const Move& move = shipment.moves[i];
-        ++shipment.arrivals[move.lot * cargo.ranks + cargo.rank_of(move.slot) + 1];
+    for (std::size_t i = 0; i < plan.moves.size(); ++i) {
+        const SlotMove& move = plan.moves[i];
+        ++plan.receive_start[move.chunk * spec.ranks + spec.rank_of(move.slot) + 1];
         if (move.round == kLocal) continue;
-        ++shipment.leaving[left(move) + 1];
-        shipment.departures.push_back(static_cast<std::int32_t>(i));
+        ++plan.send_start[sender(move) + 1];
+        plan.sends.push_back(static_cast<std::int32_t>(i));
     }
-    sum_up(shipment.arrivals);
-    sum_up(shipment.leaving);
-    std::sort(shipment.departures.begin(), shipment.departures.end(),
-              [&](std::int32_t x, std::int32_t y) {
-                  const Move &a = shipment.moves[x], &b = shipment.moves[y];
-                  return std::tuple(left(a), a.round, a.layer, a.slot) <
-                         std::tuple(left(b), b.round, b.layer, b.slot);
-              });
+    to_start_positions(plan.receive_start);
+    to_start_positions(plan.send_start);
+    std::sort(plan.sends.begin(), plan.sends.end(), [&](std::int32_t x, std::int32_t y) {
+        const SlotMove &a = plan.moves[x], &b = plan.moves[y];
+        return std::tuple(sender(a), a.round, a.layer, a.slot) <
+               std::tuple(sender(b), b.round, b.layer, b.slot);
+    });
 }
 
-void give_buffers(const Cargo& cargo, Shipment& shipment) {
-    const auto places = static_cast<std::int32_t>(shipment.arrivals.size()) - 1;
+void assign_buffers(const MigrationSpec& spec, MigrationPlan& plan) {
+    const auto places = static_cast<std::int32_t>(plan.receive_start.size()) - 1;
     for (std::int32_t place = 0; place < places; ++place) {
-        const std::int32_t first = shipment.arrivals[place], last = shipment.arrivals[place + 1];
-        const bool even = place / cargo.ranks % 2 == 0;
-        std::int32_t buffer = even ? 0 : cargo.staging - (last - first);
-        for (std::int32_t i = first; i < last; ++i) shipment.moves[i].staging = buffer++;
+        const std::int32_t first = plan.receive_start[place], last = plan.receive_start[place + 1];
+        const bool even = place / spec.ranks % 2 == 0;
+        std::int32_t buffer = even ? 0 : spec.staging - (last - first);
+        for (std::int32_t i = first; i < last; ++i) plan.moves[i].staging = buffer++;
     }
 }
 
 }  // namespace
 
-Shipment ship(const Cargo& cargo) {
-    require_order(cargo);
-    Shipment shipment;
-    shipment.lots = group_layers(cargo);
-    shipment.moves = list_moves(cargo, shipment.lots);
-    choose_sources(Holders(cargo), shipment.moves);
-    schedule_lots(cargo, shipment);
-    index(cargo, shipment);
-    give_buffers(cargo, shipment);
-    return shipment;
+MigrationPlan make_migration_plan(const MigrationSpec& spec) {
+    require_order(spec);
+    MigrationPlan plan;
+    plan.chunk_start = group_into_chunks(spec);
+    plan.moves = list_moves(spec, plan.chunk_start);
+    choose_sources(InstalledSlots(spec), plan.moves);
+    schedule_chunks(spec, plan);
+    index_by_rank(spec, plan);
+    assign_buffers(spec, plan);
+    return plan;
 }
 
 }  // namespace equipoise

@@ -7,17 +7,18 @@
 
 namespace equipoise {
 
-using Sent = std::vector<std::int32_t>;  // copies by the rank that sends them
+using SendCounts = std::vector<std::int32_t>;  // copies by the rank that sends them
 
 // The best assignment of moves to senders, by chains: the busiest sender hands a move to another
 // holder, who hands one on, until somebody has room. When the busiest has no such chain, no
 // assignment has a lower maximum. Source: the cost-reducing paths of Harvey, Ladner, Lovasz and
 // Tamir, "Semi-matchings for bipartite graphs and load balancing" (2003).
-class Relief {
+class SenderBalance {
  public:
     // `moves` are those of the part that is to be evened out; `total` counts all, and is kept up to
     // date. Nobody's total is raised above `ceiling`.
-    Relief(const Holders& holders, Span<Move> moves, Sent& total, std::int32_t ceiling);
+    SenderBalance(const InstalledSlots& installed, Span<SlotMove> moves, SendCounts& total,
+                  std::int32_t ceiling);
 
     // Until no rank sends more than `floor` in this part, or it cannot be lowered.
     void lower_to(std::int32_t floor);
@@ -31,11 +32,11 @@ class Relief {
     bool relieve(std::int32_t busiest);
     std::int32_t search(std::int32_t busiest);
     bool has_room(std::int32_t rank, std::int32_t busiest) const;
-    void hand_over(const Step& step);
+    void reassign(const Step& step);
 
-    const Holders& holders_;
-    Span<Move> moves_;
-    Sent& total_;
+    const InstalledSlots& installed_;
+    Span<SlotMove> moves_;
+    SendCounts& total_sends_;
     std::int32_t ceiling_;
     std::vector<std::vector<std::int32_t>> sends_;  // moves of the part, by sender
     std::vector<Step> step_;                        // by rank

@@ -6,13 +6,13 @@
 namespace equipoise {
 
 // Slot s of a layer is on rank s / (slots / ranks); nodes are runs of as many ranks each.
-struct Cargo {
+struct MigrationSpec {
     std::int32_t layers, experts, slots, ranks, nodes;
     const std::int32_t* installed;  // [layers, slots]
     const std::int32_t* proposed;   // [layers, slots]
     Ids order;                      // the layers that may change, each once
     std::int32_t staging;           // buffers of a rank
-    std::int32_t parcel;            // most slots of a blob
+    std::int32_t message_slots;     // most slots of a blob
 
     std::int32_t per_rank() const { return slots / ranks; }
     std::int32_t rank_of(std::int32_t slot) const { return slot / per_rank(); }
@@ -28,9 +28,9 @@ struct Cargo {
 };
 
 // Fills `slot` of `layer` with `expert`, read from the slot `source` of the same layer.
-struct Move {
+struct SlotMove {
     std::int32_t layer, slot, expert, source;
-    std::int32_t lot;
+    std::int32_t chunk;
     std::int32_t round;    // within the lot; kLocal where source and slot are on one rank
     std::int32_t staging;  // the buffer that the copy waits in
 };

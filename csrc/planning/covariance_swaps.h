@@ -3,13 +3,13 @@
 
 #include <vector>
 
-#include "planning/connected.h"
 #include "planning/options.h"
+#include "planning/rank_topology.h"
 
 namespace equipoise {
 
 // Rows by window: [count, layers, experts]; `count` is 0 where nothing is known.
-struct Windows {
+struct LoadWindows {
     const std::int64_t* data;
     std::int64_t count, layers, experts;
 
@@ -27,49 +27,56 @@ struct Windows {
 // ones any two that leave no expert twice on a rank. Flows are those that the board has; they are
 // not levelled anew.
 // Source of the idea: the risk term of vllm-ascend's FlashLB policy. Integers throughout.
-class Risk {
+class CovarianceSwaps {
  public:
-    Risk(Board& board, const Rules& rules, const Aims& aims, const Windows& windows);
+    CovarianceSwaps(LayerState& state, const RankTopology& topology, const PlanOptions& options,
+                    const LoadWindows& windows);
 
     // Whether there is anything to know of risks.
-    bool known() const { return windows_.count > 1 && aims_.sigma > 0; }
+    bool enabled() const { return windows_.count > 1 && options_.sigma > 0; }
 
     // Of the riskiest rank, in units of the board.
-    std::int64_t highest(std::int64_t layer);
+    std::int64_t highest_risk(std::int64_t layer);
 
     // At most so many copies change rank; how many did. `gain` is in units of the board.
     std::int64_t run(std::int64_t layer, std::int64_t gain, std::int64_t copies);
 
  private:
-    struct Trade {
+    struct Candidate {
         std::int64_t risk;  // the higher one of both ranks afterwards
         std::int32_t slot, other;
     };
 
     void reset(std::int64_t layer);
-    void fill_slot(std::int32_t slot);
+    void set_slot_deviation(std::int32_t slot);
     // Less risky; of equals the later one.
-    bool below(std::int32_t a, std::int32_t b) const {
+    bool less_risky(std::int32_t a, std::int32_t b) const {
         return risk_[a] != risk_[b] ? risk_[a] < risk_[b] : a > b;
     }
-    bool trade(std::int64_t gain);
-    Trade best(std::int32_t rank) const;
-    void look(std::int32_t slot, std::int32_t other, Trade& best) const;
-    void exchange(std::int32_t a, std::int32_t b);
-    std::int64_t risk(std::int32_t rank, std::int64_t more, std::int64_t squares) const;
-    std::int64_t squares(std::int32_t rank) const { return dot(of_rank(rank), of_rank(rank)); }
+    bool swap_once(std::int64_t gain);
+    Candidate best_swap(std::int32_t rank) const;
+    void consider(std::int32_t slot, std::int32_t other, Candidate& best) const;
+    void apply_swap(std::int32_t a, std::int32_t b);
+    std::int64_t risk_of(std::int32_t rank, std::int64_t extra_load, std::int64_t squares) const;
+    std::int64_t squares(std::int32_t rank) const {
+        return dot(deviation_of_rank(rank), deviation_of_rank(rank));
+    }
     std::int64_t dot(const std::int64_t* a, const std::int64_t* b) const;
     bool movable(std::int32_t slot) const;
-    const std::int64_t* of_slot(std::int32_t slot) const { return &off_[slot * windows_.count]; }
-    const std::int64_t* of_rank(std::int32_t rank) const { return &sum_[rank * windows_.count]; }
+    const std::int64_t* deviation_of_slot(std::int32_t slot) const {
+        return &slot_deviation_[slot * windows_.count];
+    }
+    const std::int64_t* deviation_of_rank(std::int32_t rank) const {
+        return &rank_deviation_[rank * windows_.count];
+    }
 
-    Board& board_;
-    const Rules& rules_;
-    const Aims& aims_;
-    const Windows& windows_;
-    std::int32_t grain_ = 0;
+    LayerState& state_;
+    const RankTopology& topology_;
+    const PlanOptions& options_;
+    const LoadWindows& windows_;
+    std::int32_t shift_ = 0;
     // Deviations by window, in units of 2^grain: of each expert, slot and rank.
-    std::vector<std::int64_t> expert_, off_, sum_, squares_;
+    std::vector<std::int64_t> expert_deviation_, slot_deviation_, rank_deviation_, squares_;
     std::vector<std::int64_t> risk_;  // by rank
     std::vector<std::int32_t> order_;
 };

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "planning/connected.h"
 #include "planning/options.h"
+#include "planning/rank_topology.h"
 
 namespace equipoise {
 
@@ -22,9 +22,9 @@ namespace equipoise {
 // changes as there are slots; with the lowest peak that it came by. Between what is level and what
 // is not, the sum knows more than the peak: it sees every rank above the mean, not only the
 // fullest.
-class Evener {
+class EvenSplitPlanner {
  public:
-    Evener(Board& board, const Rules& rules, const Aims& aims);
+    EvenSplitPlanner(LayerState& state, const RankTopology& topology, const PlanOptions& options);
 
     // How many copies are left of those.
     std::int64_t run(std::int64_t copies);
@@ -32,7 +32,7 @@ class Evener {
     // Of the fullest rank, relative to its capacity.
     std::int64_t peak() const;
     // Whether a rank has two copies of an expert.
-    bool doubled() const;
+    bool has_duplicates() const;
 
  private:
     // What is gained, in squares for each copy; the slots that change, or a slot and an expert.
@@ -41,32 +41,32 @@ class Evener {
         std::int32_t slot = -1, other = -1;
     };
     // How much hotter than what gives up a slot its new expert is.
-    enum class Colder { kAny, kColder, kMuchColder };
+    enum class HeatGap { kAny, kColder, kMuchColder };
 
     std::int32_t fullest() const;
-    void part_doubles();
-    bool split();
-    bool relieve();
-    Change handover(Ids experts, Ids slots, Colder colder);
-    Change trade(std::int32_t rank) const;
+    void replace_duplicates();
+    bool split_hottest();
+    bool relieve_fullest();
+    Change best_handover(Ids experts, Ids slots, HeatGap gap);
+    Change best_trade(std::int32_t rank) const;
     std::int64_t gain_of(std::int32_t slot, std::int32_t expert);
-    void add(std::int32_t rank, std::int64_t load);
-    void give(std::int32_t slot, std::int32_t expert);
-    void exchange(std::int32_t a, std::int32_t b);
-    void find_spare(std::int32_t but);
-    bool spare(std::int32_t slot) const;
-    bool colder(std::int32_t victim, std::int32_t expert, Colder how) const;
-    std::int64_t part(std::int32_t expert, std::int32_t more) const;
+    void add_change(std::int32_t rank, std::int64_t load);
+    void hand_over(std::int32_t slot, std::int32_t expert);
+    void trade_experts(std::int32_t a, std::int32_t b);
+    void find_spare_slots(std::int32_t except);
+    bool can_spare(std::int32_t slot) const;
+    bool cold_enough(std::int32_t victim, std::int32_t expert, HeatGap gap) const;
+    std::int64_t load_per_replica(std::int32_t expert, std::int32_t more) const;
     std::int64_t excess(std::int32_t rank, std::int64_t more) const;
-    std::int64_t for_each(std::int64_t gain, std::int32_t expert, std::int32_t rank) const;
-    std::int64_t cost(std::int32_t expert, std::int32_t rank) const;
+    std::int64_t per_cost(std::int64_t gain, std::int32_t expert, std::int32_t rank) const;
+    std::int64_t copy_cost(std::int32_t expert, std::int32_t rank) const;
 
-    Board& board_;
-    const Rules& rules_;
-    const Aims& aims_;
-    std::int64_t left_ = 0;
-    std::int32_t grain_ = 0;
-    std::vector<std::int32_t> kept_, slots_, experts_, touched_;
+    LayerState& state_;
+    const RankTopology& topology_;
+    const PlanOptions& options_;
+    std::int64_t copies_left_ = 0;
+    std::int32_t shift_ = 0;
+    std::vector<std::int32_t> best_placement_, slots_, experts_, touched_;
     std::vector<std::int64_t> change_;  // by rank: what it would have more, 0 where untouched
 };
 

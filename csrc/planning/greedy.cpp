@@ -26,7 +26,7 @@ int compare(const Item& a, const Item& b) {
 
 std::vector<Item> counted(Counts load, std::size_t slots) {
     const std::vector<std::int32_t> copies =
-        count_copies(load, slots, {1, static_cast<std::int32_t>(slots)});
+        count_replicas(load, slots, {1, static_cast<std::int32_t>(slots)});
     std::vector<Item> items(load.size);
     for (std::size_t e = 0; e < load.size; ++e)
         items[e] = {load[e], copies[e], static_cast<std::int32_t>(e)};

@@ -9,171 +9,174 @@ namespace {
 constexpr std::int32_t kPatience = 8;
 // Where the target is missed the aim is three quarters of it, so that the next window does not miss
 // it at once.
-constexpr std::int32_t kAim = 3, kOf = 4;
+constexpr std::int32_t kAimNumerator = 3, kAimDenominator = 4;
 // So many steps of a call are for the slack.
-constexpr std::int32_t kSlack = 1;
+constexpr std::int32_t kSlackChanges = 1;
 
 }  // namespace
 
-Improver::Improver(Board& board, const Rules& rules, const Aims& aims)
-    : board_(board),
-      rules_(rules),
-      aims_(aims),
-      leveller_(board),
-      market_(board, rules, aims.node_cost),
-      swaps_(board, rules),
-      single_(rules.shape.ranks),
-      open_(rules.shape.ranks, 1) {}
+IncrementalPlanner::IncrementalPlanner(LayerState& state, const RankTopology& topology,
+                                       const PlanOptions& options)
+    : state_(state),
+      topology_(topology),
+      options_(options),
+      leveller_(state),
+      trades_(state, topology, options.node_cost),
+      swaps_(state, topology),
+      single_load_(topology.shape.ranks),
+      open_(topology.shape.ranks, 1) {}
 
-std::int64_t Improver::run(std::int64_t copies) {
-    left_ = copies;
-    mean_ = board_.mean();
+std::int64_t IncrementalPlanner::run(std::int64_t copies) {
+    copies_left_ = copies;
+    mean_ = state_.mean();
     traded_ = false;
-    target_ = static_cast<std::int32_t>(std::int64_t{aims_.target} * kAim / kOf);
-    if (mean_ > 0 && measure() > 0) change();
+    target_ =
+        static_cast<std::int32_t>(std::int64_t{options_.target} * kAimNumerator / kAimDenominator);
+    if (mean_ > 0 && missed_target() > 0) change_placement();
     leveller_.level_all();
-    return left_;
+    return copies_left_;
 }
 
-void Improver::change() {
-    keep(missed_by_);
-    market_.reset();
-    while (left_ > 0 && trade()) {
+void IncrementalPlanner::change_placement() {
+    save_best(missed_by_);
+    trades_.reset();
+    while (copies_left_ > 0 && trade_replica()) {
     }
-    relieve();
-    if (missed_by_ > best_) board_.place({kept_.data(), kept_.size()});
+    lower_peak();
+    if (missed_by_ > best_miss_)
+        state_.set_placement({best_placement_.data(), best_placement_.size()});
 }
 
-bool Improver::trade() {
-    const std::int32_t hot = market_.hottest();
+bool IncrementalPlanner::trade_replica() {
+    const std::int32_t hot = trades_.hottest();
     if (hot < 0) return false;
-    const std::int64_t heat = market_.heat(hot);
+    const std::int64_t heat = trades_.load_per_replica(hot);
     const auto most = static_cast<std::int64_t>(static_cast<__int128>(heat) * kShareOne /
-                                                (kShareOne + aims_.hysteresis));
+                                                (kShareOne + options_.hysteresis));
     if (most >= heat) return false;
     std::fill(open_.begin(), open_.end(), 1);
-    return take(market_.give_up_for(hot, most, open_), hot);
+    return give_slot(trades_.find_slot_for(hot, most, open_), hot);
 }
 
-bool Improver::take(std::int32_t slot, std::int32_t expert) {
+bool IncrementalPlanner::give_slot(std::int32_t slot, std::int32_t expert) {
     if (slot < 0) return false;
-    const std::int32_t victim = board_.expert_at(slot);
-    board_.replace(slot, expert);
-    market_.note(victim);
-    market_.note(expert);
-    --left_;
+    const std::int32_t victim = state_.expert_at(slot);
+    state_.replace(slot, expert);
+    trades_.update(victim);
+    trades_.update(expert);
+    --copies_left_;
     traded_ = true;
     return true;
 }
 
 // Until the target is met, and the slack, nothing helps or no copies are left.
-void Improver::relieve() {
-    std::int64_t least = measure();
-    if (traded_ && least <= best_) keep(least);
-    std::int32_t idle = 0, slack = kSlack;
-    while (least > 0 && idle < kPatience && (stuck_ || slack-- > 0) && step()) {
-        const std::int64_t now = measure();
+void IncrementalPlanner::lower_peak() {
+    std::int64_t least = missed_target();
+    if (traded_ && least <= best_miss_) save_best(least);
+    std::int32_t idle = 0, slack = kSlackChanges;
+    while (least > 0 && idle < kPatience && (misses_target_ || slack-- > 0) && change_once()) {
+        const std::int64_t now = missed_target();
         idle = now < least ? 0 : idle + 1;
         least = std::min(least, now);
-        if (now < best_) keep(now);
+        if (now < best_miss_) save_best(now);
     }
 }
 
-void Improver::keep(std::int64_t missed_by) {
-    const Ids placement = board_.placement();
-    kept_.assign(placement.begin(), placement.end());
-    best_ = missed_by;
+void IncrementalPlanner::save_best(std::int64_t missed_by) {
+    const Ids placement = state_.placement();
+    best_placement_.assign(placement.begin(), placement.end());
+    best_miss_ = missed_by;
 }
 
 // How far the aims are missed; 0 when they are met. Leaves the flows level.
-std::int64_t Improver::measure() {
-    const std::int64_t over = lower() - mean_ - part_of(mean_, target_);
-    stuck_ = over > 0;
+std::int64_t IncrementalPlanner::missed_target() {
+    const std::int64_t over = level_flows() - mean_ - fraction_of(mean_, target_);
+    misses_target_ = over > 0;
     // Any that misses the target is worse than any that misses the slack.
-    return missed_by_ = stuck_ ? over + mean_ : bound();
+    return missed_by_ = misses_target_ ? over + mean_ : missed_slack();
 }
 
 // How far the slack is missed, by the rank that misses it most.
-std::int64_t Improver::bound() {
-    board_.add_singles(single_);
-    const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
+std::int64_t IncrementalPlanner::missed_slack() {
+    state_.sum_single_replicas(single_load_);
+    const std::int64_t room = mean_ - fraction_of(mean_, options_.slack);
     std::int64_t worst = 0;
-    for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
-        const std::int64_t bound = single_[r] - board_.share(room, r);
-        if (bound <= worst) continue;
-        worst = bound;
-        rank_ = r;
+    for (std::int32_t r = 0; r < topology_.shape.ranks; ++r) {
+        const std::int64_t missed = single_load_[r] - state_.load_at(room, r);
+        if (missed <= worst) continue;
+        worst = missed;
+        slack_rank_ = r;
     }
     return worst;
 }
 
 // Levels what can be; the peak, and the ranks that it cannot be lowered for.
-std::int64_t Improver::lower() {
-    const std::int64_t height = leveller_.level(mean_ + part_of(mean_, target_));
+std::int64_t IncrementalPlanner::level_flows() {
+    const std::int64_t height = leveller_.level(mean_ + fraction_of(mean_, target_));
     binding_ = leveller_.binding();
     return height;
 }
 
 // One change for the rank that misses most; false when there is none.
-bool Improver::step() {
-    close();
-    const std::int32_t hot = hottest_inside();
-    const std::int64_t heat = hot < 0 ? 0 : board_.load_of(hot) / copies(hot);
+bool IncrementalPlanner::change_once() {
+    find_bottleneck();
+    const std::int32_t hot = hottest_expert_inside();
+    const std::int64_t heat = hot < 0 ? 0 : state_.load_of(hot) / replica_count(hot);
     const std::int32_t slot =
-        hot < 0 || copies(hot) >= rules_.copies().high || left_ < 1
+        hot < 0 || replica_count(hot) >= topology_.replica_range().high || copies_left_ < 1
             ? -1
-            : market_.give_up_for(hot, heat - 1, open_);
-    const std::int64_t gain = slot < 0 ? 0 : std::min(excess_, lowered(hot));
+            : trades_.find_slot_for(hot, heat - 1, open_);
+    const std::int64_t gain = slot < 0 ? 0 : std::min(excess_, load_of_next_replica(hot));
     // No swap brings more than the excess, and each is two copies.
-    if (2 * gain >= excess_ && gain > 0) return take(slot, hot);
-    return swap(2 * gain) || (gain > 0 && take(slot, hot));
+    if (2 * gain >= excess_ && gain > 0) return give_slot(slot, hot);
+    return swap_experts(2 * gain) || (gain > 0 && give_slot(slot, hot));
 }
 
-bool Improver::swap(std::int64_t more_than) {
-    if (left_ < 2) return false;
-    board_.add_singles(single_);
-    const Swap swap = swaps_.best({inside_, open_, single_, excess_, mean_}, more_than);
+bool IncrementalPlanner::swap_experts(std::int64_t more_than) {
+    if (copies_left_ < 2) return false;
+    state_.sum_single_replicas(single_load_);
+    const ExpertSwap swap = swaps_.best({inside_, open_, single_load_, excess_, mean_}, more_than);
     if (swap.from < 0) return false;
-    board_.swap(swap.from, swap.to);
-    left_ -= 2;
+    state_.swap(swap.from, swap.to);
+    copies_left_ -= 2;
     return true;
 }
 
 // What another copy takes from the ranks inside: all that it can hold.
-std::int64_t Improver::lowered(std::int32_t expert) const {
-    return board_.load_of(expert) / (copies(expert) + 1);
+std::int64_t IncrementalPlanner::load_of_next_replica(std::int32_t expert) const {
+    return state_.load_of(expert) / (replica_count(expert) + 1);
 }
 
-std::int64_t Improver::copies(std::int32_t expert) const {
-    return static_cast<std::int64_t>(board_.copies(expert).size);
+std::int64_t IncrementalPlanner::replica_count(std::int32_t expert) const {
+    return static_cast<std::int64_t>(state_.replicas(expert).size);
 }
 
 // What is inside, all that the rank's load can reach, is closed; the others are open.
-void Improver::close() {
+void IncrementalPlanner::find_bottleneck() {
     std::fill(open_.begin(), open_.end(), 1);
     excess_ = 0;
-    inside_.assign(1, rank_);
-    if (stuck_) {
+    inside_.assign(1, slack_rank_);
+    if (misses_target_) {
         inside_ = binding_;
-        for (std::int32_t r : inside_) excess_ += board_.full(r) - board_.share(mean_, r);
+        for (std::int32_t r : inside_) excess_ += state_.rank_load(r) - state_.load_at(mean_, r);
     } else {
-        const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
-        excess_ = single_[rank_] - board_.share(room, rank_) + mean_ / 64;
+        const std::int64_t room = mean_ - fraction_of(mean_, options_.slack);
+        excess_ = single_load_[slack_rank_] - state_.load_at(room, slack_rank_) + mean_ / 64;
     }
     for (std::int32_t r : inside_) open_[r] = 0;
 }
 
-std::int32_t Improver::hottest_inside() const {
+std::int32_t IncrementalPlanner::hottest_expert_inside() const {
     std::int32_t hot = -1;
     std::int64_t heat = 0;
-    const std::int32_t per_rank = rules_.shape.per_rank();
+    const std::int32_t per_rank = topology_.shape.per_rank();
     for (std::int32_t r : inside_)
         for (std::int32_t s = r * per_rank; s < (r + 1) * per_rank; ++s) {
-            const std::int32_t e = board_.expert_at(s);
-            const std::int64_t copies = this->copies(e);
+            const std::int32_t e = state_.expert_at(s);
+            const std::int64_t copies = replica_count(e);
             // Most experts have one copy: nothing is divided for them.
-            const std::int64_t here = copies == 1 ? board_.load_of(e) : board_.load_of(e) / copies;
-            if (here > heat && (stuck_ || copies == 1)) {
+            const std::int64_t here = copies == 1 ? state_.load_of(e) : state_.load_of(e) / copies;
+            if (here > heat && (misses_target_ || copies == 1)) {
                 heat = here;
                 hot = e;
             }

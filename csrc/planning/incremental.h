@@ -1,10 +1,10 @@
 // A plan that starts from what is installed.
 #pragma once
 
-#include "planning/connected.h"
 #include "planning/expert_swaps.h"
 #include "planning/max_flow_levelling.h"
 #include "planning/options.h"
+#include "planning/rank_topology.h"
 #include "planning/replica_trades.h"
 
 namespace equipoise {
@@ -19,41 +19,41 @@ namespace equipoise {
 //   with one copy trade places, two copies; whichever lowers the peak more for each copy.
 // What it ends with is the best that it came by, what is installed included.
 // The flows that the board is left with are level.
-class Improver {
+class IncrementalPlanner {
  public:
-    Improver(Board& board, const Rules& rules, const Aims& aims);
+    IncrementalPlanner(LayerState& state, const RankTopology& topology, const PlanOptions& options);
 
     // How many copies are left of those.
     std::int64_t run(std::int64_t copies);
 
  private:
-    bool trade();
-    bool take(std::int32_t slot, std::int32_t expert);
-    void change();
-    void relieve();
-    void keep(std::int64_t missed_by);
-    std::int64_t measure();
-    std::int64_t bound();
-    std::int64_t lower();
-    bool step();
-    bool swap(std::int64_t more_than);
-    std::int64_t lowered(std::int32_t expert) const;
-    std::int64_t copies(std::int32_t expert) const;
-    void close();
-    std::int32_t hottest_inside() const;
+    bool trade_replica();
+    bool give_slot(std::int32_t slot, std::int32_t expert);
+    void change_placement();
+    void lower_peak();
+    void save_best(std::int64_t missed_by);
+    std::int64_t missed_target();
+    std::int64_t missed_slack();
+    std::int64_t level_flows();
+    bool change_once();
+    bool swap_experts(std::int64_t more_than);
+    std::int64_t load_of_next_replica(std::int32_t expert) const;
+    std::int64_t replica_count(std::int32_t expert) const;
+    void find_bottleneck();
+    std::int32_t hottest_expert_inside() const;
 
-    Board& board_;
-    const Rules& rules_;
-    const Aims& aims_;
-    Leveller leveller_;
-    Market market_;
-    Swaps swaps_;
-    std::int64_t left_ = 0, mean_ = 0, excess_ = 0, missed_by_ = 0, best_ = 0;
-    std::int32_t rank_ = 0, target_ = 0;
-    bool stuck_ = false, traded_ = false;
-    std::vector<std::int64_t> single_;
+    LayerState& state_;
+    const RankTopology& topology_;
+    const PlanOptions& options_;
+    MaxFlowLeveller leveller_;
+    ReplicaTrades trades_;
+    ExpertSwaps swaps_;
+    std::int64_t copies_left_ = 0, mean_ = 0, excess_ = 0, missed_by_ = 0, best_miss_ = 0;
+    std::int32_t slack_rank_ = 0, target_ = 0;
+    bool misses_target_ = false, traded_ = false;
+    std::vector<std::int64_t> single_load_;
     std::vector<std::int8_t> open_;
-    std::vector<std::int32_t> inside_, binding_, kept_;
+    std::vector<std::int32_t> inside_, binding_, best_placement_;
 };
 
 }  // namespace equipoise

@@ -10,9 +10,9 @@
 namespace equipoise {
 
 // Writes one layer's row of the answer a call.
-class Worker {
+class LayerPlanner {
  public:
-    Worker(const Request& request, const Answer& answer);
+    LayerPlanner(const PlanRequest& request, const PlanResult& result);
 
     // Whatever is installed.
     void plan_anew(std::int64_t layer);
@@ -31,32 +31,32 @@ class Worker {
     };
 
     Ids installed(std::int64_t layer) const;
-    bool alike() const;
+    bool ranks_are_alike() const;
     void propose(std::int64_t layer);
     void reset(std::int64_t layer, Ids placement);
-    std::int64_t change(std::int64_t layer);
-    bool calm(std::int64_t layer, std::int64_t gain, std::int64_t copies);
-    Attempt try_to_lower(std::int64_t copies);
-    void note(std::vector<std::int32_t>& placement) const;
-    void settle_on(const std::vector<std::int32_t>& placement);
-    std::int64_t settle();
+    std::int64_t improve_state(std::int64_t layer);
+    bool reduce_risk(std::int64_t layer, std::int64_t gain, std::int64_t copies);
+    Attempt try_improvement(std::int64_t copies);
+    void save_placement(std::vector<std::int32_t>& placement) const;
+    void restore(const std::vector<std::int32_t>& placement);
+    std::int64_t divide_load();
     void return_to_slots(Ids installed);
-    std::int64_t goal() const;
-    std::int64_t far() const;
-    bool far_off();
-    bool level() const { return request_.aims.split == Split::kLevel; }
+    std::int64_t target_height() const;
+    std::int64_t far_height() const;
+    bool is_far_off();
+    bool level_shares() const { return request_.options.split == Split::kLevel; }
     void write(std::int64_t layer);
-    std::int64_t moves(std::int64_t layer) const;
+    std::int64_t count_layer_moves(std::int64_t layer) const;
 
-    const Request& request_;
-    const Answer& answer_;
-    Board board_;
-    Leveller leveller_;
-    Improver improver_;
-    Evener evener_;
-    Risk risk_;
-    Rounding rounding_;
-    std::vector<std::int32_t> fresh_, before_, other_;
+    const PlanRequest& request_;
+    const PlanResult& result_;
+    LayerState state_;
+    MaxFlowLeveller leveller_;
+    IncrementalPlanner incremental_;
+    EvenSplitPlanner even_split_;
+    CovarianceSwaps covariance_;
+    ShareRounding rounding_;
+    std::vector<std::int32_t> proposed_, before_attempt_, first_attempt_;
 };
 
 }  // namespace equipoise

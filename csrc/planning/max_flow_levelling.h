@@ -15,9 +15,9 @@ namespace equipoise {
 // by their capacity, and the height that is aimed at rises to that (Newton's step, as Dinkelbach,
 // 1967, for ratios): so the peak is the optimum of the linear program, to within the rounding of
 // 1 / 65536 of a token.
-class Leveller {
+class MaxFlowLeveller {
  public:
-    explicit Leveller(Board& board);
+    explicit MaxFlowLeveller(LayerState& state);
 
     // Until no ordinary rank is fuller than `height`, which is the mean at least, or as near as can
     // be. Returns the height that was reached; or, early, one above `enough` that cannot be gone
@@ -25,7 +25,7 @@ class Leveller {
     std::int64_t level(std::int64_t height, std::int64_t enough = INT64_MAX);
     // As level as can be, to a part in 8192 of the mean: 0.00012.
     std::int64_t level_all(std::int64_t enough = INT64_MAX) {
-        return level(board_.mean() + board_.mean() / 8192, enough);
+        return level(state_.mean() + state_.mean() / 8192, enough);
     }
 
     // The ranks that kept the last level() from its aim: nothing can leave them together. Empty
@@ -34,24 +34,24 @@ class Leveller {
 
  private:
     // How a rank was found: load would be poured from one copy of an expert to another, here.
-    struct Joint {
-        std::int32_t there, here;
+    struct Edge {
+        std::int32_t from_slot, to_slot;
     };
 
-    std::size_t overfull(std::int64_t height);
+    std::size_t find_overfull(std::int64_t height);
     void sort_overfull();
-    void drain(std::int64_t height);
-    void grow(std::int32_t rank);
-    void begin_round();
-    void find(std::int32_t rank, Joint joint);
-    Ids relieve(std::int32_t rank, std::int64_t height);
-    bool visit(std::int32_t slot, std::int32_t rank, std::int64_t height);
-    bool pour_along(std::int32_t rank, std::int32_t end, std::int64_t height);
+    void level_along_tree(std::int64_t height);
+    void grow_tree(std::int32_t rank);
+    void begin_search();
+    void mark_found(std::int32_t rank, Edge edge);
+    Ids push_excess(std::int32_t rank, std::int64_t height);
+    bool expand_slot(std::int32_t slot, std::int32_t rank, std::int64_t height);
+    bool push_along_path(std::int32_t rank, std::int32_t end, std::int64_t height);
 
-    Board& board_;
-    std::vector<std::int32_t> order_, seen_, queue_, binding_;
-    std::vector<Joint> found_by_;
-    std::int32_t round_ = 0;
+    LayerState& state_;
+    std::vector<std::int32_t> overfull_, visited_, queue_, binding_;
+    std::vector<Edge> found_by_;
+    std::int32_t search_ = 0;
 };
 
 }  // namespace equipoise

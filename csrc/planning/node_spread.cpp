@@ -7,10 +7,10 @@
 namespace equipoise {
 namespace {
 
-class Spreader {
+class NodeSpread {
  public:
-    Spreader(Counts score, const Rules& rules, Span<std::int32_t> placement)
-        : score_(score), rules_(rules), placement_(placement) {}
+    NodeSpread(Counts score, const RankTopology& topology, Span<std::int32_t> placement)
+        : score_(score), topology_(topology), placement_(placement) {}
 
     bool on_one_node(std::int32_t expert) const { return spans(expert, -1, -1) < 2; }
 
@@ -18,7 +18,7 @@ class Spreader {
     std::int32_t partner(std::int32_t slot) const {
         std::int32_t best = -1;
         std::int64_t least = std::numeric_limits<std::int64_t>::max();
-        for (std::int32_t other = 0; other < rules_.shape.slots; ++other) {
+        for (std::int32_t other = 0; other < topology_.shape.slots; ++other) {
             if (node(other) == node(slot) || !may_swap(slot, other)) continue;
             const std::int64_t differs = std::abs(size(slot) - size(other));
             if (differs >= least) continue;
@@ -29,8 +29,8 @@ class Spreader {
     }
 
  private:
-    std::int32_t rank(std::int32_t slot) const { return slot / rules_.shape.per_rank(); }
-    std::int32_t node(std::int32_t slot) const { return rules_.node_of(rank(slot)); }
+    std::int32_t rank(std::int32_t slot) const { return slot / topology_.shape.per_rank(); }
+    std::int32_t node(std::int32_t slot) const { return topology_.node_of(rank(slot)); }
     std::int64_t size(std::int32_t slot) const {
         std::int64_t copies = 0;
         for (std::int32_t expert : placement_) copies += expert == placement_[slot];
@@ -40,7 +40,7 @@ class Spreader {
     // How many nodes an expert is on, two at most, if its copy in `from` were in `to`.
     std::int32_t spans(std::int32_t expert, std::int32_t from, std::int32_t to) const {
         std::int32_t first = -1;
-        for (std::int32_t slot = 0; slot < rules_.shape.slots; ++slot) {
+        for (std::int32_t slot = 0; slot < topology_.shape.slots; ++slot) {
             if (placement_[slot] != expert) continue;
             const std::int32_t here = node(slot == from ? to : slot);
             if (first >= 0 && here != first) return 2;
@@ -50,8 +50,8 @@ class Spreader {
     }
 
     bool holds(std::int32_t rank, std::int32_t expert) const {
-        const std::int32_t first = rank * rules_.shape.per_rank();
-        for (std::int32_t s = first; s < first + rules_.shape.per_rank(); ++s)
+        const std::int32_t first = rank * topology_.shape.per_rank();
+        for (std::int32_t s = first; s < first + topology_.shape.per_rank(); ++s)
             if (placement_[s] == expert) return true;
         return false;
     }
@@ -62,15 +62,15 @@ class Spreader {
     }
 
     Counts score_;
-    const Rules& rules_;
+    const RankTopology& topology_;
     Span<std::int32_t> placement_;
 };
 
 }  // namespace
 
-void spread_over_nodes(Counts score, const Rules& rules, Span<std::int32_t> placement) {
-    const Spreader spreader(score, rules, placement);
-    for (std::int32_t slot = 0; slot < rules.shape.slots; ++slot) {
+void spread_over_nodes(Counts score, const RankTopology& topology, Span<std::int32_t> placement) {
+    const NodeSpread spreader(score, topology, placement);
+    for (std::int32_t slot = 0; slot < topology.shape.slots; ++slot) {
         if (!spreader.on_one_node(placement[slot])) continue;
         const std::int32_t other = spreader.partner(slot);
         if (other >= 0) std::swap(placement[slot], placement[other]);

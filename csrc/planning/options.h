@@ -12,7 +12,7 @@ namespace equipoise {
 enum class Split { kLevel, kEven };
 
 // How far to go. Imbalances are in 1 / 65536 of the mean.
-struct Aims {
+struct PlanOptions {
     std::int32_t target;      // the peak may be so far above the mean
     std::int32_t slack;       // a rank's experts with one copy stay so far below it
     std::int32_t hysteresis;  // a copy changes hands for an expert so much hotter, in 1 / 65536
@@ -23,7 +23,7 @@ struct Aims {
 
 // So many parts of 65536 of a mean; at most 2^61, so that a mean below 2^62 and twice the part fit
 // into 64 bits. Only a target of many means is cut by that.
-inline std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
+inline std::int64_t fraction_of(std::int64_t mean, std::int32_t parts) {
     constexpr __int128 kLargest = (std::int64_t{1} << 61) - 1;
     return static_cast<std::int64_t>(
         std::min(static_cast<__int128>(mean) * parts / kShareOne, kLargest));

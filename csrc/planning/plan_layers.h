@@ -3,34 +3,34 @@
 
 #include <vector>
 
-#include "planning/connected.h"
 #include "planning/covariance_swaps.h"
 #include "planning/incremental.h"
+#include "planning/rank_topology.h"
 
 namespace equipoise {
 
-enum class Policy { kGreedy, kConnected, kIncremental };
+enum class PlanPolicy { kGreedy, kConnected, kIncremental };
 
 // Of all layers, row by row.
-struct Request {
-    Rules rules;
-    Policy policy;
-    Aims aims;
+struct PlanRequest {
+    RankTopology topology;
+    PlanPolicy policy;
+    PlanOptions options;
     std::int64_t layers;
-    const std::int64_t* load;        // [layers, experts]
-    Windows windows;                 // that the load is the sum of, or none
-    const std::int32_t* installed;   // [layers, slots], or nullptr
-    const std::int64_t* allowance;   // [layers]: copies that a layer may move
-    std::int32_t per_rank;           // copies of a layer that may move to one rank; not anew
+    const std::int64_t* load;       // [layers, experts]
+    LoadWindows windows;            // that the load is the sum of, or none
+    const std::int32_t* installed;  // [layers, slots], or nullptr
+    const std::int64_t* allowance;  // [layers]: copies that a layer may move
+    std::int32_t per_rank;          // copies of a layer that may move to one rank; not anew
     std::int32_t threads;
 
     Counts load_of(std::int64_t layer) const {
-        const auto width = static_cast<std::size_t>(rules.shape.experts);
+        const auto width = static_cast<std::size_t>(topology.shape.experts);
         return {load + layer * width, width};
     }
 };
 
-struct Answer {
+struct PlanResult {
     std::int32_t* placement;  // [layers, slots]
     std::int32_t* shares;     // [layers, slots]
     std::int64_t* moves;      // [layers]: copies that their rank did not hold
@@ -40,6 +40,6 @@ struct Answer {
 // Anew, every layer by itself. From what is installed: a layer that misses the target by more than
 // as much again is improved, whatever the others do; one that misses it by less only where the mean
 // over all layers misses it. The threads change nothing.
-void plan_layers(const Request& request, const Answer& answer);
+void plan_layers(const PlanRequest& request, const PlanResult& result);
 
 }  // namespace equipoise

@@ -26,7 +26,7 @@ std::vector<std::int32_t> evenly(std::size_t experts, std::size_t slots) {
 
 }  // namespace
 
-std::vector<std::int32_t> count_copies(Counts load, std::size_t slots, Range range) {
+std::vector<std::int32_t> count_replicas(Counts load, std::size_t slots, ReplicaRange range) {
     if (std::all_of(load.begin(), load.end(), [](auto n) { return n == 0; }))
         return evenly(load.size, slots);
     std::vector<std::int32_t> copies(load.size, range.low);

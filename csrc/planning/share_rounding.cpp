@@ -6,85 +6,87 @@ namespace equipoise {
 namespace {
 
 // A share's unit is coarse when it is more than this part of the mean of a rank.
-constexpr std::int64_t kCoarse = 4096;
+constexpr std::int64_t kCoarseDivisor = 4096;
 
 }  // namespace
 
-Rounding::Rounding(Board& board)
-    : board_(board),
-      even_(board.shape().slots),
-      coarse_(board.shape().slots),
-      single_(board.shape().ranks),
-      full_(board.shape().ranks) {}
+ShareRounding::ShareRounding(LayerState& state)
+    : state_(state),
+      even_shares_(state.shape().slots),
+      coarse_shares_(state.shape().slots),
+      single_load_(state.shape().ranks),
+      rank_load_(state.shape().ranks) {}
 
-bool Rounding::fix_coarse() {
+bool ShareRounding::fix_coarse() {
     bool found = false;
-    for (std::int32_t e : board_.plural()) {
-        const std::int64_t tokens = board_.load_of(e) / kShareOne;
-        if (tokens <= board_.mean() / kCoarse) continue;
-        round_flows_of(e, {coarse_.data(), coarse_.size()});
-        for (std::int32_t slot : board_.copies(e)) board_.fix(slot, tokens * coarse_[slot]);
+    for (std::int32_t e : state_.replicated_experts()) {
+        const std::int64_t tokens = state_.load_of(e) / kShareOne;
+        if (tokens <= state_.mean() / kCoarseDivisor) continue;
+        round_flows_of(e, {coarse_shares_.data(), coarse_shares_.size()});
+        for (std::int32_t slot : state_.replicas(e))
+            state_.fix_flow(slot, tokens * coarse_shares_[slot]);
         found = true;
     }
     return found;
 }
 
-std::int64_t Rounding::round(Span<std::int32_t> shares) {
-    board_.add_singles(single_);
+std::int64_t ShareRounding::round(Span<std::int32_t> shares) {
+    state_.sum_single_replicas(single_load_);
     std::fill(shares.begin(), shares.end(), kShareOne);
     std::int64_t found = round_flows(shares);
-    if (const std::int64_t even = share_evenly({even_.data(), even_.size()}); found > even)
+    if (const std::int64_t even = share_evenly({even_shares_.data(), even_shares_.size()});
+        found > even)
         found = share_evenly(shares);
-    const std::int64_t mean = board_.mean();
+    const std::int64_t mean = state_.mean();
     if (found <= mean) return 0;
     const auto over = static_cast<__int128>(found - mean) * kShareOne;
     return static_cast<std::int64_t>((over + mean - 1) / mean);
 }
 
-std::int64_t Rounding::round_flows(Span<std::int32_t> shares) {
-    for (std::int32_t e : board_.plural())
-        if (board_.load_of(e) > 0)
+std::int64_t ShareRounding::round_flows(Span<std::int32_t> shares) {
+    for (std::int32_t e : state_.replicated_experts())
+        if (state_.load_of(e) > 0)
             round_flows_of(e, shares);
         else
             share_evenly_of(e, shares);
     return peak(shares);
 }
 
-std::int64_t Rounding::share_evenly(Span<std::int32_t> shares) {
-    for (std::int32_t e : board_.plural()) share_evenly_of(e, shares);
+std::int64_t ShareRounding::share_evenly(Span<std::int32_t> shares) {
+    for (std::int32_t e : state_.replicated_experts()) share_evenly_of(e, shares);
     return peak(shares);
 }
 
 // The rests are of one division, so they compare as they are.
-void Rounding::round_flows_of(std::int32_t expert, Span<std::int32_t> shares) {
-    const std::int64_t tokens = board_.load_of(expert) / kShareOne;
+void ShareRounding::round_flows_of(std::int32_t expert, Span<std::int32_t> shares) {
+    const std::int64_t tokens = state_.load_of(expert) / kShareOne;
     std::int32_t missing = kShareOne;
-    rests_.clear();
-    for (std::int32_t slot : board_.copies(expert)) {
-        shares[slot] = static_cast<std::int32_t>(board_.flow(slot) / tokens);
+    remainders_.clear();
+    for (std::int32_t slot : state_.replicas(expert)) {
+        shares[slot] = static_cast<std::int32_t>(state_.flow(slot) / tokens);
         missing -= shares[slot];
-        rests_.push_back({-(board_.flow(slot) % tokens), slot});
+        remainders_.push_back({-(state_.flow(slot) % tokens), slot});
     }
-    std::sort(rests_.begin(), rests_.end());
-    for (std::int32_t i = 0; i < missing; ++i) ++shares[rests_[i].second];
+    std::sort(remainders_.begin(), remainders_.end());
+    for (std::int32_t i = 0; i < missing; ++i) ++shares[remainders_[i].second];
 }
 
-void Rounding::share_evenly_of(std::int32_t expert, Span<std::int32_t> shares) const {
-    const Ids slots = board_.copies(expert);
+void ShareRounding::share_evenly_of(std::int32_t expert, Span<std::int32_t> shares) const {
+    const Ids slots = state_.replicas(expert);
     const auto copies = static_cast<std::int32_t>(slots.size);
     for (std::int32_t i = 0; i < copies; ++i)
         shares[slots[i]] = kShareOne / copies + (i < kShareOne % copies ? 1 : 0);
 }
 
 // Of the fullest rank, relative to its capacity.
-std::int64_t Rounding::peak(Span<std::int32_t> shares) {
-    full_ = single_;
-    for (std::int32_t e : board_.plural())
-        for (std::int32_t slot : board_.copies(e))
-            full_[board_.rank_of(slot)] += board_.load_of(e) / kShareOne * shares[slot];
+std::int64_t ShareRounding::peak(Span<std::int32_t> shares) {
+    rank_load_ = single_load_;
+    for (std::int32_t e : state_.replicated_experts())
+        for (std::int32_t slot : state_.replicas(e))
+            rank_load_[state_.rank_of(slot)] += state_.load_of(e) / kShareOne * shares[slot];
     std::int64_t height = 0;
-    for (std::int32_t r = 0; r < board_.shape().ranks; ++r)
-        height = std::max(height, board_.height(full_[r], board_.capacity(r)));
+    for (std::int32_t r = 0; r < state_.shape().ranks; ++r)
+        height = std::max(height, state_.height_of(rank_load_[r], state_.capacity(r)));
     return height;
 }
 

@@ -8,9 +8,9 @@
 
 namespace equipoise {
 
-class Rounding {
+class ShareRounding {
  public:
-    explicit Rounding(Board& board);
+    explicit ShareRounding(LayerState& state);
 
     // Where a 65536th of an expert is much on the scale of a rank, its flows are rounded at once
     // and stay as they are; whether there were such. The others can make up for it when they are
@@ -30,10 +30,10 @@ class Rounding {
     void share_evenly_of(std::int32_t expert, Span<std::int32_t> shares) const;
     std::int64_t peak(Span<std::int32_t> shares);
 
-    Board& board_;
-    std::vector<std::pair<std::int64_t, std::int32_t>> rests_;
-    std::vector<std::int32_t> even_, coarse_;
-    std::vector<std::int64_t> single_, full_;  // by rank: experts with one copy, and all
+    LayerState& state_;
+    std::vector<std::pair<std::int64_t, std::int32_t>> remainders_;
+    std::vector<std::int32_t> even_shares_, coarse_shares_;
+    std::vector<std::int64_t> single_load_, rank_load_;  // by rank: experts with one copy, and all
 };
 
 }  // namespace equipoise

@@ -14,47 +14,47 @@ struct Bin {
 };
 
 // The state of one solution: bins by expert, then by ascending rank.
-struct Tank {
+struct WaterFill {
     std::vector<std::int32_t> first;  // [experts + 1], first bin of each expert
     std::vector<Bin> bins;
     std::vector<std::int64_t> ranks;                           // load of each rank
     std::vector<std::pair<std::int64_t, std::int32_t>> order;  // scratch: other load, bin
 };
 
-Tank make_tank(Counts counts, Ids start, Ids replicas, std::int64_t ranks) {
-    Tank tank;
+WaterFill start_evenly(Counts counts, Ids start, Ids replicas, std::int64_t ranks) {
+    WaterFill fill;
     const auto per_rank = static_cast<std::int32_t>(replicas.size / ranks);
-    tank.first.reserve(start.size);
-    tank.bins.reserve(replicas.size);
-    tank.ranks.assign(ranks, 0);
+    fill.first.reserve(start.size);
+    fill.bins.reserve(replicas.size);
+    fill.ranks.assign(ranks, 0);
     for (std::size_t e = 0; e < counts.size; ++e) {
-        tank.first.push_back(static_cast<std::int32_t>(tank.bins.size()));
+        fill.first.push_back(static_cast<std::int32_t>(fill.bins.size()));
         const std::int64_t total = counts[e] * kShareOne, copies = start[e + 1] - start[e];
-        std::int64_t rest = total % copies;
+        std::int64_t remainder = total % copies;
         for (std::int32_t i = start[e]; i < start[e + 1]; ++i) {
             const std::int32_t rank = replicas[i] / per_rank;
-            if (i == start[e] || tank.bins.back().rank != rank) tank.bins.push_back({rank, 0, 0});
-            tank.bins.back().copies += 1;
-            tank.bins.back().load += total / copies + rest;
-            tank.ranks[rank] += total / copies + rest;
-            rest = 0;
+            if (i == start[e] || fill.bins.back().rank != rank) fill.bins.push_back({rank, 0, 0});
+            fill.bins.back().copies += 1;
+            fill.bins.back().load += total / copies + remainder;
+            fill.ranks[rank] += total / copies + remainder;
+            remainder = 0;
         }
     }
-    tank.first.push_back(static_cast<std::int32_t>(tank.bins.size()));
-    return tank;
+    fill.first.push_back(static_cast<std::int32_t>(fill.bins.size()));
+    return fill;
 }
 
-struct Level {
+struct WaterLevel {
     std::int64_t height;
-    std::int64_t rest;
+    std::int64_t remainder;
     std::size_t filled;  // how many entries of `order` are under water
 };
 
-Level find_level(const Tank& tank, std::int64_t total) {
+WaterLevel find_level(const WaterFill& fill, std::int64_t total) {
     std::int64_t volume = total;
     std::size_t filled = 0;
-    while (filled < tank.order.size()) {
-        const std::int64_t floor = tank.order[filled].first;
+    while (filled < fill.order.size()) {
+        const std::int64_t floor = fill.order[filled].first;
         if (filled > 0 && static_cast<__int128>(floor) * filled >= volume) break;
         volume += floor;
         ++filled;
@@ -64,35 +64,35 @@ Level find_level(const Tank& tank, std::int64_t total) {
 }
 
 // Returns whether any bin changed.
-bool refill(Tank& tank, std::int32_t first, std::int32_t last) {
+bool refill_expert(WaterFill& fill, std::int32_t first, std::int32_t last) {
     std::int64_t total = 0;
-    tank.order.clear();
+    fill.order.clear();
     for (std::int32_t b = first; b < last; ++b) {
-        total += tank.bins[b].load;
-        tank.order.push_back({tank.ranks[tank.bins[b].rank] - tank.bins[b].load, b});
+        total += fill.bins[b].load;
+        fill.order.push_back({fill.ranks[fill.bins[b].rank] - fill.bins[b].load, b});
     }
-    std::sort(tank.order.begin(), tank.order.end());
-    Level level = find_level(tank, total);
+    std::sort(fill.order.begin(), fill.order.end());
+    WaterLevel level = find_level(fill, total);
     // By bin, that is by rank: the remainder must not follow the loads or it would wander forever.
-    std::sort(tank.order.begin(), tank.order.begin() + level.filled,
+    std::sort(fill.order.begin(), fill.order.begin() + level.filled,
               [](const auto& a, const auto& b) { return a.second < b.second; });
     bool changed = false;
-    for (std::size_t i = 0; i < tank.order.size(); ++i) {
-        const auto [other, b] = tank.order[i];
+    for (std::size_t i = 0; i < fill.order.size(); ++i) {
+        const auto [other, b] = fill.order[i];
         std::int64_t load = 0;
-        if (i < level.filled) load = level.height - other + (level.rest-- > 0 ? 1 : 0);
-        changed |= load != tank.bins[b].load;
-        tank.bins[b].load = load;
-        tank.ranks[tank.bins[b].rank] = other + load;
+        if (i < level.filled) load = level.height - other + (level.remainder-- > 0 ? 1 : 0);
+        changed |= load != fill.bins[b].load;
+        fill.bins[b].load = load;
+        fill.ranks[fill.bins[b].rank] = other + load;
     }
     return changed;
 }
 
-bool sweep(Tank& tank, Counts counts) {
+bool sweep(WaterFill& fill, Counts counts) {
     bool changed = false;
     for (std::size_t e = 0; e < counts.size; ++e)
-        if (counts[e] > 0 && tank.first[e + 1] - tank.first[e] > 1)
-            changed |= refill(tank, tank.first[e], tank.first[e + 1]);
+        if (counts[e] > 0 && fill.first[e + 1] - fill.first[e] > 1)
+            changed |= refill_expert(fill, fill.first[e], fill.first[e + 1]);
     return changed;
 }
 
@@ -103,31 +103,31 @@ void share_evenly(Span<std::int32_t> shares) {
 }
 
 struct Fraction {
-    std::int64_t rest;  // of a division by copies * count
+    std::int64_t remainder;  // of a division by copies * count
     std::int64_t copies;
     std::int32_t replica;
 };
 
 // Rounds the bins of one expert to shares of its `count` tokens.
 void round_shares(const Bin* bin, std::int64_t count, Span<std::int32_t> shares,
-                  std::vector<Fraction>& rests) {
+                  std::vector<Fraction>& remainders) {
     std::int32_t missing = kShareOne;
     std::int32_t replica = 0;
-    rests.clear();
+    remainders.clear();
     for (; replica < static_cast<std::int32_t>(shares.size); ++bin) {
         const std::int64_t whole = count * bin->copies;
         for (std::int32_t c = 0; c < bin->copies; ++c, ++replica) {
             shares[replica] = static_cast<std::int32_t>(bin->load / whole);
             missing -= shares[replica];
-            rests.push_back({bin->load % whole, bin->copies, replica});
+            remainders.push_back({bin->load % whole, bin->copies, replica});
         }
     }
-    std::sort(rests.begin(), rests.end(), [](const Fraction& a, const Fraction& b) {
-        const auto left = static_cast<__int128>(a.rest) * b.copies;
-        const auto right = static_cast<__int128>(b.rest) * a.copies;
+    std::sort(remainders.begin(), remainders.end(), [](const Fraction& a, const Fraction& b) {
+        const auto left = static_cast<__int128>(a.remainder) * b.copies;
+        const auto right = static_cast<__int128>(b.remainder) * a.copies;
         return left != right ? left > right : a.replica < b.replica;
     });
-    for (std::int32_t i = 0; i < missing; ++i) ++shares[rests[i].replica];
+    for (std::int32_t i = 0; i < missing; ++i) ++shares[remainders[i].replica];
 }
 
 Span<std::int32_t> run_of(Span<std::int32_t> shares, Ids start, std::size_t expert) {
@@ -148,16 +148,16 @@ std::int64_t peak(Counts counts, Ids start, Ids replicas, Ids shares, std::size_
 
 void solve_shares(Counts counts, Ids start, Ids replicas, std::int64_t ranks, std::int64_t sweeps,
                   Span<std::int32_t> shares) {
-    Tank tank = make_tank(counts, start, replicas, ranks);
-    for (std::int64_t i = 0; i < sweeps && sweep(tank, counts); ++i) {
+    WaterFill fill = start_evenly(counts, start, replicas, ranks);
+    for (std::int64_t i = 0; i < sweeps && sweep(fill, counts); ++i) {
     }
     for (std::size_t e = 0; e < counts.size; ++e) share_evenly(run_of(shares, start, e));
     const std::vector<std::int32_t> even(shares.begin(), shares.end());
-    std::vector<Fraction> rests;
+    std::vector<Fraction> remainders;
     for (std::size_t e = 0; e < counts.size; ++e) {
         const Span<std::int32_t> run = run_of(shares, start, e);
         if (counts[e] > 0 && run.size > 1)
-            round_shares(&tank.bins[tank.first[e]], counts[e], run, rests);
+            round_shares(&fill.bins[fill.first[e]], counts[e], run, remainders);
     }
     const Ids solved{shares.data, shares.size};
     if (peak(counts, start, replicas, solved, ranks) >
@@ -165,7 +165,7 @@ void solve_shares(Counts counts, Ids start, Ids replicas, std::int64_t ranks, st
         std::copy(even.begin(), even.end(), shares.begin());
 }
 
-void accumulate_runs(Ids start, Span<std::int32_t> shares) {
+void accumulate_replica_shares(Ids start, Span<std::int32_t> shares) {
     for (std::size_t e = 0; e + 1 < start.size; ++e)
         for (std::int32_t i = start[e] + 1; i < start[e + 1]; ++i) shares[i] += shares[i - 1];
 }

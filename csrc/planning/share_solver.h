@@ -6,9 +6,6 @@
 
 namespace equipoise {
 
-// The largest sum of token counts per layer: loads are tokens << 16 in 64 bits.
-constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 46) - 1;
-
 // Water-filling: block coordinate descent on the sum of squared rank loads. Experts in ascending
 // order; the copies of one expert on one rank are one bin; an expert's bins are emptied, then
 // filled from the lowest level up. Integers throughout (tokens << 16); a remainder goes one unit
@@ -21,6 +18,6 @@ void solve_shares(Counts counts, Ids start, Ids replicas, std::int64_t ranks, st
                   Span<std::int32_t> shares);
 
 // In place: shares by replica become cumulative shares.
-void accumulate_runs(Ids start, Span<std::int32_t> shares);
+void accumulate_replica_shares(Ids start, Span<std::int32_t> shares);
 
 }  // namespace equipoise

@@ -8,12 +8,12 @@
 namespace equipoise {
 namespace {
 
-using Rank = std::vector<std::int32_t>;  // the experts of one rank, ascending
+using RankExperts = std::vector<std::int32_t>;  // the experts of one rank, ascending
 using Labels = std::vector<std::int64_t>;
 
-std::vector<Rank> sorted_ranks(Ids placement, std::int64_t ranks) {
+std::vector<RankExperts> sorted_ranks(Ids placement, std::int64_t ranks) {
     const std::size_t per_rank = placement.size / ranks;
-    std::vector<Rank> sorted;
+    std::vector<RankExperts> sorted;
     sorted.reserve(ranks);
     for (std::int64_t r = 0; r < ranks; ++r) {
         const std::int32_t* first = placement.data + r * per_rank;
@@ -23,7 +23,7 @@ std::vector<Rank> sorted_ranks(Ids placement, std::int64_t ranks) {
     return sorted;
 }
 
-std::int64_t overlap(const Rank& a, const Rank& b) {
+std::int64_t count_common(const RankExperts& a, const RankExperts& b) {
     std::int64_t common = 0;
     for (auto x = a.begin(), y = b.begin(); x != a.end() && y != b.end();) {
         if (*x == *y) ++common;
@@ -34,14 +34,14 @@ std::int64_t overlap(const Rank& a, const Rank& b) {
     return common;
 }
 
-struct Pair {
+struct RankPair {
     std::int32_t proposed, installed;
 };
 
 // Pairs of ranks by how many copies they have in common.
 class Overlaps {
  public:
-    Overlaps(const std::vector<Rank>& proposed, const std::vector<Rank>& installed)
+    Overlaps(const std::vector<RankExperts>& proposed, const std::vector<RankExperts>& installed)
         : by_common_(proposed[0].size() + 1) {
         index(installed);
         std::vector<std::int32_t> common(installed.size()), met;
@@ -60,7 +60,7 @@ class Overlaps {
     template <typename Visit>
     void each(Visit visit) const {
         for (std::size_t common = by_common_.size(); common-- > 1;)
-            for (const Pair& pair : by_common_[common])
+            for (const RankPair& pair : by_common_[common])
                 visit(pair, static_cast<std::int64_t>(common));
     }
 
@@ -72,7 +72,7 @@ class Overlaps {
     };
 
     // Which installed ranks hold each expert.
-    void index(const std::vector<Rank>& installed) {
+    void index(const std::vector<RankExperts>& installed) {
         for (std::size_t q = 0; q < installed.size(); ++q)
             each_run(installed[q], [&](std::int32_t expert, std::int32_t copies) {
                 holders_.push_back({expert, static_cast<std::int32_t>(q), copies});
@@ -81,7 +81,7 @@ class Overlaps {
     }
 
     // What a proposed rank has in common with each installed one, and with which it has any.
-    void count(const Rank& rank, std::vector<std::int32_t>& common,
+    void count(const RankExperts& rank, std::vector<std::int32_t>& common,
                std::vector<std::int32_t>& met) const {
         each_run(rank, [&](std::int32_t expert, std::int32_t copies) {
             const auto [first, last] =
@@ -94,7 +94,7 @@ class Overlaps {
     }
 
     template <typename Visit>
-    static void each_run(const Rank& rank, Visit visit) {
+    static void each_run(const RankExperts& rank, Visit visit) {
         for (auto at = rank.begin(); at != rank.end();) {
             const auto end = std::upper_bound(at, rank.end(), *at);
             visit(*at, static_cast<std::int32_t>(end - at));
@@ -103,16 +103,17 @@ class Overlaps {
     }
 
     std::vector<Holder> holders_;
-    std::vector<std::vector<Pair>> by_common_;
+    std::vector<std::vector<RankPair>> by_common_;
 };
 
 // label[p]: the installed rank that takes what the plan proposed for rank p.
-Labels match_ranks(const std::vector<Rank>& proposed, const std::vector<Rank>& installed) {
+Labels match_ranks(const std::vector<RankExperts>& proposed,
+                   const std::vector<RankExperts>& installed) {
     const std::size_t ranks = proposed.size();
     Labels label(ranks, -1);
     std::vector<bool> taken(ranks, false);
     std::int64_t matched = 0, kept = 0;
-    Overlaps(proposed, installed).each([&](const Pair& pair, std::int64_t common) {
+    Overlaps(proposed, installed).each([&](const RankPair& pair, std::int64_t common) {
         if (pair.proposed == pair.installed) kept += common;
         if (label[pair.proposed] >= 0 || taken[pair.installed]) return;
         label[pair.proposed] = pair.installed;
@@ -132,7 +133,7 @@ Labels match_ranks(const std::vector<Rank>& proposed, const std::vector<Rank>& i
     return label;
 }
 
-void fill_rank(Span<const std::int32_t> installed, Rank experts, std::int32_t* aligned) {
+void fill_rank(Span<const std::int32_t> installed, RankExperts experts, std::int32_t* aligned) {
     constexpr std::int32_t kFree = -1;
     for (std::size_t s = 0; s < installed.size; ++s) {
         const auto at = std::lower_bound(experts.begin(), experts.end(), installed[s]);
@@ -147,8 +148,8 @@ void fill_rank(Span<const std::int32_t> installed, Rank experts, std::int32_t* a
 
 }  // namespace
 
-void align(Ids installed, Ids proposed, std::int64_t ranks, Span<std::int32_t> aligned) {
-    const std::vector<Rank> wanted = sorted_ranks(proposed, ranks);
+void align_slots(Ids installed, Ids proposed, std::int64_t ranks, Span<std::int32_t> aligned) {
+    const std::vector<RankExperts> wanted = sorted_ranks(proposed, ranks);
     const Labels label = match_ranks(wanted, sorted_ranks(installed, ranks));
     const std::size_t per_rank = installed.size / ranks;
     for (std::int64_t p = 0; p < ranks; ++p) {
@@ -158,10 +159,10 @@ void align(Ids installed, Ids proposed, std::int64_t ranks, Span<std::int32_t> a
 }
 
 std::int64_t count_moves(Ids installed, Ids proposed, std::int64_t ranks) {
-    const std::vector<Rank> before = sorted_ranks(installed, ranks);
-    const std::vector<Rank> after = sorted_ranks(proposed, ranks);
+    const std::vector<RankExperts> before = sorted_ranks(installed, ranks);
+    const std::vector<RankExperts> after = sorted_ranks(proposed, ranks);
     auto moves = static_cast<std::int64_t>(proposed.size);
-    for (std::int64_t r = 0; r < ranks; ++r) moves -= overlap(before[r], after[r]);
+    for (std::int64_t r = 0; r < ranks; ++r) moves -= count_common(before[r], after[r]);
     return moves;
 }
 

@@ -11,7 +11,7 @@ namespace equipoise {
 // taken. When that keeps fewer copies than no relabelling of ranks, the ranks stay.
 // Slots: a copy whose expert is installed on the rank keeps that slot (lower slots first), the
 // others fill the free slots by ascending expert.
-void align(Ids installed, Ids proposed, std::int64_t ranks, Span<std::int32_t> aligned);
+void align_slots(Ids installed, Ids proposed, std::int64_t ranks, Span<std::int32_t> aligned);
 
 // Copies in `proposed` that their rank does not hold in `installed`, as multisets per rank.
 std::int64_t count_moves(Ids installed, Ids proposed, std::int64_t ranks);

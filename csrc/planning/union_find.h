@@ -9,21 +9,21 @@
 namespace equipoise {
 
 // Disjoint sets of ranks.
-class Components {
+class UnionFind {
  public:
-    explicit Components(std::int32_t ranks) : parent_(ranks), count_(ranks) { clear(); }
+    explicit UnionFind(std::int32_t size) : parent_(size), count_(size) { clear(); }
 
     void clear() {
         std::iota(parent_.begin(), parent_.end(), 0);
         count_ = static_cast<std::int32_t>(parent_.size());
     }
-    std::int32_t root(std::int32_t rank) {
-        while (parent_[rank] != rank) rank = parent_[rank] = parent_[parent_[rank]];
-        return rank;
+    std::int32_t find(std::int32_t element) {
+        while (parent_[element] != element) element = parent_[element] = parent_[parent_[element]];
+        return element;
     }
-    void join(std::int32_t a, std::int32_t b) {
-        a = root(a);
-        b = root(b);
+    void unite(std::int32_t a, std::int32_t b) {
+        a = find(a);
+        b = find(b);
         count_ -= a != b;
         parent_[a] = b;
     }

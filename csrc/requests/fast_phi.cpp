@@ -11,26 +11,26 @@
 namespace equipoise::requests {
 namespace {
 
-class Overflow final : public Push {
+class FastPhiPolicy final : public ImmediatePolicy {
  public:
-    explicit Overflow(const PolicySettings& settings)
-        : Push(settings), points_(static_cast<std::size_t>(settings.points)) {}
+    explicit FastPhiPolicy(const PolicySettings& settings)
+        : ImmediatePolicy(settings), points_(static_cast<std::size_t>(settings.points)) {}
 
     void finished(std::int64_t made) override { lengths_.add(made); }
 
  private:
-    void begin(const Fleet& fleet) override {
-        place_points();
-        loads_.assign(fleet.size() * ahead_.size(), 0.0);
+    void before_choices(const RouterState& state) override {
+        set_points();
+        loads_.assign(state.size() * ahead_.size(), 0.0);
         envelope_.assign(ahead_.size(), 0.0);
-        for (std::size_t w = 0; w < fleet.size(); ++w)
+        for (std::size_t w = 0; w < state.size(); ++w)
             for (std::size_t k = 0; k < ahead_.size(); ++k) {
-                loads_[w * ahead_.size() + k] = expected(fleet, w, ahead_[k]);
+                loads_[w * ahead_.size() + k] = expected_load(state, w, ahead_[k]);
                 envelope_[k] = std::max(envelope_[k], loads_[w * ahead_.size() + k]);
             }
     }
 
-    void place_points() {
+    void set_points() {
         ahead_.clear();
         weights_.clear();
         if (lengths_.count() == 0) {
@@ -50,24 +50,24 @@ class Overflow final : public Push {
         }
     }
 
-    double expected(const Fleet& fleet, std::size_t w, std::int64_t ahead) const {
-        const Worker& worker = fleet.worker(w);
+    double expected_load(const RouterState& state, std::size_t w, std::int64_t ahead) const {
+        const Worker& worker = state.worker(w);
         auto sum = static_cast<double>(worker.others_load);
         if (ahead == 0) return static_cast<double>(worker.all_load());
-        const auto alike = static_cast<double>(worker.alike);
+        const auto assumed_front_ends = static_cast<double>(worker.assumed_front_ends);
         for (const std::int32_t r : worker.members) {
-            const Request& request = fleet.request(r);
-            const double later = static_cast<double>(fleet.weight(request) + ahead);
-            sum += alike * lengths_.survival(fleet.age(request), ahead) * later;
+            const Request& request = state.request(r);
+            const double later = static_cast<double>(state.weight(request) + ahead);
+            sum += assumed_front_ends * lengths_.survival(state.age(request), ahead) * later;
         }
         return sum;
     }
 
-    std::int32_t choose(const Fleet& fleet, const Request& request) override {
+    std::int32_t choose(const RouterState& state, const Request& request) override {
         size_ = request.size;
         const std::size_t points = ahead_.size();
-        const Worker* first = &fleet.worker(0);
-        return least(fleet, request, 0, [&](const Worker& worker) {
+        const Worker* first = &state.worker(0);
+        return least_scored(state, request, 0, [&](const Worker& worker) {
             const double* load = &loads_[static_cast<std::size_t>(&worker - first) * points];
             double sum = 0;
             for (std::size_t k = 0; k < points; ++k) {
@@ -79,18 +79,19 @@ class Overflow final : public Push {
         });
     }
 
-    void picked(Fleet& fleet, std::int32_t worker) override {
-        const auto alike = static_cast<double>(fleet.worker(worker).alike);
+    void after_bind(RouterState& state, std::int32_t worker) override {
+        const auto assumed_front_ends =
+            static_cast<double>(state.worker(worker).assumed_front_ends);
         for (std::size_t k = 0; k < ahead_.size(); ++k) {
             double& load = loads_[static_cast<std::size_t>(worker) * ahead_.size() + k];
             const double lives = lengths_.count() == 0 ? 1 : lengths_.survival(0, ahead_[k]);
-            load += alike * lives * static_cast<double>(size_ + ahead_[k]);
+            load += assumed_front_ends * lives * static_cast<double>(size_ + ahead_[k]);
             envelope_[k] = std::max(envelope_[k], load);
         }
     }
 
     std::size_t points_;
-    Lengths lengths_;
+    OutputLengths lengths_;
     std::int64_t size_ = 0;
     std::vector<std::int64_t> ahead_;
     std::vector<double> weights_, loads_, envelope_;
@@ -98,8 +99,8 @@ class Overflow final : public Push {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_overflow(const PolicySettings& settings) {
-    return settings.name == "fast_phi" ? std::make_unique<Overflow>(settings) : nullptr;
+std::unique_ptr<Policy> make_fast_phi(const PolicySettings& settings) {
+    return settings.name == "fast_phi" ? std::make_unique<FastPhiPolicy>(settings) : nullptr;
 }
 
 }  // namespace equipoise::requests

@@ -5,7 +5,7 @@
 
 namespace equipoise::requests {
 
-Horizon::Horizon(const PolicySettings& settings, const Lengths& lengths)
+HorizonScore::HorizonScore(const PolicySettings& settings, const OutputLengths& lengths)
     : steps_(static_cast<std::size_t>(settings.horizon)),
       alpha_(settings.alpha),
       beta_(settings.beta),
@@ -19,8 +19,8 @@ Horizon::Horizon(const PolicySettings& settings, const Lengths& lengths)
 }
 
 // Steps until it is expected to have ended, cut off at the horizon.
-double Horizon::ends_in(const Fleet& fleet, const Request& request) const {
-    const std::int64_t age = fleet.age(request);
+double HorizonScore::ends_in(const RouterState& state, const Request& request) const {
+    const std::int64_t age = state.age(request);
     const auto horizon = static_cast<std::int64_t>(steps_);
     if (oracle_ && request.expected >= 0)
         return static_cast<double>(std::min(request.expected - age, horizon));
@@ -28,27 +28,27 @@ double Horizon::ends_in(const Fleet& fleet, const Request& request) const {
     return lengths_.remaining(age, horizon);
 }
 
-void Horizon::project(const Fleet& fleet) {
-    loads_.assign(fleet.size() * (steps_ + 1), 0.0);
+void HorizonScore::project(const RouterState& state) {
+    loads_.assign(state.size() * (steps_ + 1), 0.0);
     envelope_.assign(steps_ + 1, 0.0);
-    weight_ = beta_ > 0 ? beta_ : static_cast<double>(fleet.present());
-    for (std::size_t w = 0; w < fleet.size(); ++w) project(fleet, w);
+    weight_ = beta_ > 0 ? beta_ : static_cast<double>(state.count_present());
+    for (std::size_t w = 0; w < state.size(); ++w) project(state, w);
 }
 
-void Horizon::project(const Fleet& fleet, std::size_t w) {
+void HorizonScore::project(const RouterState& state, std::size_t w) {
     ended_count_.assign(steps_ + 2, 0.0);
     ended_weight_.assign(steps_ + 2, 0.0);
-    double count = 0, weight = static_cast<double>(fleet.worker(w).others_load);
-    const auto alike = static_cast<double>(fleet.worker(w).alike);
-    for (const std::int32_t r : fleet.worker(w).members) {
-        const Request& request = fleet.request(r);
-        const double left = ends_in(fleet, request);
+    double count = 0, weight = static_cast<double>(state.worker(w).others_load);
+    const auto assumed_front_ends = static_cast<double>(state.worker(w).assumed_front_ends);
+    for (const std::int32_t r : state.worker(w).members) {
+        const Request& request = state.request(r);
+        const double left = ends_in(state, request);
         const auto end = static_cast<std::size_t>(std::max(1.0, std::ceil(left)));
-        const double tokens = alike * static_cast<double>(fleet.weight(request));
-        count += alike;
+        const double tokens = assumed_front_ends * static_cast<double>(state.weight(request));
+        count += assumed_front_ends;
         weight += tokens;
         if (left >= static_cast<double>(steps_)) continue;  // beyond what is looked at
-        ended_count_[end] += alike;
+        ended_count_[end] += assumed_front_ends;
         ended_weight_[end] += tokens;
     }
     double* out = loads(w);
@@ -60,7 +60,7 @@ void Horizon::project(const Fleet& fleet, std::size_t w) {
     }
 }
 
-void Horizon::add(std::size_t worker, std::int64_t size) {
+void HorizonScore::add(std::size_t worker, std::int64_t size) {
     double* out = loads(worker);
     for (std::size_t h = 0; h <= steps_; ++h) {
         out[h] += static_cast<double>(size);
@@ -68,7 +68,7 @@ void Horizon::add(std::size_t worker, std::int64_t size) {
     }
 }
 
-void Horizon::face(std::size_t worker) {
+void HorizonScore::select_worker(std::size_t worker) {
     const double* own = loads(worker);
     margins_.clear();
     for (std::size_t h = 0; h <= steps_; ++h)
@@ -82,10 +82,10 @@ void Horizon::face(std::size_t worker) {
     }
 }
 
-double Horizon::score(std::int64_t size) const {
+double HorizonScore::score(std::int64_t size) const {
     const auto added = static_cast<double>(size);
-    const auto below = std::partition_point(
-        margins_.begin(), margins_.end(), [added](const auto& m) { return m.first < added; });
+    const auto below = std::partition_point(margins_.begin(), margins_.end(),
+                                            [added](const auto& m) { return m.first < added; });
     const auto n = static_cast<std::size_t>(below - margins_.begin());
     const double overflow = added * weight_sums_[n] - margin_sums_[n];
     return alpha_ * total_ * added - weight_ * overflow;

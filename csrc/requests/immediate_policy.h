@@ -5,39 +5,40 @@
 
 namespace equipoise::requests {
 
-class Push : public Policy {
+class ImmediatePolicy : public Policy {
  public:
-    explicit Push(const PolicySettings& settings) : holds_(settings.when_full == "hold") {}
+    explicit ImmediatePolicy(const PolicySettings& settings)
+        : holds_when_full_(settings.when_full == "hold") {}
 
-    void dispatch(Fleet& fleet) final {
-        begin(fleet);
-        while (fleet.first() >= 0) {
-            const std::int32_t request = fleet.first();
-            const std::int32_t worker = choose(fleet, fleet.request(request));
+    void dispatch(RouterState& state) final {
+        before_choices(state);
+        while (state.first() >= 0) {
+            const std::int32_t request = state.first();
+            const std::int32_t worker = choose(state, state.request(request));
             if (worker < 0) return;
-            fleet.bind(request, worker);
-            picked(fleet, worker);
+            state.bind(request, worker);
+            after_bind(state, worker);
         }
     }
 
-    bool queues() const final { return !holds_; }
+    bool queues() const final { return !holds_when_full_; }
 
  protected:
-    bool takes(const Worker& worker, const Fleet& fleet, const Request& request) const {
-        return holds_ ? fleet.fits(worker, request) : worker.serves();
+    bool accepts(const Worker& worker, const RouterState& state, const Request& request) const {
+        return holds_when_full_ ? state.fits(worker, request) : worker.serves();
     }
 
     // Of those that take it the one with the least `score(worker)`; ties go to the first from
     // `start` on. -1 where none takes it.
     template <typename Score>
-    std::int32_t least(const Fleet& fleet, const Request& request, std::size_t start,
-                       Score score) const {
+    std::int32_t least_scored(const RouterState& state, const Request& request, std::size_t start,
+                              Score score) const {
         std::int32_t best = -1;
-        decltype(score(fleet.worker(0))) lowest{};
-        for (std::size_t i = 0, w = start; i < fleet.size(); ++i, ++w) {
-            if (w >= fleet.size()) w -= fleet.size();
-            const Worker& worker = fleet.worker(w);
-            if (!takes(worker, fleet, request)) continue;
+        decltype(score(state.worker(0))) lowest{};
+        for (std::size_t i = 0, w = start; i < state.size(); ++i, ++w) {
+            if (w >= state.size()) w -= state.size();
+            const Worker& worker = state.worker(w);
+            if (!accepts(worker, state, request)) continue;
             const auto value = score(worker);
             if (best >= 0 && !(value < lowest)) continue;
             best = static_cast<std::int32_t>(w);
@@ -47,15 +48,15 @@ class Push : public Policy {
     }
 
     // Before the first choice of several.
-    virtual void begin(const Fleet& fleet) { static_cast<void>(fleet); }
-    virtual std::int32_t choose(const Fleet& fleet, const Request& request) = 0;
-    virtual void picked(Fleet& fleet, std::int32_t worker) {
-        static_cast<void>(fleet);
+    virtual void before_choices(const RouterState& state) { static_cast<void>(state); }
+    virtual std::int32_t choose(const RouterState& state, const Request& request) = 0;
+    virtual void after_bind(RouterState& state, std::int32_t worker) {
+        static_cast<void>(state);
         static_cast<void>(worker);
     }
 
  private:
-    bool holds_;
+    bool holds_when_full_;
 };
 
 }  // namespace equipoise::requests

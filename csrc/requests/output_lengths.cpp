@@ -4,7 +4,7 @@
 
 namespace equipoise::requests {
 
-void Lengths::add(std::int64_t length) {
+void OutputLengths::add(std::int64_t length) {
     const auto at = static_cast<std::size_t>(std::clamp<std::int64_t>(length, 0, kLongest));
     if (histogram_.size() <= at) histogram_.resize(at + 1, 0);
     ++histogram_[at];
@@ -12,12 +12,12 @@ void Lengths::add(std::int64_t length) {
     if (count_ - fresh_ >= kEvery || count_ <= kEvery) refresh();
 }
 
-double Lengths::survival(std::int64_t age, std::int64_t ahead) const {
+double OutputLengths::survival(std::int64_t age, std::int64_t ahead) const {
     const std::int64_t now = above(age);
     return now > 0 ? static_cast<double>(above(age + ahead)) / static_cast<double>(now) : 0.0;
 }
 
-double Lengths::remaining(std::int64_t age, std::int64_t horizon) const {
+double OutputLengths::remaining(std::int64_t age, std::int64_t horizon) const {
     const std::int64_t now = above(age);
     if (now == 0) return 1.0;
     // E[min(X, H)] of a whole number X is the sum of P(X > k) for k = 0 .. H - 1.
@@ -26,7 +26,7 @@ double Lengths::remaining(std::int64_t age, std::int64_t horizon) const {
     return static_cast<double>(area_[last] - area_[age]) / static_cast<double>(now);
 }
 
-std::int64_t Lengths::quantile(double share) const {
+std::int64_t OutputLengths::quantile(double share) const {
     const auto wanted = static_cast<double>(above_.empty() ? 0 : fresh_) * (1 - share);
     const auto found = std::partition_point(
         above_.begin(), above_.end(),
@@ -34,7 +34,7 @@ std::int64_t Lengths::quantile(double share) const {
     return found - above_.begin();
 }
 
-void Lengths::refresh() {
+void OutputLengths::refresh() {
     fresh_ = count_;
     above_.assign(histogram_.size(), 0);
     area_.assign(histogram_.size() + 1, 0);
@@ -46,7 +46,7 @@ void Lengths::refresh() {
     for (std::size_t i = 0; i < above_.size(); ++i) area_[i + 1] = area_[i] + above_[i];
 }
 
-std::int64_t Lengths::above(std::int64_t length) const {
+std::int64_t OutputLengths::above(std::int64_t length) const {
     return length < static_cast<std::int64_t>(above_.size()) ? above_[length] : 0;
 }
 

@@ -6,7 +6,7 @@
 
 namespace equipoise::requests {
 
-class Lengths {
+class OutputLengths {
  public:
     void add(std::int64_t length);
     std::int64_t count() const { return count_; }

@@ -30,8 +30,8 @@ struct PolicySettings {
     std::int64_t points = 5;
     // fit: waiting requests that may be chosen from; what a decision of waiting is worth, in
     // tokens; how far above the mean load a worker still takes requests, as a part of it; what a
-    // prompt token costs that has to be computed, in loads of one step; and up to how many times what
-    // a prompt costs that is computed alone may be lost while requests wait for each other.
+    // prompt token costs that has to be computed, in loads of one step; and up to how many times
+    // what a prompt costs that is computed alone may be lost while requests wait for each other.
     std::int64_t window = 32;
     double ageing = 16.0, slack = 0.07, prompt_weight = 0.0, gather = 1.0;
 };
@@ -41,7 +41,7 @@ class Policy {
     virtual ~Policy() = default;
 
     // Binds what is to be bound now, by `fleet.bind`; something is in the pool.
-    virtual void dispatch(Fleet& fleet) = 0;
+    virtual void dispatch(RouterState& state) = 0;
     // Whether it binds to full workers too.
     virtual bool queues() const { return false; }
     // A request ended by itself, after `made` tokens.
@@ -51,10 +51,11 @@ class Policy {
 // Raises RouterError for an unknown name or a setting that makes no sense.
 std::unique_ptr<Policy> make_policy(const PolicySettings& settings, std::size_t workers);
 
-std::unique_ptr<Policy> make_counting(const PolicySettings& settings, std::size_t workers);
-std::unique_ptr<Policy> make_prefixes(const PolicySettings& settings, std::size_t workers);
-std::unique_ptr<Policy> make_balance(const PolicySettings& settings);
-std::unique_ptr<Policy> make_overflow(const PolicySettings& settings);
-std::unique_ptr<Policy> make_fit(const PolicySettings& settings);
+std::unique_ptr<Policy> make_counting_policy(const PolicySettings& settings, std::size_t workers);
+std::unique_ptr<Policy> make_prefix_aware_policy(const PolicySettings& settings,
+                                                 std::size_t workers);
+std::unique_ptr<Policy> make_balance_route(const PolicySettings& settings);
+std::unique_ptr<Policy> make_fast_phi(const PolicySettings& settings);
+std::unique_ptr<Policy> make_water_level_fit(const PolicySettings& settings);
 
 }  // namespace equipoise::requests

@@ -40,32 +40,32 @@ void check(const PolicySettings& settings, std::size_t workers) {
 
 std::unique_ptr<Policy> make_policy(const PolicySettings& settings, std::size_t workers) {
     check(settings, workers);
-    std::unique_ptr<Policy> policy = make_counting(settings, workers);
-    if (!policy) policy = make_prefixes(settings, workers);
-    if (!policy) policy = make_balance(settings);
-    if (!policy) policy = make_overflow(settings);
-    if (!policy) policy = make_fit(settings);
+    std::unique_ptr<Policy> policy = make_counting_policy(settings, workers);
+    if (!policy) policy = make_prefix_aware_policy(settings, workers);
+    if (!policy) policy = make_balance_route(settings);
+    if (!policy) policy = make_fast_phi(settings);
+    if (!policy) policy = make_water_level_fit(settings);
     if (!policy) throw RouterError("no policy is called " + settings.name);
     return policy;
 }
 
 // Who may go to one worker only goes before those who may go to any.
 void Router::bind_pinned() {
-    for (std::int32_t r = fleet_.first_pinned(); r >= 0;) {
-        const std::int32_t next = fleet_.after(r);
-        const std::int32_t w = fleet_.request(r).pinned;
-        const Worker& worker = fleet_.worker(w);
-        if (policy_->queues() ? worker.serves() : fleet_.fits(worker, fleet_.request(r)))
-            fleet_.bind(r, w);
+    for (std::int32_t r = state_.first_pinned(); r >= 0;) {
+        const std::int32_t next = state_.after(r);
+        const std::int32_t w = state_.request(r).pinned;
+        const Worker& worker = state_.worker(w);
+        if (policy_->queues() ? worker.serves() : state_.fits(worker, state_.request(r)))
+            state_.bind(r, w);
         r = next;
     }
 }
 
 const std::vector<Binding>& Router::dispatch() {
-    fleet_.bindings().clear();
-    if (fleet_.pinned() > 0) bind_pinned();
-    if (fleet_.pooled() > 0) policy_->dispatch(fleet_);
-    return fleet_.bindings();
+    state_.bindings().clear();
+    if (state_.pinned() > 0) bind_pinned();
+    if (state_.pooled() > 0) policy_->dispatch(state_);
+    return state_.bindings();
 }
 
 }  // namespace equipoise::requests

@@ -12,12 +12,12 @@ class Router {
     Router(const PolicySettings& settings, std::size_t workers, std::int64_t slots,
            std::int64_t room)
         : policy_(make_policy(settings, workers)),
-          fleet_(workers, slots, room, settings.front_ends, !policy_->queues()) {}
+          state_(workers, slots, room, settings.front_ends, !policy_->queues()) {}
 
-    Fleet& fleet() { return fleet_; }
-    const Fleet& fleet() const { return fleet_; }
+    RouterState& state() { return state_; }
+    const RouterState& state() const { return state_; }
 
-    void finish(std::int32_t request) { policy_->finished(fleet_.leave(request)); }
+    void finish(std::int32_t request) { policy_->finished(state_.leave(request)); }
 
     // What is to be sent now; valid until the next call.
     const std::vector<Binding>& dispatch();
@@ -26,7 +26,7 @@ class Router {
     void bind_pinned();
 
     std::unique_ptr<Policy> policy_;
-    Fleet fleet_;
+    RouterState state_;
 };
 
 }  // namespace equipoise::requests

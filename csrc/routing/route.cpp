@@ -9,14 +9,14 @@ namespace equipoise {
 namespace {
 
 // The replica that takes the next occurrences of an expert.
-struct Cursor {
+struct ReplicaCursor {
     std::int32_t replica;
     std::int32_t left;
 };
 
-class Quotas {
+class ReplicaQuotas {
  public:
-    Quotas(const Table& table, std::uint32_t seed, Ids counts)
+    ReplicaQuotas(const RoutingTable& table, std::uint32_t seed, Ids counts)
         : table_(table), seed_(seed), counts_(counts), cursors_(counts.size) {
         for (std::size_t e = 0; e < counts.size; ++e) {
             const std::int32_t first = table.start[e];
@@ -26,7 +26,7 @@ class Quotas {
 
     // Called at most counts[e] times for expert e, the sum of its quotas.
     std::int32_t next_slot(std::int32_t expert) {
-        Cursor& cursor = cursors_[expert];
+        ReplicaCursor& cursor = cursors_[expert];
         while (cursor.left == 0) cursor.left = quota(++cursor.replica, expert);
         --cursor.left;
         return table_.replicas[cursor.replica];
@@ -36,18 +36,18 @@ class Quotas {
     std::int32_t quota(std::int32_t replica, std::int32_t expert) const {
         const bool first = replica == table_.start[expert];
         const std::int64_t below = first ? 0 : table_.cumulative[replica - 1];
-        return bound(table_.cumulative[replica], expert) - bound(below, expert);
+        return quota_bound(table_.cumulative[replica], expert) - quota_bound(below, expert);
     }
 
-    std::int32_t bound(std::int64_t cumulative, std::int32_t expert) const {
+    std::int32_t quota_bound(std::int64_t cumulative, std::int32_t expert) const {
         const std::uint32_t dither = absorb32(seed_, static_cast<std::uint32_t>(expert)) >> 16;
         return static_cast<std::int32_t>((cumulative * counts_[expert] + dither) >> 16);
     }
 
-    const Table& table_;
+    const RoutingTable& table_;
     std::uint32_t seed_;
     Ids counts_;
-    std::vector<Cursor> cursors_;
+    std::vector<ReplicaCursor> cursors_;
 };
 
 }  // namespace
@@ -59,7 +59,7 @@ void count_experts(Ids ids, Span<std::int32_t> counts) {
         if (is_expert(id, experts)) ++counts[id];
 }
 
-void route_hashed(Ids ids, const Table& table, std::uint32_t begin, Span<std::int32_t> slots,
+void route_hashed(Ids ids, const RoutingTable& table, std::uint32_t begin, Span<std::int32_t> slots,
                   Span<std::int32_t> counts) {
     const std::int32_t experts = table.experts();
     const std::uint32_t sequence = seed32(0, 0, 0);
@@ -80,10 +80,10 @@ void route_hashed(Ids ids, const Table& table, std::uint32_t begin, Span<std::in
     }
 }
 
-void route_apportioned(Ids ids, const Table& table, std::uint32_t seed, Span<std::int32_t> slots,
-                       Span<std::int32_t> counts) {
+void route_apportioned(Ids ids, const RoutingTable& table, std::uint32_t seed,
+                       Span<std::int32_t> slots, Span<std::int32_t> counts) {
     count_experts(ids, counts);
-    Quotas quotas(table, seed, {counts.data, counts.size});
+    ReplicaQuotas quotas(table, seed, {counts.data, counts.size});
     for (std::size_t j = 0; j < ids.size; ++j)
         slots[j] = is_expert(ids[j], table.experts()) ? quotas.next_slot(ids[j]) : table.slots();
 }

@@ -8,11 +8,11 @@
 namespace equipoise {
 namespace {
 
-constexpr std::uint32_t kKnuth = 2654435769u;  // vLLM's multiplier
-constexpr std::size_t kBlock = 1024;           // elements of one of TensorRT-LLM's blocks
+constexpr std::uint32_t kVllmMultiplier = 2654435769u;  // vLLM's multiplier
+constexpr std::size_t kTensorRtBlock = 1024;            // elements of one of TensorRT-LLM's blocks
 
 // The entry of an expert's run that a turn comes to.
-std::int32_t take(Ids start, Ids replicas, std::int32_t expert, std::uint64_t turn) {
+std::int32_t replica_at_turn(Ids start, Ids replicas, std::int32_t expert, std::uint64_t turn) {
     const auto copies = static_cast<std::uint64_t>(start[expert + 1] - start[expert]);
     // Most experts have one copy, and a division costs more than all the rest.
     if (copies == 1) return replicas[start[expert]];
@@ -22,7 +22,7 @@ std::int32_t take(Ids start, Ids replicas, std::int32_t expert, std::uint64_t tu
 }  // namespace
 
 void route_by_row_hash(Ids ids, Ids start, Ids replicas, std::int64_t top_k, std::int64_t rows,
-                Span<std::int32_t> slots, Span<std::int32_t> counts) {
+                       Span<std::int32_t> slots, Span<std::int32_t> counts) {
     const auto experts = static_cast<std::int32_t>(counts.size);
     const auto invalid = static_cast<std::int32_t>(replicas.size);
     std::fill(counts.begin(), counts.end(), 0);
@@ -32,27 +32,27 @@ void route_by_row_hash(Ids ids, Ids start, Ids replicas, std::int64_t top_k, std
         if (left == 0) {
             left = top_k;
             ++row;
-            hash += kKnuth;
+            hash += kVllmMultiplier;
         }
         const std::int32_t id = ids[j];
         if (!is_expert(id, experts)) {
             slots[j] = invalid;
             continue;
         }
-        slots[j] = take(start, replicas, id, hash);
+        slots[j] = replica_at_turn(start, replicas, id, hash);
         counts[id] += row < rows ? 1 : 0;
     }
 }
 
 void route_by_block_turns(Ids ids, Ids start, Ids replicas, std::int64_t offset,
-                        Span<std::int32_t> slots, Span<std::int32_t> counts) {
+                          Span<std::int32_t> slots, Span<std::int32_t> counts) {
     const auto experts = static_cast<std::int32_t>(counts.size);
     const auto invalid = static_cast<std::int32_t>(replicas.size);
     std::fill(counts.begin(), counts.end(), 0);
     std::vector<std::int32_t> before(counts.size, 0);  // counts when the block began
     std::uint64_t turn = static_cast<std::uint64_t>(offset);
     for (std::size_t j = 0; j < ids.size; ++j) {
-        if (j > 0 && j % kBlock == 0) {
+        if (j > 0 && j % kTensorRtBlock == 0) {
             std::copy(counts.begin(), counts.end(), before.begin());
             ++turn;
         }
@@ -62,7 +62,7 @@ void route_by_block_turns(Ids ids, Ids start, Ids replicas, std::int64_t offset,
             continue;
         }
         const auto earlier = static_cast<std::uint64_t>(counts[id] - before[id]);
-        slots[j] = take(start, replicas, id, turn + earlier);
+        slots[j] = replica_at_turn(start, replicas, id, turn + earlier);
         ++counts[id];
     }
 }

@@ -15,13 +15,13 @@ void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> repl
     start[0] = 0;
 }
 
-std::int32_t find_homeless(Ids start) {
+std::int32_t find_unplaced_expert(Ids start) {
     for (std::size_t e = 0; e + 1 < start.size; ++e)
         if (start[e] == start[e + 1]) return static_cast<std::int32_t>(e);
     return -1;
 }
 
-std::int32_t accumulate(Ids shares, Ids start, Ids replicas, Span<std::int32_t> cumulative) {
+std::int32_t accumulate_shares(Ids shares, Ids start, Ids replicas, Span<std::int32_t> cumulative) {
     for (std::size_t e = 0; e + 1 < start.size; ++e) {
         std::int64_t sum = 0;
         for (std::int32_t i = start[e]; i < start[e + 1]; ++i) {

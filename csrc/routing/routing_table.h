@@ -5,7 +5,7 @@
 
 namespace equipoise {
 
-struct Table {
+struct RoutingTable {
     Ids start;       // [experts + 1], exclusive prefix of copies per expert
     Ids replicas;    // [slots], slots by expert, then ascending
     Ids cumulative;  // [slots], inclusive sum of shares within the expert's run
@@ -22,9 +22,9 @@ inline bool is_expert(std::int32_t id, std::int32_t experts) {
 void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> replicas);
 
 // The expert without a slot, or -1.
-std::int32_t find_homeless(Ids start);
+std::int32_t find_unplaced_expert(Ids start);
 
 // Writes cumulative shares; returns the expert whose shares do not sum to one, or -1.
-std::int32_t accumulate(Ids shares, Ids start, Ids replicas, Span<std::int32_t> cumulative);
+std::int32_t accumulate_shares(Ids shares, Ids start, Ids replicas, Span<std::int32_t> cumulative);
 
 }  // namespace equipoise

@@ -6,22 +6,22 @@
 
 namespace equipoise::requests {
 
-enum class Fate : std::uint8_t { ahead, waiting, active, finished, failed };
+enum class RequestFate : std::uint8_t { ahead, waiting, active, finished, failed };
 
-struct Job {
+struct SimulatedRequest {
     std::int64_t prompt = 1, output = 1;
     double arrival = 0, admitted = -1, first = -1, end = -1;  // seconds
-    std::int64_t made = 0;     // tokens so far
+    std::int64_t made = 0;                                    // tokens so far
     std::int64_t missing = 0;  // tokens of its prompt, and of what it had made, to be computed
     std::int64_t end_tick = 0;
     std::int64_t admitted_step = -1;
     std::int32_t worker = -1, handle = -1;
     std::int32_t preemptions = 0;
-    Fate fate = Fate::ahead;
+    RequestFate fate = RequestFate::ahead;
 };
 
 // What front ends are told, in the order in which it happened.
-struct Event {
+struct WorkerEvent {
     enum class Kind : std::uint8_t { start, tick, grow, pause, finish, fail } kind;
     std::int32_t subject;  // job, or worker for a tick
     std::int64_t tokens = 1;

@@ -24,5 +24,5 @@ def defined() -> dict[str, set[str]]:
 def test_native_types_are_defined_in_one_header() -> None:
     # A worker of the engine and one of the routers were both equipoise::Worker.
     types = defined()
-    assert {"equipoise::Worker", "equipoise::requests::Worker"} <= set(types)
+    assert {"equipoise::LayerPlanner", "equipoise::requests::Worker"} <= set(types)
     assert {name: where for name, where in types.items() if len(where) > 1} == {}

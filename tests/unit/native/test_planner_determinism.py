@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equipoise import _native
 
-DRIVER = Path(__file__).with_name("driver.cpp")
+DRIVER = Path(__file__).with_name("planner_driver.cpp")
 BOUND = "bindings"
 """Folder of the sources that need Python."""
 COMMON = ("-std=c++17", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'csrc'}")

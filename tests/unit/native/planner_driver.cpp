@@ -1,4 +1,5 @@
-// The planner behind one C function, so that it can be built in several ways: test_determinism.py.
+// The planner behind one C function, so that it can be built in several ways:
+// test_planner_determinism.py.
 
 #include <vector>
 
@@ -12,9 +13,9 @@ extern "C" void plan(const std::int64_t* load, std::int64_t layers, std::int32_t
     const std::vector<std::int32_t> capacity(ranks, kShareOne);
     const std::vector<std::int64_t> allowance(layers, std::int64_t{1} << 31);
     std::vector<std::int64_t> moves(layers), uneven(layers);
-    const Request request{
-        {{experts, slots, ranks}, {capacity.data(), capacity.size()}, 1, Apart::kNothing},
-        static_cast<Policy>(policy),
+    const PlanRequest request{
+        {{experts, slots, ranks}, {capacity.data(), capacity.size()}, 1, Survive::kNothing},
+        static_cast<PlanPolicy>(policy),
         {aims[0], aims[1], aims[2], aims[3], aims[4], static_cast<Split>(aims[5])},
         layers,
         load,

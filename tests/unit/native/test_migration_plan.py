@@ -1,4 +1,4 @@
-"""The native shipment: the same however it was compiled, and rounds beyond one machine word."""
+"""The native migration plan: the same however it was compiled, and rounds beyond one word."""
 
 import ctypes
 import shutil
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equipoise import _native
 
-DRIVER = Path(__file__).with_name("shipper.cpp")
+DRIVER = Path(__file__).with_name("migration_plan_driver.cpp")
 NAMES = (
     "migration/migration_plan",
     "migration/layer_chunks",
@@ -61,7 +61,7 @@ def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Id
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
-def test_shipment_is_independent_of_compiler_flags(tmp_path: Path) -> None:
+def test_migration_plan_is_independent_of_compiler_flags(tmp_path: Path) -> None:
     ways = [way for way in WAYS if shutil.which(way[0])]
     assert len(ways) >= 2
     arguments = plan(1), plan(2), np.arange(LAYERS, dtype=np.int32)[::-1].copy()
@@ -70,8 +70,8 @@ def test_shipment_is_independent_of_compiler_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", range(14, LAYERS + 1))
-def test_shipment_uses_fewest_rounds(layers: int) -> None:
-    """One lot of more rounds than a word has bits, and of fewer."""
+def test_migration_plan_uses_fewest_rounds(layers: int) -> None:
+    """One chunk of more rounds than a word has bits, and of fewer."""
     before, after = plan(3), plan(4)
     after[layers:] = before[layers:]
     moves, rounds = shipped(before, after, np.arange(layers, dtype=np.int32), 2 * SLOTS * LAYERS, 1)
