@@ -12,11 +12,12 @@ namespace {
 using namespace nb::literals;
 
 void require_rate(double rate) {
-    if (rate >= 0.0) return;  // and not where it is no number
+    if (rate >= 0.0) return;  // refuses NaN too, which compares with nothing
     refuse("rate", "0 or more bytes a second", std::to_string(rate));
 }
 
-// In memory that Python has set aside for it.
+// Constructs in place, in the memory of the Python object: CopyThreads cannot be moved. The
+// interpreter lock is released, because starting and pinning threads takes long.
 void make_copy_threads(CopyThreads* self, const std::vector<std::vector<int>>& cpus,
                        std::int64_t chunk, double rate) {
     require_range("threads", static_cast<std::int64_t>(cpus.size()), 1, 1 << 10);
@@ -47,6 +48,7 @@ CopyTicket py_submit(CopyThreads& self, nb::handle copies) {
     return self.submit(read);
 }
 
+// Without the interpreter lock, as for all that may wait.
 int py_wait(const CopyTicket& self, double seconds) {
     nb::gil_scoped_release unlocked;
     return static_cast<int>(self.wait(seconds));

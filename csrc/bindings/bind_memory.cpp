@@ -15,9 +15,9 @@ std::uint64_t py_checksum(nb::handle data) {
     return checksum(bytes.view());
 }
 
-// What was stored before is seen before what is stored after, by other processors and by devices.
-// C++ speaks of processors only: on aarch64 its barriers end at the inner shareable domain, and a
-// device is in the outer one. On x86 stores stay in order, and this costs one fence.
+// Orders all stores before this point before all stores after it, as other processors and devices
+// see them. C++ knows processors only: on aarch64 its barriers end at the inner shareable domain,
+// and a device is in the outer one. On x86 stores stay in order, and this costs one fence.
 void order_stores() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
 #if defined(__aarch64__)
@@ -29,6 +29,7 @@ void py_store_release_system(nb::handle word, std::int32_t value) {
     const Array<std::int32_t> cell("word", word, 1);
     require_size("word", cell.size(), 1);
     order_stores();
+    // Atomic, so that no compiler splits or repeats the store that a device polls.
     __atomic_store_n(cell.span().data, value, __ATOMIC_RELEASE);
 }
 

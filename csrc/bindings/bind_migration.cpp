@@ -11,7 +11,7 @@ using namespace nb::literals;
 
 using Column = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
 
-// Numpy's, without a copy.
+// Hands a vector to numpy without a copy.
 Column to_numpy(std::vector<std::int32_t>&& values) {
     auto* kept = new std::vector<std::int32_t>(std::move(values));
     const nb::capsule owner(
@@ -19,7 +19,8 @@ Column to_numpy(std::vector<std::int32_t>&& values) {
     return Column(kept->data(), {kept->size()}, owner);
 }
 
-// One row each for layer, slot, expert, source, staging and round.
+// One row each for layer, slot, expert, source, staging and round, so that Python has them as
+// arrays.
 std::vector<std::int32_t> transpose(const std::vector<SlotMove>& moves) {
     constexpr std::int32_t SlotMove::* kRows[] = {&SlotMove::layer,   &SlotMove::slot,
                                                   &SlotMove::expert,  &SlotMove::source,
@@ -32,6 +33,7 @@ std::vector<std::int32_t> transpose(const std::vector<SlotMove>& moves) {
 }
 
 void require_spec(const MigrationSpec& spec, std::size_t size) {
+    // Moves are numbered in 32 bits, and there are as many as slots at most.
     require_range("slots of all layers", static_cast<std::int64_t>(size), 0, INT32_MAX);
     require_range("ranks % nodes", spec.ranks % spec.nodes, 0, 0);
     require_range("order", spec.order, 0, spec.layers - 1);

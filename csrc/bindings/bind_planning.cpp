@@ -23,15 +23,17 @@ Column make_column(std::size_t rows) {
     return Column(data, {rows}, owner);
 }
 
-// As many as the squares of deviations can be summed of: csrc/planning/covariance_swaps.cpp.
+// Most windows: the squared deviations of a rank then sum to 2^60 at most (kMaxDeviation of
+// planning/covariance_swaps.cpp).
 constexpr std::int64_t kWindows = 256;
-// All capacities together, in ordinary ranks: with more the squares of what a rank has above the
-// mean do not fit into 64 bits (csrc/planning/even_split.cpp).
+// Largest sum of capacities, in ordinary ranks. Shifted loads have a mean below 2^14
+// (LayerState::square_shift), so a rank has less than 2^31 of them above the mean, whose square
+// fits into 64 bits (planning/even_split.cpp).
 constexpr std::int64_t kWhole = std::int64_t{1} << 17;
-// Of aims that have no bound of their own, in 1 / 65536.
+// Bound of options that have none of their own, in 1 / 65536.
 constexpr std::int64_t kThousand = 1000 * kShareOne;
 
-// The arrays of a request, checked against each other.
+// The arrays of a plan request, checked with each other.
 struct Arrays {
     CountArray load, allowance;
     IdArray capacity;
@@ -58,7 +60,8 @@ struct Arrays {
         require_range("sum of capacity", whole, 1, kWhole * kShareOne);
     }
 
-    // Raises ValueError where loads, relative to the least capacity, do not fit into 64 bits.
+    // Throws if the load of the layer, on the rank of the least capacity, would not fit into 64
+    // bits.
     void require_load(Counts row) const {
         require_counts("load", row);
         const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0});
@@ -72,6 +75,7 @@ struct Arrays {
         require_range("windows", count, 1, kWindows);
         require_size("windows layers", windows->extent(1), load.extent(0));
         require_size("windows experts", windows->extent(2), load.extent(1));
+        // What is left of the load is counted down, so that the sums cannot overflow.
         std::vector<std::int64_t> left(load.view().begin(), load.view().end());
         for (std::size_t i = 0; i < windows->size(); ++i) {
             require_range("windows", windows->view()[i], 0, left[i % left.size()]);
@@ -103,7 +107,7 @@ struct Arrays {
 };
 
 RankTopology topology_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes,
-                         std::int64_t survive) {
+                      std::int64_t survive) {
     const auto ranks = static_cast<std::int64_t>(arrays.capacity.size());
     const auto experts = static_cast<std::int64_t>(arrays.load.extent(1));
     require_range("experts", experts, 1, INT32_MAX);
@@ -128,7 +132,7 @@ PlanOptions options_of(nb::handle aims) {
     require_range("target", v[0], 0, kThousand);
     require_range("slack", v[1], 0, kShareOne);
     require_range("hysteresis", v[2], 0, kThousand);
-    // A copy from another node costs as much as one from within at least.
+    // At least one: a copy from another node does not cost less than one within the node.
     require_range("node_cost", v[3], kShareOne, kThousand);
     require_range("sigma", v[4], 0, 100 * kShareOne);
     require_range("split", v[5], 0, 1);
@@ -212,6 +216,7 @@ std::int64_t py_count_moves(nb::handle installed, nb::handle proposed, std::int6
     return moves;
 }
 
+// A routing table of one layer, and its shares by replica.
 struct Runs {
     std::vector<std::int32_t> start, replicas, shares;
 
@@ -222,7 +227,7 @@ struct Runs {
     Ids slots() const { return {replicas.data(), replicas.size()}; }
 };
 
-// Shares of one layer, by slot.
+// Solves the shares of one layer, and writes them by slot.
 void solve_layer(Counts counts, Ids placement, std::int64_t ranks, std::int64_t sweeps,
                  std::int32_t* out) {
     Runs runs(counts.size, placement.size);

@@ -11,7 +11,8 @@ namespace {
 using namespace requests;
 namespace nb = nanobind;
 using namespace nb::literals;
-// Of a prompt or of a step: sums over as many requests as there are handles stay within 64 bits.
+// Most tokens of a prompt, or of a step of a request: 2^31 requests of as many tokens sum to less
+// than 2^63.
 constexpr std::int64_t kMostTokens = INT32_MAX;
 using Pairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
 
@@ -36,7 +37,8 @@ std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
     return router.state().arrive(std::move(request));
 }
 
-// What one step brought: all of it, or, where something of it cannot be, nothing.
+// Records what one step of an engine brought. Everything is checked before anything is recorded, so
+// that a refused call changes nothing.
 void advance(Router& router, const std::vector<std::int32_t>& requests,
              const std::vector<std::int64_t>& tokens, const std::vector<std::int32_t>& ended) {
     if (requests.size() != tokens.size())
@@ -103,7 +105,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("gather", &PolicySettings::gather);
 }
 
-// What is told of requests, and what is decided.
+// Events of requests, and decisions.
 void bind_request_events(nb::class_<Router>& router) {
     router
         .def(nb::init<const PolicySettings&, std::size_t, std::int64_t, std::int64_t>(),
@@ -118,7 +120,7 @@ void bind_request_events(nb::class_<Router>& router) {
         });
 }
 
-// What is told of workers, and what they have.
+// Events of workers, and what they hold.
 void bind_worker_events(nb::class_<Router>& router) {
     router.def("lose", &lose, "worker"_a)
         .def(
@@ -150,7 +152,7 @@ void bind_requests(nb::module_& m) {
     nb::exception<RequestRefused>(m, "RequestRefused", PyExc_ValueError);
     nb::exception<WorkerRefused>(m, "WorkerRefused", PyExc_ValueError);
     bind_settings(m);
-    nb::class_<Router> router(m, "Router", "A fleet and the policy that decides for it.");
+    nb::class_<Router> router(m, "Router", "Binds requests to workers by a policy.");
     bind_request_events(router);
     bind_worker_events(router);
 }

@@ -14,7 +14,8 @@ namespace {
 
 using namespace nb::literals;
 
-// What tables are made of and where they go, of one layer (dims 1) or of several (dims 2).
+// Arguments of build_table (dims 1) and build_tables (dims 2): what tables are made of, and where
+// they are written.
 struct TableArguments {
     std::size_t dims;
     std::int64_t experts;
@@ -23,7 +24,7 @@ struct TableArguments {
 
     std::size_t layers() const { return dims == 1 ? 1 : placement.extent(0); }
 
-    // Raises ValueError unless everything has the shape that it has to have.
+    // Throws unless all arrays have the shapes and values that `build` relies on.
     void check() const {
         require_range("experts", experts, 1, INT32_MAX - 1);
         require_range("placement", placement.view(), 0, experts - 1);
@@ -32,7 +33,8 @@ struct TableArguments {
         require_width("start", start, static_cast<std::size_t>(experts) + 1);
         require_width("replicas", replicas, slots());
         require_width("cumulative", cumulative, slots());
-        // What is written early is read again, as the cursors of a sort: it must stay as written.
+        // Outputs must not share memory with each other or with inputs: `build` reads what it wrote
+        // before, and uses it as indices.
         require_apart("start", start, "replicas", replicas);
         require_apart("start", start, "cumulative", cumulative);
         require_apart("replicas", replicas, "cumulative", cumulative);
@@ -116,7 +118,7 @@ void py_build_tables(nb::handle placement, nb::handle shares, std::int64_t exper
 
 using Digests = nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>;
 
-// Appends a row as bytes.
+// Appends the bytes of a row.
 void append(std::vector<std::uint8_t>& bytes, Ids row) {
     const auto* data = reinterpret_cast<const std::uint8_t*>(row.data);
     bytes.insert(bytes.end(), data, data + row.size * sizeof(std::int32_t));
@@ -154,7 +156,7 @@ void py_count_experts(nb::handle ids, nb::handle counts) {
     count_experts(experts.view(), out.span());
 }
 
-// One call of either routing, its arrays checked.
+// Arguments of route_hashed and route_apportioned, checked.
 struct RouteArguments {
     IdArray ids;
     TableArrays arrays;
@@ -204,7 +206,7 @@ void py_route_apportioned(nb::handle ids, nb::handle start, nb::handle replicas,
                       batch.counts.span());
 }
 
-// One call of either rule, its arrays checked.
+// Arguments of route_by_row_hash and route_by_block_turns, checked.
 struct RuleArguments {
     IdArray ids, start, replicas;
     Output slots, counts;

@@ -17,7 +17,7 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> copied(const std::vector<T>& values) {
     return {kept->data(), {kept->size()}, owner};
 }
 
-// One member of every job, as T.
+// One member of every request, as T.
 template <typename T, typename Member>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> column(const Simulation& simulation, Member member) {
     std::vector<T> values;

@@ -1,4 +1,4 @@
-// What the module is put together from, one function per subject.
+// The parts of the module `_native`: one function per folder of csrc, and one for plain memory.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -2,8 +2,8 @@
 
 NB_MODULE(_native, m) {
     m.doc() =
-        "Native core of equipoise: planner, shares, host routing, checksum, shipment, copier, "
-        "words.";
+        "Native core of equipoise: planner, migration plan, routing, host copies, requests, "
+        "simulator.";
     equipoise::bind_planning(m);
     equipoise::bind_migration(m);
     equipoise::bind_routing(m);

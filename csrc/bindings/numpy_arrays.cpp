@@ -7,7 +7,7 @@
 namespace equipoise {
 namespace {
 
-// So many counts of kMaxTokens each can be summed in 64 bits.
+// As many counts of at most kMaxTokens (46 bits) as can be summed in 64 bits without overflow.
 constexpr std::size_t kSummed = std::size_t{1} << 16;
 
 }  // namespace
@@ -22,6 +22,8 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 }
 
 void require_range(const char* name, Ids values, std::int64_t low, std::int64_t high) {
+    // Minimum and maximum first, which compilers vectorise; the loop that finds the offender runs
+    // only if there is one.
     std::int32_t least = INT32_MAX, most = INT32_MIN;
     for (std::int32_t value : values) {
         least = std::min(least, value);
@@ -44,7 +46,8 @@ void require_size(const char* name, std::size_t size, std::size_t wanted) {
 void require_counts(const char* name, Counts counts) {
     std::int64_t sum = 0, all = 0;
     for (std::int64_t count : counts) all |= count;
-    // None is negative, and none so large that so many could overflow a sum.
+    // The fast way for what nearly always holds: the bits of all counts show that none is negative
+    // and none is so large that the sum could overflow.
     if (all >= 0 && all <= kMaxTokens && counts.size <= kSummed) {
         for (std::int64_t count : counts) sum += count;
         if (sum <= kMaxTokens) return;

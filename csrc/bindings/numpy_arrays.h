@@ -1,4 +1,6 @@
-// Arrays from Python: checked once at the door, one clear line when they do not fit.
+// Arrays from Python. They are checked here, once, before the interpreter lock is released: the
+// code behind the bindings relies on shapes and values. Each error is one line with the name, what
+// was expected and what came.
 #pragma once
 
 #include <nanobind/ndarray.h>
@@ -15,38 +17,39 @@ namespace equipoise {
 
 namespace nb = nanobind;
 
-// Raises ValueError "NAME: expected WANTED, got GOT".
+// Throws nb::value_error "NAME: expected WANTED, got GOT", which is a ValueError in Python.
 [[noreturn]] void refuse(const char* name, const std::string& wanted, const std::string& got);
 
-// Raises ValueError unless low <= value <= high.
+// Each `require_` function below throws as `refuse` does if its condition does not hold.
+// low <= value <= high.
 void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
 void require_range(const char* name, Ids values, std::int64_t low, std::int64_t high);
 
-// Raises ValueError unless `ranks` is positive and divides `slots`.
+// `ranks` is positive and divides `slots`.
 void require_ranks(std::int64_t ranks, std::size_t slots);
 
 void require_size(const char* name, std::size_t size, std::size_t wanted);
 
-// Raises ValueError unless no count is negative and their sum is at most kMaxTokens.
+// No count is negative, and their sum is at most kMaxTokens.
 void require_counts(const char* name, Counts counts);
 
-// Raises ValueError unless every run has a slot; `where` ends the message.
+// Every expert has a slot; `where` ends the message.
 void require_every_expert_placed(Ids start, const std::string& where);
 
-// Raises ValueError if `expert`, whose shares do not sum to one, is not -1.
+// `expert`, the first whose shares do not sum to one, is -1.
 void require_whole_shares(std::int32_t expert, const std::string& where);
 
-// Raises ValueError unless `start` and `replicas` describe a run for every expert.
+// `start` and `replicas` describe a run of slots for every expert.
 void require_replica_runs(Ids start, Ids replicas);
 
-// As require_runs; and each run's cumulative shares rise to exactly one.
+// As require_replica_runs, and the cumulative shares of each run rise to exactly one.
 void require_routing_table(const RoutingTable& table);
 
-// "int32 [2 dimensions]"; used in messages.
+// "int32 of 2 dimensions", for messages.
 std::string describe(nb::dlpack::dtype type, std::size_t dims);
 
-// A C-contiguous host array of `dims` dimensions that lives as long as this object. T is const
-// where the array is only read; otherwise it has to be writable.
+// A C-contiguous array of `dims` dimensions in host memory, kept alive by this object. T is const
+// if the array is only read; otherwise the array has to be writable.
 template <typename T>
 class Array {
  public:
@@ -54,6 +57,8 @@ class Array {
         const std::string wanted = describe(nb::dtype<std::remove_const_t<T>>(), dims) +
                                    ", C-contiguous, on the host" +
                                    (std::is_const_v<T> ? "" : ", writable");
+        // Cast without conditions on type and shape: those are checked below, with messages of our
+        // own.
         if (!nb::try_cast(source, array_))
             refuse(name, wanted, nb::type_name(source.type()).c_str());
         const bool same = array_.dtype() == nb::dtype<std::remove_const_t<T>>();
@@ -65,7 +70,8 @@ class Array {
         data_ = static_cast<T*>(array_.data());
     }
 
-    // Whether both have a byte of memory in common.
+    // Whether the two have a byte of memory in common. std::less, because < is not defined for
+    // pointers to different arrays.
     template <typename U>
     bool overlaps(const Array<U>& other) const {
         const auto *begin = reinterpret_cast<const char*>(view().begin()),
@@ -85,6 +91,7 @@ class Array {
  private:
     using Access = std::conditional_t<std::is_const_v<T>, nb::ndarray<nb::ro>, nb::ndarray<>>;
 
+    // Strides of dimensions of one element do not count, nor do any of an empty array.
     bool contiguous() const {
         std::int64_t step = 1;
         for (std::size_t d = array_.ndim(); d-- > 0;) {
@@ -102,7 +109,7 @@ using IdArray = Array<const std::int32_t>;
 using CountArray = Array<const std::int64_t>;
 using Output = Array<std::int32_t>;
 
-// The three arrays of a routing table, checked against each other.
+// The three arrays of a routing table, checked with each other.
 class TableArrays {
  public:
     TableArrays(nb::handle start, nb::handle replicas, nb::handle cumulative);
@@ -112,10 +119,10 @@ class TableArrays {
     IdArray start_, replicas_, cumulative_;
 };
 
-// Counts of either integer type, widened.
+// Reads counts of int32 or int64. Copies them, because the solver needs 64 bits.
 std::vector<std::int64_t> read_counts(const char* name, nb::handle source);
 
-// A new int32 [rows, columns] array of numpy, and where its values are.
+// A new int32 [rows, columns] array of numpy, not initialised.
 using Matrix = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<2>>;
 Matrix make_matrix(std::size_t rows, std::size_t columns);
 

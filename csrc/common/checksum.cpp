@@ -5,8 +5,8 @@
 namespace equipoise {
 namespace {
 
-// Byte by byte, so that neither alignment nor the machine's byte order matters; compilers
-// turn it into one load.
+// Reads byte by byte, so that neither alignment nor the byte order of the machine matters.
+// Compilers turn it into one load.
 std::uint32_t word_at(const std::uint8_t* p) {
     return static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8 |
            static_cast<std::uint32_t>(p[2]) << 16 | static_cast<std::uint32_t>(p[3]) << 24;

@@ -1,4 +1,5 @@
-// A run of values that someone else owns.
+// A view of consecutive values that another object owns, and the integers that the core computes
+// in.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +7,7 @@
 
 namespace equipoise {
 
+// std::span would do, but the core builds as C++17.
 template <typename T>
 struct Span {
     T* data;
@@ -19,10 +21,13 @@ struct Span {
 using Ids = Span<const std::int32_t>;
 using Counts = Span<const std::int64_t>;
 
-// A share of one: shares are integers with this denominator.
+// Shares are integers with this denominator: every rank has to get the same shares bit for bit, on
+// any processor and with any compiler, which sums of floats do not promise.
 constexpr std::int32_t kShareOne = 1 << 16;
 
-// The largest sum of token counts per layer: loads are tokens << 16 in 64 bits.
+// Largest sum of the token counts of a layer. Loads are tokens << 16, so that a load divides into
+// shares without a remainder: this bound keeps them below 2^62, and the sum of two of them in 64
+// bits.
 constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 46) - 1;
 
 }  // namespace equipoise

@@ -11,6 +11,7 @@ using AddressRanges = std::vector<AddressRange>;
 
 AddressRange address_range(std::uintptr_t begin, std::uintptr_t bytes, const char* name,
                            std::size_t number) {
+    // Compared without an addition, which would wrap.
     if (begin == 0 || bytes > UINTPTR_MAX - begin)
         throw std::invalid_argument("copy " + std::to_string(number) + ": its " + name +
                                     " is not in memory");
@@ -39,7 +40,8 @@ bool any_overlap(const AddressRanges& sorted) {
     return false;
 }
 
-// Of lists whose own extents are apart.
+// Whether a range of one list overlaps a range of the other. The ranges within a list are sorted
+// and apart, so one pass over both is enough.
 bool overlap(const AddressRanges& a, const AddressRanges& b) {
     for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
         if (a[i].end <= b[j].begin)
@@ -76,6 +78,7 @@ bool ChunkedCopies::clashes_with(const ChunkedCopies& other) const {
 
 void ChunkedCopies::cut(const MemoryCopy& copy, std::uintptr_t chunk) {
     for (std::uintptr_t done = 0; done < copy.bytes;) {
+        // The first chunk of a destination that begins inside a cache line is shorter.
         const std::uintptr_t inside = (copy.destination + done) % kCacheLine;
         const std::uintptr_t bytes = std::min(copy.bytes - done, chunk - inside);
         chunks_.push_back({copy.source + done, copy.destination + done, bytes});

@@ -15,23 +15,24 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// To hand less than this to another thread costs more than to copy it.
+// Smallest chunk: handing less to another thread costs more than copying it.
 constexpr std::uintptr_t kMinChunk = 1 << 16;
-// A thread that is told to end ends after its chunk; one that takes this long will not end.
+// How long close() waits for threads to finish their chunks. One that takes longer will not end.
 constexpr double kChunkSeconds = 10.0;
-// A sleep of few microseconds lasts tens: what it overslept, chunks may catch up on, and no more.
+// How much a chunk may begin before its time, to make up for a sleep that lasted too long: one of a
+// few microseconds lasts tens. No more, so that time that nobody used is not turned into a burst.
 constexpr double kMaxCatchUp = 200e-6;
-// What a wait may last: more would not fit the clock.
+// Longest wait, in seconds: more overflows the nanoseconds of the clock.
 constexpr double kMaxWait = 1e8;
 
 Clock::duration to_duration(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(Seconds(std::clamp(seconds, 0.0, kMaxWait)));
 }
 
-// Makes what this thread has stored visible beyond the processor before anything it stores later:
-// a device that reads memory after it saw, or was told, that a job has ended reads the copy. The
-// mutex that a job ends under orders stores for other threads only, and neither stores that bypass
-// the cache (a long memcpy, a write-combining mapping) nor another bus.
+// Makes all stores of this thread visible to devices before any later store: a device that is told
+// that a job has ended must read the copy. The mutex that a job ends under orders stores for other
+// threads only. It orders neither stores that bypass the cache (a long memcpy, a write-combining
+// mapping) nor what another bus sees.
 void make_stores_visible() {
 #if defined(__x86_64__)
     __asm__ __volatile__("sfence" ::: "memory");
@@ -42,8 +43,8 @@ void make_stores_visible() {
 #endif
 }
 
-// When a chunk may begin, so that `rate` holds over all threads. Time that nobody used is gone but
-// for kCredit.
+// Returns when a chunk may begin, and reserves its time, so that `rate` holds over all threads
+// together.
 Clock::time_point reserve_time(CopyQueue& queue, std::uintptr_t bytes, double rate) {
     const Clock::time_point begin =
         std::max(queue.free_at, Clock::now() - to_duration(kMaxCatchUp));
@@ -51,6 +52,7 @@ Clock::time_point reserve_time(CopyQueue& queue, std::uintptr_t bytes, double ra
     return begin;
 }
 
+// Called with the mutex held.
 void finish_job(CopyQueue& queue, const std::shared_ptr<CopyJob>& job) {
     job->progress = CopyProgress::kDone;
     auto& running = queue.running;
@@ -58,7 +60,9 @@ void finish_job(CopyQueue& queue, const std::shared_ptr<CopyJob>& job) {
     queue.changed.notify_all();
 }
 
-// One chunk; whether it was copied rather than given up.
+// Takes and copies one chunk. The lock is held on entry and on return, and released for the copy.
+// Returns false if the threads were stopped first; the job then stays in `running`, and close()
+// abandons it.
 bool copy_chunk(CopyQueue& queue, Lock& lock, double rate) {
     const std::shared_ptr<CopyJob> job = queue.waiting.front();
     const MemoryCopy chunk = job->copies.chunks()[job->next_chunk++];
@@ -66,14 +70,15 @@ bool copy_chunk(CopyQueue& queue, Lock& lock, double rate) {
     const auto stopping = [&] { return queue.stopping; };
     if (rate > 0.0) {
         const Clock::time_point begin = reserve_time(queue, chunk.bytes, rate);
-        // To wait for what is past costs as much as a chunk: the mutex goes to another thread.
+        // No wait for a time that is past: it would release the mutex to another thread, which
+        // costs as much as a chunk.
         if (begin > Clock::now() && queue.wake.wait_until(lock, begin, stopping)) return false;
     }
     lock.unlock();
     std::memcpy(reinterpret_cast<void*>(chunk.destination),
                 reinterpret_cast<const void*>(chunk.source), chunk.bytes);
     make_stores_visible();
-    // Who shares this processor comes first: nobody waits for a copy as for a forward.
+    // Other threads of this processor come first: a forward pass is waited for, a copy is not.
     std::this_thread::yield();
     lock.lock();
     if (--job->chunks_left == 0) finish_job(queue, job);
@@ -86,6 +91,7 @@ void run_thread(const std::shared_ptr<CopyQueue>& queue, double rate) {
         queue->wake.wait(lock, [&] { return queue->stopping || !queue->waiting.empty(); });
         if (queue->stopping || !copy_chunk(*queue, lock, rate)) break;
     }
+    // close() waits for this to be 0 before it says that memory is free.
     --queue->alive;
     queue->changed.notify_all();
 }
@@ -117,19 +123,22 @@ CopyThreads::CopyThreads(const std::vector<std::vector<int>>& cpus, std::uintptr
 
 CopyThreads::~CopyThreads() {
     if (getpid() != owner_pid_) {
-        // Threads stay behind when a process forks, maybe with the mutex: nothing can be ended.
+        // In a forked child the threads do not exist, and one of them may have held the mutex:
+        // nothing can be ended or locked. Leaked, because the destructor of a joinable std::thread
+        // ends the process.
         new auto(std::move(threads_));
         return;
     }
     try {
         close(0.0);
     } catch (const std::runtime_error&) {
-        // Detached by close; it holds the desk itself.
+        // A thread hangs. close() has detached it, and it holds the queue itself.
     }
 }
 
 void CopyThreads::start_thread(const std::vector<int>& cpus) {
     {
+        // Counted before it runs: close() must not miss a thread that has not begun.
         const Lock lock(queue_->mutex);
         ++queue_->alive;
     }
@@ -155,8 +164,10 @@ void CopyThreads::start_thread(const std::vector<int>& cpus) {
 CopyTicket CopyThreads::submit(const std::vector<MemoryCopy>& copies) {
     std::uintptr_t total = 0;
     for (const MemoryCopy& copy : copies) total += copy.bytes;
+    // As many chunks as threads at least, where the copies are large enough for that.
     const std::uintptr_t each = total / thread_count_ / kCacheLine * kCacheLine + kCacheLine;
     const auto chunk = std::min(chunk_bytes_, std::max(kMinChunk, each));
+    // Checked and cut before the lock is taken: that takes long for many copies.
     const auto job = std::make_shared<CopyJob>(ChunkedCopies(copies, chunk));
     const Lock lock(queue_->mutex);
     if (queue_->closing) throw std::invalid_argument("the copier is closed");
@@ -182,11 +193,12 @@ std::size_t CopyThreads::close(double seconds) {
                                                [&] { return queue_->alive == 0; });
     const std::size_t abandoned = queue_->running.size();
     if (over) {
-        // Only now: until here a thread may have written to their memory.
+        // Only now: until all threads had ended, one may have written to their memory.
         for (const auto& job : queue_->running) job->progress = CopyProgress::kAbandoned;
         queue_->running.clear();
         queue_->changed.notify_all();
     }
+    // Without the lock, so that tickets can be asked meanwhile.
     lock.unlock();
     for (std::thread& thread : threads_) over ? thread.join() : thread.detach();
     threads_.clear();

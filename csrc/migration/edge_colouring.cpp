@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::int32_t kNone = -1;
 
-// The largest number of blobs that a rank sends, or receives.
+// Returns the most messages that one rank sends or receives.
 std::int32_t largest_degree(const std::vector<Message>& messages, std::int32_t ranks) {
     std::vector<std::int32_t> degree(2 * static_cast<std::size_t>(ranks));
     for (const Message& message : messages) {
@@ -17,7 +17,7 @@ std::int32_t largest_degree(const std::vector<Message>& messages, std::int32_t r
     return degree.empty() ? 0 : *std::max_element(degree.begin(), degree.end());
 }
 
-// Which blob each end, sender r or receiver ranks + r, has in each round.
+// Which message each end has in each round. The ends are sender r and receiver ranks + r.
 class RoundTable {
  public:
     RoundTable(std::vector<Message>& messages, std::int32_t ranks, std::int32_t rounds)
@@ -32,6 +32,8 @@ class RoundTable {
         const std::int32_t sender = messages_[message].source;
         const std::int32_t receiver = ranks_ + messages_[message].destination;
         std::int32_t round = first_free(sender, receiver);
+        // No round is free at both ends. Each end has one of its own, as it has fewer messages than
+        // there are rounds: swapping the two along a path frees the sender's round at the receiver.
         if (round >= rounds_) {
             round = first_free(sender, sender);
             swap_rounds_on_path(receiver, round, first_free(receiver, receiver));
@@ -40,7 +42,8 @@ class RoundTable {
     }
 
  private:
-    // The first round that is free at both ends; bits beyond the last round are always set.
+    // Returns the first round that is free at both ends. Bits beyond the last round are always set,
+    // so the result is `rounds_` or more if there is none.
     std::int32_t first_free(std::int32_t one, std::int32_t other) const {
         const std::uint64_t* a = &free_rounds_[static_cast<std::size_t>(one) * words_];
         const std::uint64_t* b = &free_rounds_[static_cast<std::size_t>(other) * words_];
@@ -49,9 +52,9 @@ class RoundTable {
         return rounds_;
     }
 
-    // Exchanges two rounds along the path that begins at `end` with `round`, where `other` is free.
-    // It cannot come to the sender for whom this is done: it enters senders by `round`, which is
-    // free there.
+    // Swaps two rounds along the path that begins at the receiver `end` with `round`; `other` is
+    // free there. The path cannot come to the sender for whom this is done: it enters senders by
+    // `round`, which is free at that one.
     void swap_rounds_on_path(std::int32_t end, std::int32_t round, std::int32_t other) {
         path_.clear();
         for (std::int32_t message; (message = message_at(end, round)) != kNone;
@@ -61,6 +64,8 @@ class RoundTable {
                 end < ranks_ ? ranks_ + messages_[message].destination : messages_[message].source;
         }
         const std::int32_t sum = round + other;
+        // All are taken out before any is put back: neighbours on the path share an end, and would
+        // overwrite each other.
         for (std::int32_t message : path_) unassign(message);
         for (std::int32_t message : path_) assign(message, sum - messages_[message].round);
     }
@@ -90,7 +95,7 @@ class RoundTable {
     std::vector<Message>& messages_;
     std::int32_t ranks_, rounds_, words_;
     std::vector<std::int32_t> message_at_;
-    std::vector<std::uint64_t> free_rounds_;
+    std::vector<std::uint64_t> free_rounds_;  // by end, one bit per round: 64 are checked at once
     std::vector<std::int32_t> path_;
 };
 

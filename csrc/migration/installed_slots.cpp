@@ -9,7 +9,8 @@
 namespace equipoise {
 namespace {
 
-// Those of the ascending `slots` that are in the block of `width` slots that `slot` is in.
+// Returns those of the ascending `slots` that are in the same block of `width` slots as `slot`: the
+// slots of a rank, or of a node.
 Ids in_same_block(Ids slots, std::int32_t slot, std::int32_t width) {
     const std::int32_t low = slot / width * width;
     const auto* first = std::lower_bound(slots.begin(), slots.end(), low);

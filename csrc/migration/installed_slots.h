@@ -1,4 +1,4 @@
-// Where each expert of each layer is installed.
+// Which slots hold each expert of each layer now.
 #pragma once
 
 #include <vector>
@@ -9,11 +9,11 @@ namespace equipoise {
 
 class InstalledSlots {
  public:
-    // Throws std::invalid_argument where an expert is proposed that a layer does not hold.
+    // Throws std::invalid_argument if an expert is proposed that its layer does not hold.
     explicit InstalledSlots(const MigrationSpec& spec);
 
-    // The slots that a move may read from, ascending: those of its own rank; where there is none,
-    // those of its own node; otherwise all.
+    // Returns the slots that a move should read from, ascending: those on its own rank; if there
+    // are none, those on its own node; else all.
     Ids sources_for(const SlotMove& move) const;
 
     const MigrationSpec& spec() const { return spec_; }

@@ -9,8 +9,8 @@ namespace {
 
 using BufferNeeds = std::vector<std::int32_t>;  // staging buffers by rank
 
-// Copies that only change place within their rank count too: they go through staging, because a
-// swap would overwrite its own source.
+// Counts the slots that each rank has to fill. Experts that only change place within their rank
+// count too: they go through staging, because a swap would overwrite its own source.
 void count_needs(const MigrationSpec& spec, std::int32_t layer, BufferNeeds& needs) {
     const Ids before = spec.before(layer), after = spec.after(layer);
     std::size_t slot = 0;
@@ -30,6 +30,7 @@ void require_staging(const BufferNeeds& needs, std::int32_t layer, std::int32_t 
                                         std::to_string(staging) + " staging buffers");
 }
 
+// A layer is atomic, since its routing table names all its slots: it joins on all ranks or on none.
 bool join_if_fits(BufferNeeds& chunk, const BufferNeeds& layer, std::int32_t max_buffers) {
     for (std::size_t rank = 0; rank < chunk.size(); ++rank)
         if (chunk[rank] + layer[rank] > max_buffers) return false;

@@ -1,4 +1,4 @@
-// Lots: layers that are staged, verified and committed together.
+// Chunks: layers that are staged, verified and committed together.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,11 @@
 
 namespace equipoise {
 
-// Returns where each lot begins in `cargo.order`, and its end. Layers join in the given order, as
-// long as no rank has more than half of its staging buffers to fill: so that the next lot can
-// travel while this one is voted on. A layer that needs more than half is a lot by itself.
-// Throws std::invalid_argument where one needs more than all, on the first such layer and rank.
+// Returns where each chunk begins in `spec.order`, and the end of the last. Layers join a chunk in
+// the given order as long as no rank has to fill more than half of its staging buffers: the next
+// chunk travels while this one is voted on, and needs the other half. A layer that needs more than
+// half is a chunk by itself. Throws std::invalid_argument, for the first layer and rank, if one
+// needs more than all.
 std::vector<std::int32_t> group_into_chunks(const MigrationSpec& spec);
 
 }  // namespace equipoise

@@ -28,6 +28,7 @@ void require_order(const MigrationSpec& spec) {
     }
 }
 
+// Lists moves by chunk, layer and slot; source, round and buffer are filled in later.
 std::vector<SlotMove> list_moves(const MigrationSpec& spec,
                                  const std::vector<std::int32_t>& chunks) {
     std::vector<SlotMove> moves;
@@ -43,7 +44,8 @@ std::vector<SlotMove> list_moves(const MigrationSpec& spec,
     return moves;
 }
 
-// Cuts the moves of a lot, by sender and receiver, into blobs; whose[i] is the blob of move i.
+// Cuts the moves of a chunk, sorted by sender and receiver, into messages. message_of[i] is the
+// message of move i, or kLocal.
 std::vector<Message> cut_into_messages(const MigrationSpec& spec, Span<SlotMove> moves,
                                        std::vector<std::int32_t>& message_of) {
     std::vector<Message> messages;
@@ -64,6 +66,8 @@ std::vector<Message> cut_into_messages(const MigrationSpec& spec, Span<SlotMove>
     return messages;
 }
 
+// Gives the moves of a chunk their rounds, and sorts them as the plan lists them. Sorted by sender
+// and receiver first, so that the moves of a message lie side by side.
 std::int32_t schedule_chunk(const MigrationSpec& spec, Span<SlotMove> chunk) {
     std::sort(chunk.begin(), chunk.end(), [&](const SlotMove& a, const SlotMove& b) {
         return std::tuple(spec.rank_of(a.source), spec.rank_of(a.slot), a.layer, a.slot) <
@@ -94,7 +98,7 @@ void schedule_chunks(const MigrationSpec& spec, MigrationPlan& plan) {
     }
 }
 
-// From counts, shifted by one, to where each run begins.
+// Turns counts, stored one place late, into the starts of runs.
 void to_start_positions(std::vector<std::int32_t>& counts) {
     std::partial_sum(counts.begin(), counts.end(), counts.begin());
 }
@@ -122,6 +126,7 @@ void index_by_rank(const MigrationSpec& spec, MigrationPlan& plan) {
     });
 }
 
+// Buffers of a message are consecutive, because its moves are: it is unpacked in one run.
 void assign_buffers(const MigrationSpec& spec, MigrationPlan& plan) {
     const auto places = static_cast<std::int32_t>(plan.receive_start.size()) - 1;
     for (std::int32_t place = 0; place < places; ++place) {

@@ -1,4 +1,5 @@
-// How the weights of an epoch travel: lots, sources, rounds and staging buffers.
+// The migration plan: how the weights of a rebalance travel. Every rank makes the same plan from
+// the same integers, so nothing of it is sent. docs/design/shipment.md says more.
 #pragma once
 
 #include <vector>
@@ -8,25 +9,31 @@
 namespace equipoise {
 
 struct MigrationPlan {
-    // By lot, rank that they end on, round (local ones first), layer, slot.
+    // By chunk, receiving rank, round (local moves first), layer, slot.
     std::vector<SlotMove> moves;
-    std::vector<std::int32_t>
-        receive_start;  // [lots * ranks + 1]: where those of a lot and rank begin
+    // [chunks * ranks + 1]: where the moves to a rank in a chunk begin. `arrivals` in Python.
+    std::vector<std::int32_t> receive_start;
 
-    // Moves between ranks, by lot, rank that they leave, round, layer, slot.
+    // Indices of moves between ranks, by chunk, sending rank, round, layer, slot. `departures` in
+    // Python.
     std::vector<std::int32_t> sends;
-    std::vector<std::int32_t> send_start;  // [lots * ranks + 1]: likewise
+    // [chunks * ranks + 1]: where those from a rank in a chunk begin. `leaving` in Python.
+    std::vector<std::int32_t> send_start;
 
-    std::vector<std::int32_t> chunk_start;  // [lots + 1]: where they begin in the order of layers
-    std::vector<std::int32_t> rounds_per_chunk;  // [lots]
+    std::vector<std::int32_t> chunk_start;       // [chunks + 1]: where each begins in spec.order
+    std::vector<std::int32_t> rounds_per_chunk;  // [chunks]
 };
 
-// Lots: csrc/migration/layer_chunks.h. Sources: csrc/migration/source_choice.h. Rounds:
-// csrc/migration/edge_colouring.h; a blob has the moves between two ranks by layer and slot, at
-// most `parcel` of them. Buffers: an even lot fills a rank's buffers from the first on, an odd one
-// up to the last. So two neighbours overlap exactly where they do not fit beside each other. Throws
-// std::invalid_argument where `order` lacks a layer that changes or has one twice, where an expert
-// is proposed that nobody holds, and where a layer does not fit the staging buffers.
+// 1. Layers are grouped into chunks (layer_chunks.h).
+// 2. Every slot that changes becomes a move, with a source (source_choice.h).
+// 3. The moves of a chunk between two ranks, by layer and slot, are cut into messages of at most
+//    `message_slots` slots, and messages get rounds (edge_colouring.h).
+// 4. A chunk with an even number fills the buffers of a rank from the first on, one with an odd
+//    number up to the last. At most two chunks are in flight, an even one and an odd one, and they
+//    overlap exactly if they do not fit side by side.
+//
+// Throws std::invalid_argument if `order` lacks a layer that changes or has one twice, if an expert
+// is proposed that its layer does not hold, and if a layer does not fit the staging buffers.
 MigrationPlan make_migration_plan(const MigrationSpec& spec);
 
 }  // namespace equipoise

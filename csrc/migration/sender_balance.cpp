@@ -36,6 +36,7 @@ void SenderBalance::lower_to(std::int32_t floor) {
 bool SenderBalance::relieve(std::int32_t busiest) {
     std::int32_t rank = search(busiest);
     if (rank == kNone) return false;
+    // Ranks in between give one and get one: only the two ends change.
     ++total_sends_[rank];
     --total_sends_[busiest];
     while (rank != busiest) {
@@ -46,7 +47,8 @@ bool SenderBalance::relieve(std::int32_t busiest) {
     return true;
 }
 
-// Breadth first, from the busiest rank to the ranks that could send one of its moves, and so on.
+// Breadth first, so that few moves are handed on: from the busiest rank to the ranks that could
+// send one of its moves, and so on.
 std::int32_t SenderBalance::search(std::int32_t busiest) {
     std::fill(step_.begin(), step_.end(), Step{kUnseen, kUnseen});
     step_[busiest].source = 0;
@@ -63,6 +65,7 @@ std::int32_t SenderBalance::search(std::int32_t busiest) {
     return kNone;
 }
 
+// One more than it has must stay below the busiest, or the maximum would only change places.
 bool SenderBalance::has_room(std::int32_t rank, std::int32_t busiest) const {
     return sends_[rank].size() + 1 < sends_[busiest].size() && total_sends_[rank] < ceiling_;
 }

@@ -1,4 +1,4 @@
-// Lowers the most that one rank has to send.
+// Lowers the number of moves that the busiest rank sends.
 #pragma once
 
 #include <vector>
@@ -7,24 +7,25 @@
 
 namespace equipoise {
 
-using SendCounts = std::vector<std::int32_t>;  // copies by the rank that sends them
+using SendCounts = std::vector<std::int32_t>;  // by rank: moves that it sends
 
-// The best assignment of moves to senders, by chains: the busiest sender hands a move to another
-// holder, who hands one on, until somebody has room. When the busiest has no such chain, no
-// assignment has a lower maximum. Source: the cost-reducing paths of Harvey, Ladner, Lovasz and
-// Tamir, "Semi-matchings for bipartite graphs and load balancing" (2003).
+// Finds the assignment of moves to senders with the lowest maximum. The busiest sender hands a move
+// to another rank that holds the expert, that rank hands one on, and so on until a rank has room.
+// If the busiest sender has no such path, no assignment has a lower maximum. Source: the
+// cost-reducing paths of Harvey, Ladner, Lovasz and Tamir, "Semi-matchings for bipartite graphs and
+// load balancing" (2003).
 class SenderBalance {
  public:
-    // `moves` are those of the part that is to be evened out; `total` counts all, and is kept up to
-    // date. Nobody's total is raised above `ceiling`.
+    // `moves` are the part that is balanced, all moves or those of a chunk. `total` counts the
+    // sends of all moves and is kept up to date; no rank's total is raised above `ceiling`.
     SenderBalance(const InstalledSlots& installed, Span<SlotMove> moves, SendCounts& total,
                   std::int32_t ceiling);
 
-    // Until no rank sends more than `floor` in this part, or it cannot be lowered.
+    // Stops once no rank sends more than `floor` of these moves, or the maximum cannot be lowered.
     void lower_to(std::int32_t floor);
 
  private:
-    // How the search came to a rank: by a move that may be read from this slot of it.
+    // How the search came to a rank: this move could be read from this slot of it.
     struct Step {
         std::int32_t move, source;
     };
@@ -38,7 +39,7 @@ class SenderBalance {
     Span<SlotMove> moves_;
     SendCounts& total_sends_;
     std::int32_t ceiling_;
-    std::vector<std::vector<std::int32_t>> sends_;  // moves of the part, by sender
+    std::vector<std::vector<std::int32_t>> sends_;  // by rank: the moves that it sends
     std::vector<Step> step_;                        // by rank
     std::vector<std::int32_t> queue_;
 };

@@ -19,13 +19,16 @@ void choose_source(const InstalledSlots& installed, SlotMove& move, SendCounts& 
     sent[spec.rank_of(move.source)] += !local;
 }
 
-// The most that one rank receives: with fewer sends than that nothing is gained.
+// Returns the most moves that one rank receives. Rounds are as many as the busiest end has
+// messages, so nothing is gained by fewer sends than that.
 std::int32_t max_received(const MigrationSpec& spec, Span<SlotMove> moves) {
     std::vector<std::int32_t> received(spec.ranks);
     for (const SlotMove& move : moves) received[spec.rank_of(move.slot)] += move.round != kLocal;
     return *std::max_element(received.begin(), received.end());
 }
 
+// The ceiling keeps what was reached over all moves: no rank's total rises above the present
+// maximum.
 void balance_chunks(const InstalledSlots& installed, std::vector<SlotMove>& moves,
                     SendCounts& sent) {
     const std::int32_t ceiling = *std::max_element(sent.begin(), sent.end());

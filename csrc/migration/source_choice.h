@@ -1,4 +1,4 @@
-// Which copy each move reads.
+// Which slot each move reads from.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,13 @@
 
 namespace equipoise {
 
-// Fills in the source of every move, and its round where that is local. The moves are by lot.
+// Sets the source of every move, and its round if that is local. The moves are sorted by chunk.
 //
-// Each reads from the nearest choice (csrc/migration/installed_slots.h) whose rank has sent least
-// so far, ties to the lower slot. Then the rank that has sent most is relieved, first over all
-// moves, then within each lot, as long as that lowers the largest number of copies that one rank
-// sends.
+// Each move reads from the nearest slots (installed_slots.h), and of those from the one whose rank
+// has sent least so far, ties to the lower slot. That is a good start but not the best, because
+// early choices do not know the later ones. So the busiest sender is relieved afterwards
+// (sender_balance.h): first over all moves, then within each chunk, since time is spent chunk by
+// chunk.
 void choose_sources(const InstalledSlots& installed, std::vector<SlotMove>& moves);
 
 }  // namespace equipoise

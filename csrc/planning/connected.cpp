@@ -12,7 +12,7 @@ namespace equipoise {
 namespace {
 
 struct Item {
-    std::int64_t size;  // score << 16 per copy
+    std::int64_t size;  // score << 16 per replica
     std::int32_t expert, copies;
 };
 
@@ -28,10 +28,10 @@ std::vector<Item> by_size(Counts score, const RankTopology& topology) {
     return items;
 }
 
-// Where the copies of an expert that were dealt are.
+// Where the replicas of an expert were dealt to.
 struct DealtReplicas {
-    std::int32_t first = -1;  // rank of the first one
-    std::int32_t avoid = -1;  // the node that the last one must not be on
+    std::int32_t first = -1;  // rank of the first replica
+    std::int32_t avoid = -1;  // the node that the last replica must not be on, or -1
 };
 
 class ReplicaDealer {
@@ -43,7 +43,8 @@ class ReplicaDealer {
           used_slots_(topology.shape.ranks),
           connected_(topology.shape.ranks) {}
 
-    // All copies but one of an expert, to the next ranks in turn.
+    // Deals all replicas of an expert but one to the next ranks in turn. The last one is kept back:
+    // only when all are dealt is it known which ranks are not connected yet.
     DealtReplicas deal_replicas(const Item& item) {
         DealtReplicas dealt;
         for (std::int32_t copy = 1; copy < item.copies; ++copy) {
@@ -52,13 +53,15 @@ class ReplicaDealer {
             const std::int32_t node =
                 topology_.survive == Survive::kNodeLoss ? topology_.node_of(rank) : -1;
             if (dealt.first < 0) dealt = {rank, node};
+            // On two nodes already: the last replica may be anywhere.
             if (dealt.avoid != node) dealt.avoid = -1;
             connected_.unite(dealt.first, rank);
         }
         return dealt;
     }
 
-    // The last copy of an expert.
+    // Places the last replica of an expert on the best rank: one that is not connected, then the
+    // least loaded one.
     void place_last_replica(const Item& item, const DealtReplicas& dealt) {
         std::int32_t best = -1;
         std::pair<bool, std::int64_t> least{};
@@ -67,6 +70,7 @@ class ReplicaDealer {
             const bool already_connected = connected_.find(rank) == connected_.find(dealt.first);
             const std::pair cost{already_connected, relative(rank)};
             if (best >= 0 && cost >= least) continue;
+            // Checked last: it searches the slots of the rank.
             if (topology_.node_of(rank) == dealt.avoid || holds(rank, item.expert)) continue;
             best = rank;
             least = cost;
@@ -74,7 +78,7 @@ class ReplicaDealer {
         connected_.unite(best < 0 ? make_room(item, dealt.avoid) : put(best, item), dealt.first);
     }
 
-    // The experts with one copy, largest first.
+    // Places the experts with one replica, largest first.
     void place_single_replicas(const std::vector<Item>& items) {
         using Rank = std::pair<std::int64_t, std::int32_t>;
         std::priority_queue<Rank, std::vector<Rank>, std::greater<Rank>> heap;
@@ -104,7 +108,9 @@ class ReplicaDealer {
                                          capacity);
     }
 
-    // The next rank in turn with a free slot that does not hold the expert, or -1.
+    // Returns the next rank in turn with a free slot that does not hold the expert, or -1. The turn
+    // moves on only if its own rank was taken: a rank that was passed over is asked again for the
+    // next expert.
     std::int32_t next_in_turn(std::int32_t expert) {
         for (std::int32_t tried = 0; tried < topology_.shape.ranks; ++tried) {
             const std::int32_t rank = (turn_ + tried) % topology_.shape.ranks;
@@ -115,9 +121,11 @@ class ReplicaDealer {
         return -1;
     }
 
-    // Every rank with a free slot holds the expert already, so another expert moves there from a
-    // rank that does not, and leaves its slot. That rank; or the one with the free slot, when there
-    // are more copies than ranks that could take them.
+    // Called when every rank with a free slot holds the expert already. Moves another expert from a
+    // rank without it to a free slot, and puts the expert in its place. Returns that rank; or the
+    // one with the free slot, which then holds the expert twice, if there are more replicas than
+    // ranks. The load of the expert that moved is not carried over: `rank_load_` only orders later
+    // choices.
     std::int32_t make_room(const Item& item, std::int32_t avoid) {
         std::int32_t open = 0;
         while (!free(open)) ++open;

@@ -7,12 +7,14 @@
 namespace equipoise {
 namespace {
 
-// Deviations of a rank are below 2^26, so that the squares of 256 windows fit into 64 bits.
+// Deviations of a rank are below 2^26, so that the squares of 256 windows sum to 2^60 at most. The
+// number of windows is bounded in bindings/bind_planning.cpp.
 constexpr std::int64_t kMaxDeviation = std::int64_t{1} << 26;
-// Trades of a layer at most.
+// Bounds the time of a layer: each swap compares the slots of a rank with all others.
 constexpr std::int32_t kMaxSwaps = 256;
 
-// Rounded down, 0 below 1; exact whatever the processor makes of the first guess.
+// Returns the square root, rounded down. The double is a first guess only, corrected by integers,
+// so that the result does not depend on the rounding of the processor.
 std::int64_t integer_root(std::int64_t square) {
     if (square < 1) return 0;
     auto found = static_cast<std::int64_t>(std::sqrt(static_cast<double>(square)));
@@ -53,12 +55,12 @@ std::int64_t CovarianceSwaps::highest_risk(std::int64_t layer) {
     std::int64_t most = 0;
     for (std::int32_t r = 0; r < topology_.shape.ranks; ++r)
         most = std::max(most, risk_of(r, 0, squares_[r]));
-    // A hundred deviations of a load near 2^46 do not fit into 64 bits.
+    // Up to 100 deviations (sigma) of a load near 2^62 do not fit into 64 bits.
     const auto exact = static_cast<__int128>(most) << shift_;
     return static_cast<std::int64_t>(std::min<__int128>(exact, kMaxLoad));
 }
 
-// The first that helps; false where none does.
+// Makes the best swap of the riskiest rank that has one. Returns false if no rank has.
 bool CovarianceSwaps::swap_once(std::int64_t gain) {
     for (std::int32_t r = 0; r < topology_.shape.ranks; ++r) risk_[r] = risk_of(r, 0, squares_[r]);
     std::iota(order_.begin(), order_.end(), 0);
@@ -79,6 +81,8 @@ void CovarianceSwaps::reset(std::int64_t layer) {
     for (std::int32_t e = 0; e < topology_.shape.experts; ++e) {
         const std::int64_t total = state_.load_of(e) / kShareOne;
         for (std::int64_t w = 0; w < count; ++w) {
+            // Times the number of windows, as the load is the sum of all: no division. Clamped, so
+            // that the slots of a rank sum to less than kMaxDeviation.
             const std::int64_t deviation = count * windows_.rows(w, layer, e) - total;
             expert_deviation_[e * count + w] =
                 std::clamp(shifted(deviation, shift_ - 16), -most, most);
@@ -89,7 +93,7 @@ void CovarianceSwaps::reset(std::int64_t layer) {
     for (std::int32_t r = 0; r < topology_.shape.ranks; ++r) squares_[r] = squares(r);
 }
 
-// A copy varies as its expert does, by its share of it.
+// A replica deviates as its expert does, times its share.
 void CovarianceSwaps::set_slot_deviation(std::int32_t slot) {
     const std::int32_t expert = state_.expert_at(slot);
     const std::int64_t load = state_.load_of(expert), count = windows_.count;
@@ -115,11 +119,12 @@ CovarianceSwaps::Candidate CovarianceSwaps::best_swap(std::int32_t rank) const {
     return best;
 }
 
-// |a - s + t|^2 = |a|^2 + 2 a (t - s) + |t - s|^2, for both ranks.
+// Looks at one pair. The squares of a rank a that gives s and gets t follow from those it has:
+// |a - s + t|^2 = |a|^2 + 2 a (t - s) + |t - s|^2, so one pass over the windows serves both ranks.
 void CovarianceSwaps::consider(std::int32_t slot, std::int32_t other, Candidate& best) const {
     const std::int32_t here = state_.rank_of(slot), there = state_.rank_of(other);
     const std::int64_t heavier = state_.flow(other) - state_.flow(slot);
-    // The load alone may be too much.
+    // The load alone may be too much: most pairs end here, without a look at the windows.
     if (risk_of(here, heavier, 0) >= best.risk || risk_of(there, -heavier, 0) >= best.risk) return;
     const std::int64_t *s = deviation_of_slot(slot), *t = deviation_of_slot(other);
     const std::int64_t *a = deviation_of_rank(here), *b = deviation_of_rank(there);
@@ -130,6 +135,7 @@ void CovarianceSwaps::consider(std::int32_t slot, std::int32_t other, Candidate&
         ours += a[w] * d;
         theirs += b[w] * d;
     }
+    // may_swap is asked last: it searches the replicas of both experts.
     const std::int64_t x = risk_of(here, heavier, squares_[here] + 2 * ours + change);
     if (x >= best.risk) return;
     const std::int64_t y = risk_of(there, -heavier, squares_[there] - 2 * theirs + change);
@@ -146,11 +152,13 @@ void CovarianceSwaps::apply_swap(std::int32_t a, std::int32_t b) {
     std::swap_ranges(&slot_deviation_[a * windows_.count],
                      &slot_deviation_[a * windows_.count] + windows_.count,
                      &slot_deviation_[b * windows_.count]);
+    // Summed anew: that is one pass over the windows for each of two ranks.
     for (std::int32_t rank : {state_.rank_of(a), state_.rank_of(b)}) squares_[rank] = squares(rank);
     state_.swap(a, b);
 }
 
-// Of a rank with so much more load, whose deviations have these squares; relative to its capacity.
+// The risk of a rank with `extra_load` more, whose deviations have these squares; relative to its
+// capacity, and shifted by `shift_`.
 std::int64_t CovarianceSwaps::risk_of(std::int32_t rank, std::int64_t extra_load,
                                       std::int64_t squares) const {
     const std::int64_t deviation = integer_root(squares / (windows_.count - 1));

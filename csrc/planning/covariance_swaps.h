@@ -1,4 +1,4 @@
-// Experts that are busy at the same time do not belong on one rank.
+// Keeps experts that are busy at the same time off one rank.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace equipoise {
 
-// Rows by window: [count, layers, experts]; `count` is 0 where nothing is known.
+// Rows by window, [count, layers, experts]; `count` is 0 if only their sum is known.
 struct LoadWindows {
     const std::int64_t* data;
     std::int64_t count, layers, experts;
@@ -18,38 +18,41 @@ struct LoadWindows {
     }
 };
 
-// The risk of a rank is its load and `sigma` standard deviations of it over the windows: what its
-// experts have in common counts, through the covariance of the windows as it is. `run` has slots
-// trade places, two copies each, as long as a rank and a less risky one are both below the risk of
-// the former afterwards, by more than `gain`. Ranks are visited by falling risk, and the trade that
-// leaves the two lowest is taken.
-// With level shares experts with one copy trade places, which leaves joints as they are; with even
-// ones any two that leave no expert twice on a rank. Flows are those that the board has; they are
-// not levelled anew.
+// The risk of a rank is its load plus `sigma` standard deviations of it over the windows. The
+// deviation is computed from the sum of its experts in each window, so their covariance counts as
+// it is, and no covariance matrix has to be kept.
+//
+// `run` lets the experts of two slots trade places, two copies each, as long as a rank and a less
+// risky one both end below the risk of the former by more than `gain`. Ranks are visited by falling
+// risk; of the swaps of a rank the one is taken after which the riskier of the two has the least
+// risk. With level shares only experts with one replica are swapped, which leaves the connections
+// between ranks as they are; with even shares any two that leave no expert twice on a rank. Flows
+// move with the experts and are not levelled here.
+//
 // Source of the idea: the risk term of vllm-ascend's FlashLB policy. Integers throughout.
 class CovarianceSwaps {
  public:
     CovarianceSwaps(LayerState& state, const RankTopology& topology, const PlanOptions& options,
                     const LoadWindows& windows);
 
-    // Whether there is anything to know of risks.
+    // One window has no deviation.
     bool enabled() const { return windows_.count > 1 && options_.sigma > 0; }
 
-    // Of the riskiest rank, in units of the board.
+    // Returns the risk of the riskiest rank, in the units of loads.
     std::int64_t highest_risk(std::int64_t layer);
 
-    // At most so many copies change rank; how many did. `gain` is in units of the board.
+    // Moves at most `copies` copies, and returns how many moved. `gain` is in the units of loads.
     std::int64_t run(std::int64_t layer, std::int64_t gain, std::int64_t copies);
 
  private:
     struct Candidate {
-        std::int64_t risk;  // the higher one of both ranks afterwards
+        std::int64_t risk;  // of the riskier one of the two ranks afterwards
         std::int32_t slot, other;
     };
 
     void reset(std::int64_t layer);
     void set_slot_deviation(std::int32_t slot);
-    // Less risky; of equals the later one.
+    // A total order, ties to the later rank: sorts give the same result everywhere.
     bool less_risky(std::int32_t a, std::int32_t b) const {
         return risk_[a] != risk_[b] ? risk_[a] < risk_[b] : a > b;
     }
@@ -75,7 +78,8 @@ class CovarianceSwaps {
     const PlanOptions& options_;
     const LoadWindows& windows_;
     std::int32_t shift_ = 0;
-    // Deviations by window, in units of 2^grain: of each expert, slot and rank.
+    // Deviations from the mean by window, shifted by `shift_`, of each expert, slot and rank; and
+    // by rank the sum of their squares.
     std::vector<std::int64_t> expert_deviation_, slot_deviation_, rank_deviation_, squares_;
     std::vector<std::int64_t> risk_;  // by rank
     std::vector<std::int32_t> order_;

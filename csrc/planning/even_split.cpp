@@ -5,10 +5,12 @@
 namespace equipoise {
 namespace {
 
-// So many slots are looked at to be handed over: those of the coldest copies.
+// How many slots are looked at to be handed over: those of the coldest replicas, which are missed
+// least.
 constexpr std::size_t kMaxSpareSlots = 128;
+// Below every gain: a duplicate is replaced even if the squares grow.
 constexpr std::int64_t kNoGain = INT64_MIN;
-// Changes of a layer at most, for each of its slots.
+// Changes of a layer at most, per slot.
 constexpr std::int32_t kChangesPerSlot = 1;
 
 }  // namespace
@@ -30,8 +32,8 @@ std::int64_t EvenSplitPlanner::run(std::int64_t copies) {
         least = peak();
     };
     keep();
-    // What a change gains is judged with rounded loads: of few rows, changes may undo each other.
-    // So there is an end to them, far beyond where loads of many rows are level.
+    // Gains are computed from shifted loads, so with few rows changes may undo each other for ever.
+    // The bound is far beyond the changes that level a layer of many rows.
     std::int32_t steps = kChangesPerSlot * topology_.shape.slots;
     while (steps-- > 0 && split_hottest()) {
     }
@@ -71,7 +73,7 @@ bool EvenSplitPlanner::has_duplicates() const {
     return false;
 }
 
-// To the expert that gains most by it.
+// Gives each duplicate to the expert that gains most by it.
 void EvenSplitPlanner::replace_duplicates() {
     if (!has_duplicates()) return;
     experts_.resize(topology_.shape.experts);
@@ -87,13 +89,13 @@ void EvenSplitPlanner::replace_duplicates() {
     }
 }
 
-// One more slot for the expert whose copies are largest; false where none is large.
+// Gives one more slot to the expert with the largest replicas. Returns false if none is large.
 bool EvenSplitPlanner::split_hottest() {
     std::int32_t hot = -1;
     std::int64_t most = state_.mean() / 2;
     for (std::int32_t e = 0; e < topology_.shape.experts; ++e) {
         const auto copies = static_cast<std::int32_t>(state_.replicas(e).size);
-        // A copy is no larger than the load: most experts need no division.
+        // A replica takes no more than the load: most experts are skipped without a division.
         if (state_.load_of(e) <= most || copies >= topology_.shape.ranks ||
             load_per_replica(e, 0) <= most)
             continue;
@@ -109,7 +111,7 @@ bool EvenSplitPlanner::split_hottest() {
     return true;
 }
 
-// One change for the fullest rank; false where nothing helps.
+// Makes one change for the fullest rank. Returns false if nothing helps.
 bool EvenSplitPlanner::relieve_fullest() {
     const std::int32_t rank = fullest(), per_rank = topology_.shape.per_rank();
     const Ids here{state_.placement().data + rank * per_rank, static_cast<std::size_t>(per_rank)};
@@ -128,7 +130,7 @@ bool EvenSplitPlanner::relieve_fullest() {
     return true;
 }
 
-// The best of these experts, and of these slots to go over to it.
+// Finds the expert and the slot to give to it with the largest gain.
 EvenSplitPlanner::Change EvenSplitPlanner::best_handover(Ids experts, Ids slots, HeatGap gap) {
     Change best{kNoGain, -1, -1};
     for (std::int32_t expert : experts)
@@ -143,7 +145,7 @@ EvenSplitPlanner::Change EvenSplitPlanner::best_handover(Ids experts, Ids slots,
     return best;
 }
 
-// What the squares fall by when the slot goes over to the expert.
+// Returns what the squares fall by if the slot goes to the expert.
 std::int64_t EvenSplitPlanner::gain_of(std::int32_t slot, std::int32_t expert) {
     const std::int32_t victim = state_.expert_at(slot);
     const std::int64_t raise = load_per_replica(victim, -1) - load_per_replica(victim, 0);
@@ -162,12 +164,13 @@ std::int64_t EvenSplitPlanner::gain_of(std::int32_t slot, std::int32_t expert) {
 }
 
 void EvenSplitPlanner::add_change(std::int32_t rank, std::int64_t load) {
-    // A rank may be noted twice: its change is 0 the second time, and gains nothing.
+    // A rank whose changes cancel out is listed twice. The first visit sets its change to 0, so
+    // that the second adds nothing.
     if (change_[rank] == 0) touched_.push_back(rank);
     change_[rank] += load;
 }
 
-// The best slot of this rank, and of another, to trade experts.
+// Finds the slot of this rank and the slot of another that should trade experts.
 EvenSplitPlanner::Change EvenSplitPlanner::best_trade(std::int32_t rank) const {
     Change best;
     const std::int32_t first = rank * topology_.shape.per_rank();
@@ -184,6 +187,7 @@ EvenSplitPlanner::Change EvenSplitPlanner::best_trade(std::int32_t rank) const {
             if (gain > best.gain && topology_.may_swap(state_, s, slot)) best = {gain, s, slot};
         }
     }
+    // The cost of nodes is applied to the best pair only, not to each: it searches replicas.
     if (best.slot < 0 || options_.node_cost == kShareOne) return best;
     const std::int64_t both = copy_cost(state_.expert_at(best.slot), state_.rank_of(best.other)) +
                               copy_cost(state_.expert_at(best.other), rank);
@@ -203,7 +207,7 @@ void EvenSplitPlanner::trade_experts(std::int32_t a, std::int32_t b) {
     copies_left_ -= 2;
 }
 
-// The slots to hand over, but for those of one rank: those of the coldest copies, coldest first.
+// Lists the slots that could be handed over, except those of one rank: the coldest replicas first.
 void EvenSplitPlanner::find_spare_slots(std::int32_t except) {
     slots_.clear();
     for (std::int32_t e : state_.replicated_experts())
@@ -218,7 +222,7 @@ void EvenSplitPlanner::find_spare_slots(std::int32_t except) {
     slots_.resize(looked);
 }
 
-// Whether its expert survives what it has to without this copy.
+// Whether the expert of a slot still meets `survive` without this replica.
 bool EvenSplitPlanner::can_spare(std::int32_t slot) const {
     const Ids copies = state_.replicas(state_.expert_at(slot));
     if (static_cast<std::int32_t>(copies.size) <= topology_.replica_range().low) return false;
@@ -231,19 +235,19 @@ bool EvenSplitPlanner::cold_enough(std::int32_t victim, std::int32_t expert, Hea
            load_per_replica(expert, 0);
 }
 
-// The load of each copy, if there were so many more.
+// Returns the load per replica of an expert if it had `more` replicas more.
 std::int64_t EvenSplitPlanner::load_per_replica(std::int32_t expert, std::int32_t more) const {
     const std::int64_t copies = static_cast<std::int64_t>(state_.replicas(expert).size) + more;
     return copies < 2 ? state_.load_of(expert) : state_.load_of(expert) / copies;
 }
 
-// What the rank has above the mean, with so much more load; in the units of squares.
+// Returns what a rank with `more` load has above the mean, shifted so that its square fits.
 std::int64_t EvenSplitPlanner::excess(std::int32_t rank, std::int64_t more) const {
     const std::int64_t over = state_.rank_load(rank) + more - state_.load_at(state_.mean(), rank);
     return std::max<std::int64_t>(over, 0) >> shift_;
 }
 
-// The gain of a copy there, in relation to what it costs.
+// Divides the gain of a copy by what the copy costs.
 std::int64_t EvenSplitPlanner::per_cost(std::int64_t gain, std::int32_t expert,
                                         std::int32_t rank) const {
     if (options_.node_cost == kShareOne) return gain;
@@ -251,7 +255,7 @@ std::int64_t EvenSplitPlanner::per_cost(std::int64_t gain, std::int32_t expert,
                                      copy_cost(expert, rank));
 }
 
-// Of a copy on that rank: more where none is on its node.
+// Returns the cost of a copy to a rank: more if no replica of the expert is on its node.
 std::int64_t EvenSplitPlanner::copy_cost(std::int32_t expert, std::int32_t rank) const {
     const Ids copies = state_.replicas(expert);
     const bool near = std::any_of(copies.begin(), copies.end(), [&](auto copy) {

@@ -1,4 +1,4 @@
-// From what is installed to level ranks with few moves, where every expert is split evenly.
+// The plan for engines that know no shares: every expert is split evenly among its replicas.
 #pragma once
 
 #include <vector>
@@ -8,39 +8,42 @@
 
 namespace equipoise {
 
-// For engines that know no shares. `run` changes the board's placement by at most `copies` copies,
-// one change at a time:
-// - A slot whose expert is on its rank twice goes over to another expert.
-// - As long as a copy takes more than half of what a rank should take, which no packing can hide,
-//   its expert gets a slot of one whose copies, one fewer, take less than half of that.
-// - For the fullest rank: a slot elsewhere goes over to one of its experts, from one that will not
-//   be the hotter of the two by it: one copy, which relieves all ranks that hold the expert. Or two
-//   slots trade experts, one of them on this rank: two copies. It is the one that lowers the sum of
-//   squares of what ranks have above the mean most, for each copy; copies from another node count
-//   for more, where they cost more.
-// It ends at the target, where nothing lowers that sum, without copies left, or after as many
-// changes as there are slots; with the lowest peak that it came by. Between what is level and what
-// is not, the sum knows more than the peak: it sees every rank above the mean, not only the
-// fullest.
+// Without shares, load cannot be moved between ranks: balance is packing alone. `run` changes the
+// placement by at most `copies` copies, one change at a time:
+//
+// 1. A slot whose expert is on its rank twice is wasted, and goes to another expert.
+// 2. While a replica takes more than half the mean load of a rank, which no packing can hide, its
+//    expert gets a slot of an expert whose replicas, one fewer, take less than half of what its own
+//    do.
+// 3. For the fullest rank: either a slot of another rank goes to one of its experts, from an expert
+//    that does not become the hotter of the two: one copy, which relieves every rank that holds the
+//    expert. Or two slots trade experts, one of them on this rank: two copies.
+//
+// In 3 the change is made that lowers most, per copy, the sum over ranks of the squared load above
+// the mean; copies from another node count more, if they cost more. The sum rather than the peak,
+// because most changes leave the fullest rank as it is: the sum sees every rank above the mean.
+//
+// Ends at the target, when nothing lowers the sum, without copies left, or after as many changes as
+// there are slots; with the placement of the lowest peak on the way.
 class EvenSplitPlanner {
  public:
     EvenSplitPlanner(LayerState& state, const RankTopology& topology, const PlanOptions& options);
 
-    // How many copies are left of those.
+    // Returns how many of these copies are left.
     std::int64_t run(std::int64_t copies);
 
-    // Of the fullest rank, relative to its capacity.
+    // Returns the height of the fullest rank.
     std::int64_t peak() const;
-    // Whether a rank has two copies of an expert.
+    // Whether a rank holds an expert twice.
     bool has_duplicates() const;
 
  private:
-    // What is gained, in squares for each copy; the slots that change, or a slot and an expert.
+    // `gain`: squares per copy. `other`: the expert that gets the slot, or the slot to trade with.
     struct Change {
         std::int64_t gain = 0;
         std::int32_t slot = -1, other = -1;
     };
-    // How much hotter than what gives up a slot its new expert is.
+    // How much hotter a slot's new expert has to be than the expert that gives it up.
     enum class HeatGap { kAny, kColder, kMuchColder };
 
     std::int32_t fullest() const;
@@ -67,7 +70,7 @@ class EvenSplitPlanner {
     std::int64_t copies_left_ = 0;
     std::int32_t shift_ = 0;
     std::vector<std::int32_t> best_placement_, slots_, experts_, touched_;
-    std::vector<std::int64_t> change_;  // by rank: what it would have more, 0 where untouched
+    std::vector<std::int64_t> change_;  // scratch, by rank: load added by a change, 0 between calls
 };
 
 }  // namespace equipoise

@@ -7,7 +7,8 @@
 namespace equipoise {
 namespace {
 
-// So many of the least full ranks are looked at, and of those inside.
+// How many of the least loaded ranks are looked at, and of those inside: all pairs of hundreds of
+// ranks are too many, and the least loaded ranks have most of the room.
 constexpr std::size_t kMaxReceivers = 16, kMaxGivers = 8;
 
 }  // namespace
@@ -44,7 +45,7 @@ void ExpertSwaps::sort_ranks(std::size_t count, std::int64_t mean) {
     });
 }
 
-// A copy of several is not worth a swap: its load goes where there is room.
+// Slots of experts with one replica only: of the others shares move the load, without a copy.
 void ExpertSwaps::sort_slots(std::int32_t rank) {
     auto& slots = slots_[rank];
     slots.clear();
@@ -57,13 +58,14 @@ void ExpertSwaps::sort_slots(std::int32_t rank) {
     });
 }
 
-// What is to leave the ranks inside and has room on that one: no swap with it gains more.
+// The excess that a rank has room for. No swap with it gains more, which skips most ranks.
 std::int64_t ExpertSwaps::room(std::int32_t outside, const SwapSearch& search) const {
-    // Of what a rank holds of experts with several copies the others can relieve it.
+    // Only experts with one replica count: shares can move the load of the others to other ranks.
     return std::min(search.excess, state_.load_at(search.mean, outside) - search.single[outside]);
 }
 
-// The pair whose difference is nearest to what there is room for.
+// Finds the pair of slots whose difference is nearest to what there is room for. Both lists ascend,
+// so as the heavy slot grows the light one that fits best moves up only: one pass over both.
 void ExpertSwaps::consider(std::int32_t inside, std::int32_t outside, const SwapSearch& search,
                            ExpertSwap& best) const {
     const std::int64_t wanted = room(outside, search);

@@ -1,4 +1,4 @@
-// Two experts with one copy that trade places.
+// Finds two experts with one replica each that should trade places.
 #pragma once
 
 #include <vector>
@@ -12,22 +12,22 @@ struct ExpertSwap {
     std::int32_t from = -1, to = -1;
 };
 
-// What a swap is looked for among.
+// Where a swap is looked for.
 struct SwapSearch {
-    const std::vector<std::int32_t>& inside;  // ranks that hold too much
-    const std::vector<std::int8_t>& open;     // by rank: may take of it
-    const std::vector<std::int64_t>& single;  // by rank: load of the experts with one copy
-    std::int64_t excess;                      // that is to leave the ranks inside
-    std::int64_t mean;                        // height at which all are equally full
+    const std::vector<std::int32_t>& inside;  // ranks with too much load
+    const std::vector<std::int8_t>& open;     // by rank: 1 if it may take load
+    const std::vector<std::int64_t>& single;  // by rank: load of experts with one replica
+    std::int64_t excess;                      // load that has to leave the ranks inside
+    std::int64_t mean;                        // height at which all ranks are level
 };
 
 class ExpertSwaps {
  public:
     ExpertSwaps(const LayerState& state, const RankTopology& topology);
 
-    // The swap that brings most of the excess to a rank that has room for it; `from` is -1 if there
-    // is none that gains more than that. Looked for among the least full ranks and some of those
-    // inside.
+    // Returns the swap that takes most of the excess to a rank with room for it; `from` is -1 if
+    // none gains more than `more_than`. Looks at the least loaded ranks and at some of those inside
+    // only.
     ExpertSwap best(const SwapSearch& search, std::int64_t more_than);
 
  private:

@@ -17,7 +17,7 @@ struct Item {
     std::int32_t expert;
 };
 
-// Positive when a's load per copy is larger, negative when smaller.
+// Positive if a has more load per replica than b, negative if less.
 int compare(const Item& a, const Item& b) {
     const auto left = static_cast<__int128>(a.load) * b.copies;
     const auto right = static_cast<__int128>(b.load) * a.copies;

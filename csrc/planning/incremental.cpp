@@ -5,12 +5,14 @@
 namespace equipoise {
 namespace {
 
-// It ends after so many steps in a row that lower nothing: several sets of ranks may be as high.
+// Ends after so many changes in a row that lower nothing. Not after the first: several sets of
+// ranks may be equally high, and each needs a change of its own before the peak falls.
 constexpr std::int32_t kPatience = 8;
-// Where the target is missed the aim is three quarters of it, so that the next window does not miss
-// it at once.
+// A layer that misses the target is improved to three quarters of it: at the target itself, the
+// noise of the next window would miss it again and copy again.
 constexpr std::int32_t kAimNumerator = 3, kAimDenominator = 4;
-// So many steps of a call are for the slack.
+// Changes of a call that are for the slack. The target is what counts: slack only prepares for
+// batches that are more uneven than the window.
 constexpr std::int32_t kSlackChanges = 1;
 
 }  // namespace
@@ -51,6 +53,8 @@ bool IncrementalPlanner::trade_replica() {
     const std::int32_t hot = trades_.hottest();
     if (hot < 0) return false;
     const std::int64_t heat = trades_.load_per_replica(hot);
+    // What the other expert may have per replica afterwards. With the hysteresis, experts of nearly
+    // the same load do not trade replicas back and forth from window to window.
     const auto most = static_cast<std::int64_t>(static_cast<__int128>(heat) * kShareOne /
                                                 (kShareOne + options_.hysteresis));
     if (most >= heat) return false;
@@ -69,9 +73,10 @@ bool IncrementalPlanner::give_slot(std::int32_t slot, std::int32_t expert) {
     return true;
 }
 
-// Until the target is met, and the slack, nothing helps or no copies are left.
+// Changes the placement until target and slack are met, nothing helps or no copies are left.
 void IncrementalPlanner::lower_peak() {
     std::int64_t least = missed_target();
+    // Trades are kept if they made nothing worse: they put replicas where the load is now.
     if (traded_ && least <= best_miss_) save_best(least);
     std::int32_t idle = 0, slack = kSlackChanges;
     while (least > 0 && idle < kPatience && (misses_target_ || slack-- > 0) && change_once()) {
@@ -88,15 +93,16 @@ void IncrementalPlanner::save_best(std::int64_t missed_by) {
     best_miss_ = missed_by;
 }
 
-// How far the aims are missed; 0 when they are met. Leaves the flows level.
+// Returns how far target or slack are missed, 0 if both are met. Leaves the flows level.
 std::int64_t IncrementalPlanner::missed_target() {
     const std::int64_t over = level_flows() - mean_ - fraction_of(mean_, target_);
     misses_target_ = over > 0;
-    // Any that misses the target is worse than any that misses the slack.
+    // Adding the mean makes any placement that misses the target worse than any that misses the
+    // slack.
     return missed_by_ = misses_target_ ? over + mean_ : missed_slack();
 }
 
-// How far the slack is missed, by the rank that misses it most.
+// Returns how far the slack is missed, by the rank that misses it most.
 std::int64_t IncrementalPlanner::missed_slack() {
     state_.sum_single_replicas(single_load_);
     const std::int64_t room = mean_ - fraction_of(mean_, options_.slack);
@@ -110,14 +116,14 @@ std::int64_t IncrementalPlanner::missed_slack() {
     return worst;
 }
 
-// Levels what can be; the peak, and the ranks that it cannot be lowered for.
+// Levels the flows. Returns the peak, and keeps the ranks that hold it up.
 std::int64_t IncrementalPlanner::level_flows() {
     const std::int64_t height = leveller_.level(mean_ + fraction_of(mean_, target_));
     binding_ = leveller_.binding();
     return height;
 }
 
-// One change for the rank that misses most; false when there is none.
+// Makes one change that takes load out of the bottleneck. Returns false if there is none.
 bool IncrementalPlanner::change_once() {
     find_bottleneck();
     const std::int32_t hot = hottest_expert_inside();
@@ -127,7 +133,8 @@ bool IncrementalPlanner::change_once() {
             ? -1
             : trades_.find_slot_for(hot, heat - 1, open_);
     const std::int64_t gain = slot < 0 ? 0 : std::min(excess_, load_of_next_replica(hot));
-    // No swap brings more than the excess, and each is two copies.
+    // A swap gains the excess at most and costs two copies: if the replica gains half of it for one
+    // copy, no swap need be looked for.
     if (2 * gain >= excess_ && gain > 0) return give_slot(slot, hot);
     return swap_experts(2 * gain) || (gain > 0 && give_slot(slot, hot));
 }
@@ -142,7 +149,7 @@ bool IncrementalPlanner::swap_experts(std::int64_t more_than) {
     return true;
 }
 
-// What another copy takes from the ranks inside: all that it can hold.
+// The load that another replica could take out of the bottleneck.
 std::int64_t IncrementalPlanner::load_of_next_replica(std::int32_t expert) const {
     return state_.load_of(expert) / (replica_count(expert) + 1);
 }
@@ -151,7 +158,8 @@ std::int64_t IncrementalPlanner::replica_count(std::int32_t expert) const {
     return static_cast<std::int64_t>(state_.replicas(expert).size);
 }
 
-// What is inside, all that the rank's load can reach, is closed; the others are open.
+// Finds the ranks that hold the peak up, and how much load has to leave them. Where only the slack
+// is missed that is one rank.
 void IncrementalPlanner::find_bottleneck() {
     std::fill(open_.begin(), open_.end(), 1);
     excess_ = 0;
@@ -161,6 +169,7 @@ void IncrementalPlanner::find_bottleneck() {
         for (std::int32_t r : inside_) excess_ += state_.rank_load(r) - state_.load_at(mean_, r);
     } else {
         const std::int64_t room = mean_ - fraction_of(mean_, options_.slack);
+        // With a 64th of the mean as a margin.
         excess_ = single_load_[slack_rank_] - state_.load_at(room, slack_rank_) + mean_ / 64;
     }
     for (std::int32_t r : inside_) open_[r] = 0;
@@ -174,8 +183,10 @@ std::int32_t IncrementalPlanner::hottest_expert_inside() const {
         for (std::int32_t s = r * per_rank; s < (r + 1) * per_rank; ++s) {
             const std::int32_t e = state_.expert_at(s);
             const std::int64_t copies = replica_count(e);
-            // Most experts have one copy: nothing is divided for them.
+            // Most experts have one replica: nothing is divided for them.
             const std::int64_t here = copies == 1 ? state_.load_of(e) : state_.load_of(e) / copies;
+            // Shares can move the load of experts with several replicas: they do not miss the
+            // slack.
             if (here > heat && (misses_target_ || copies == 1)) {
                 heat = here;
                 hot = e;

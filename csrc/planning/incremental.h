@@ -1,4 +1,4 @@
-// A plan that starts from what is installed.
+// A plan that starts from the installed placement and changes little.
 #pragma once
 
 #include "planning/expert_swaps.h"
@@ -9,21 +9,22 @@
 
 namespace equipoise {
 
-// `run` changes the board's placement by at most `copies` copies, where the target is missed. In
-// this order:
-// - Copies change hands: from the expert that misses one least to the hottest one, as long as that
-//   is hotter, by the hysteresis. Among the copies to give up, one that leaves the ranks
-//   connected, on a rank that is little filled.
-// - While a rank cannot be levelled to the target, or, for one step, its single copies leave no
-//   slack: the ranks that its load can reach get a joint to the others, one copy; or two experts
-//   with one copy trade places, two copies; whichever lowers the peak more for each copy.
-// What it ends with is the best that it came by, what is installed included.
-// The flows that the board is left with are level.
+// `run` changes the placement of a layer that misses the target, by at most `copies` copies:
+//
+// 1. Replica trades, one copy each: the hottest expert gets a slot of the expert that misses a
+//    replica least, as long as it is hotter by the hysteresis. Of the slots that could be given up,
+//    one that leaves the ranks connected, on a rank with little load.
+// 2. While the target is missed: the ranks that nothing can flow out of (the bottleneck) get a
+//    replica of their hottest expert on another rank, one copy; or two experts with one replica
+//    trade places across the border, two copies; whichever lowers the peak more per copy. One such
+//    change per call is for the slack.
+//
+// The result is the best placement on the way, the installed one included; its flows are levelled.
 class IncrementalPlanner {
  public:
     IncrementalPlanner(LayerState& state, const RankTopology& topology, const PlanOptions& options);
 
-    // How many copies are left of those.
+    // Returns how many of these copies are left.
     std::int64_t run(std::int64_t copies);
 
  private:
@@ -52,8 +53,9 @@ class IncrementalPlanner {
     std::int32_t slack_rank_ = 0, target_ = 0;
     bool misses_target_ = false, traded_ = false;
     std::vector<std::int64_t> single_load_;
-    std::vector<std::int8_t> open_;
-    std::vector<std::int32_t> inside_, binding_, best_placement_;
+    std::vector<std::int8_t> open_;     // by rank: 0 in the bottleneck, whose slots get no replica
+    std::vector<std::int32_t> inside_;  // ranks of the bottleneck
+    std::vector<std::int32_t> binding_, best_placement_;
 };
 
 }  // namespace equipoise

@@ -9,9 +9,10 @@
 namespace equipoise {
 namespace {
 
-// An attempt pays when it lowers the peak by this part of the target.
+// An attempt is kept if it lowers the peak by this part of the target. With no such bound the same
+// load would go on changing something at every call.
 constexpr std::int32_t kMinGainDivisor = 8;
-// Many copies are more than this part of the slots.
+// More than this part of the slots counts as many copies.
 constexpr std::int32_t kManyCopiesDivisor = 8;
 
 }  // namespace
@@ -32,7 +33,8 @@ void LayerPlanner::plan_anew(std::int64_t layer) {
     reset(layer, {proposed_.data(), proposed_.size()});
     divide_load();
     if (request_.policy != PlanPolicy::kGreedy) {
-        // Every copy is new, so what is far off can be improved for nothing.
+        // Everything is copied anyway, so improving costs nothing, and small gains in risk are
+        // taken too.
         if (is_far_off()) improve_state(layer);
         reduce_risk(layer, state_.mean() / 1024, INT64_MAX);
     }
@@ -68,21 +70,21 @@ Ids LayerPlanner::installed(std::int64_t layer) const {
 void LayerPlanner::reset(std::int64_t layer, Ids placement) {
     state_.clear_change_limit();
     state_.reset(request_.load_of(layer), placement);
-    // Anew, what is installed only says which labels ranks and slots get. And as many changes as a
-    // rank has slots are no limit: nothing is counted for it.
+    // A plan made anew changes most slots, and has no limit. A limit as high as the slots of a rank
+    // is none either, and is not counted.
     if (request_.policy == PlanPolicy::kIncremental && request_.installed != nullptr &&
         request_.per_rank < request_.topology.shape.per_rank())
         state_.limit_changes(placement, request_.per_rank);
 }
 
-// Until the target is met, or one more attempt lowers the peak by too little to pay for its copies:
-// then what is installed afterwards is where the same loads change nothing. How many copies of the
-// allowance are left.
+// Attempts improvements until the target is met or an attempt gains too little for its copies,
+// which is undone. So planning again with the same load changes nothing. Returns how many copies of
+// the allowance are left.
 std::int64_t LayerPlanner::improve_state(std::int64_t layer) {
     const std::int64_t min_gain =
         fraction_of(state_.mean(), request_.options.target / kMinGainDivisor);
     std::int64_t left = request_.allowance[layer];
-    // Slots that are wasted change hands whatever the peak.
+    // Duplicates are wasted slots, whatever the peak.
     if (!level_shares() && even_split_.has_duplicates()) left = even_split_.run(left);
     std::int64_t height = divide_load();
     while (height > target_height() && left > 0) {
@@ -93,16 +95,17 @@ std::int64_t LayerPlanner::improve_state(std::int64_t layer) {
         }
         height = attempt.height;
         left = attempt.left;
-        // At once, because the order of slots decides between equals: the next attempt, and the
-        // next call, start from the same.
+        // Before the next attempt, because the order of slots breaks ties: the next attempt and the
+        // next call have to start from the same order.
         return_to_slots(installed(layer));
     }
     return left;
 }
 
-// By the way that goes with the split. Where level shares end far off, or miss the target for many
-// copies, also by that of even ones: on any placement the former are at least as level as the
-// latter. It mostly takes more copies, which only what is far off is worth.
+// One attempt with the algorithm that goes with the split. If level shares stay far off, or miss
+// the target with many copies, also with the algorithm for even shares: level shares on its
+// placement are at least as level as even ones. It mostly takes more copies, which only a layer
+// that is far off is worth.
 LayerPlanner::Attempt LayerPlanner::try_improvement(std::int64_t copies) {
     save_placement(before_attempt_);
     if (!level_shares()) {
@@ -135,14 +138,14 @@ void LayerPlanner::restore(const std::vector<std::int32_t>& placement) {
     divide_load();
 }
 
-// Divides the load as it is to be. Returns the height of the fullest rank.
+// Divides the load among replicas as the split says. Returns the height of the fullest rank.
 std::int64_t LayerPlanner::divide_load() {
     return level_shares() ? leveller_.level_all() : even_split_.peak();
 }
 
-// Whether experts that are busy together were parted. Levelling changes what copies vary by, so
-// the risk is looked at again after it: where it fell by less than the gain nothing changes, so
-// that the same loads end up changing nothing.
+// Moves experts that are busy together apart. Returns whether that changed the placement. Levelling
+// afterwards changes shares, and with them the risk: if it fell by less than `gain` in the end, the
+// swaps are undone, so that planning again with the same load changes nothing.
 bool LayerPlanner::reduce_risk(std::int64_t layer, std::int64_t gain, std::int64_t copies) {
     if (!covariance_.enabled()) return false;
     save_placement(before_attempt_);
@@ -154,7 +157,8 @@ bool LayerPlanner::reduce_risk(std::int64_t layer, std::int64_t gain, std::int64
     return false;
 }
 
-// Who is still on its rank, or again, is in its slot: nothing is copied for it.
+// Puts every expert that is still on its rank, or is again, back into its installed slot, so that
+// nothing is copied for it.
 void LayerPlanner::return_to_slots(Ids installed) {
     const Ids now = state_.placement();
     // In steady windows most layers are as they were.
@@ -166,7 +170,8 @@ void LayerPlanner::return_to_slots(Ids installed) {
         for (std::int32_t t = first; t < first + size; ++t) {
             const std::int32_t expert = state_.expert_at(s);
             if (expert == installed[s]) break;
-            // Each trade puts an expert where it was, so none is undone.
+            // Every swap puts an expert where it was, so none is undone, and the search may start
+            // over.
             if (expert == installed[t] && state_.expert_at(t) != expert) {
                 state_.swap(s, t);
                 t = first - 1;
@@ -175,23 +180,24 @@ void LayerPlanner::return_to_slots(Ids installed) {
     }
 }
 
-// The target above the mean.
+// The height that meets the target.
 std::int64_t LayerPlanner::target_height() const {
     return state_.mean() + fraction_of(state_.mean(), request_.options.target);
 }
 
-// Twice the target above the mean.
+// The height from which a layer is improved whatever the other layers do.
 std::int64_t LayerPlanner::far_height() const {
     return state_.mean() + 2 * fraction_of(state_.mean(), request_.options.target);
 }
 
-// Whether the peak is above that, or slots are wasted. If not, what flows is as it is to be.
+// Whether the peak is above far_height(), or slots are wasted. Leaves the load divided if it is
+// not.
 bool LayerPlanner::is_far_off() {
     if (level_shares()) return leveller_.level_all(far_height()) > far_height();
     return even_split_.peak() > far_height() || even_split_.has_duplicates();
 }
 
-// The plan of a whole layer, into fresh_.
+// Writes a placement made anew to proposed_.
 void LayerPlanner::propose(std::int64_t layer) {
     const Counts load = request_.load_of(layer);
     const Ids before = installed(layer);
@@ -201,7 +207,7 @@ void LayerPlanner::propose(std::int64_t layer) {
         plan_greedy(load, ranks, fresh);
     else
         plan_connected(load, request_.topology, fresh);
-    // Ranks are alike where nothing tells them apart: then labels are free.
+    // Names of ranks may change only if ranks are alike.
     if (before.data == nullptr || !ranks_are_alike()) return;
     const std::vector<std::int32_t> proposed = proposed_;
     align_slots(before, {proposed.data(), proposed.size()}, ranks, fresh);
@@ -223,6 +229,7 @@ void LayerPlanner::write(std::int64_t layer) {
     return_to_slots(installed(layer));
     const Ids placement = state_.placement();
     std::copy(placement.begin(), placement.end(), result_.placement + layer * slots);
+    // Levelled again, so that the other experts make up for what was rounded.
     if (level_shares() && rounding_.fix_coarse()) leveller_.level_all();
     result_.imbalance[layer] = rounding_.round(shares);
     result_.moves[layer] = count_layer_moves(layer);

@@ -1,4 +1,4 @@
-// What one thread plans, layer by layer.
+// Plans one layer: which algorithm is used when.
 #pragma once
 
 #include <vector>
@@ -9,23 +9,25 @@
 
 namespace equipoise {
 
-// Writes one layer's row of the answer a call.
+// Each call plans one layer and writes its rows of the result. Memory is reused from layer to
+// layer, so a planner belongs to one thread.
 class LayerPlanner {
  public:
     LayerPlanner(const PlanRequest& request, const PlanResult& result);
 
-    // Whatever is installed.
+    // Plans anew. What is installed only decides which rank and slot gets which name.
     void plan_anew(std::int64_t layer);
 
-    // What is installed stays, unless the layer misses the target by more than as much again, or a
-    // risk can be lowered by more than the target: then it is improved at once. Whether it stayed.
+    // Keeps the installed placement, unless the layer is above twice the target, or its highest
+    // risk can be lowered by more than the target: then improves it at once. Returns whether it was
+    // kept.
     bool keep(std::int64_t layer);
 
-    // Within the layer's allowance.
+    // Improves the installed placement within the layer's allowance.
     void improve(std::int64_t layer);
 
  private:
-    // What changes came to: the height of the fullest rank, and the copies that may still move.
+    // Result of an attempt: the height of the fullest rank, and the copies that are left.
     struct Attempt {
         std::int64_t height, left;
     };

@@ -63,7 +63,7 @@ void LayerState::count_changes() {
         changes_[rank_of_[s]] += placement_[s] != installed_[s];
 }
 
-// The slot's expert is another one.
+// Keeps the count of changes up to date, which may_change reads.
 void LayerState::set_expert(std::int32_t slot, std::int32_t expert) {
     if (installed_.data != nullptr)
         changes_[rank_of_[slot]] +=
@@ -85,6 +85,7 @@ void LayerState::rebuild_index() {
     }
 }
 
+// Experts with one replica first, and in one pass: they are most, and need no division.
 void LayerState::split_evenly() {
     std::fill(rank_load_.begin(), rank_load_.end(), 0);
     for (std::int32_t e = 0; e < shape_.experts; ++e) {
@@ -100,6 +101,7 @@ void LayerState::split_evenly() {
     }
 }
 
+// The first slot gets the remainder, so that flows sum to the load exactly.
 void LayerState::split_load(std::int32_t expert) {
     const Ids slots = replicas(expert);
     if (slots.size == 1) return set_flow(slots[0], load_[expert]);
@@ -121,6 +123,8 @@ bool LayerState::holds(std::int32_t rank, std::int32_t expert) const {
     return std::any_of(slots.begin(), slots.end(), [&](auto s) { return rank_of_[s] == rank; });
 }
 
+// Both in 128 bits: a load near 2^62 times a capacity near 2^31 does not fit into 64. Both round
+// up, so that a rank at the height that was found for a load has room for all of it.
 std::int64_t LayerState::scale_to_capacity(std::int64_t height, std::int32_t rank) const {
     const auto exact = static_cast<__int128>(height) * capacity_[rank];
     return static_cast<std::int64_t>(
@@ -170,7 +174,8 @@ void LayerState::replace(std::int32_t slot, std::int32_t expert) {
     split_load(expert);
 }
 
-// The slot leaves the run of one expert for that of the other; those between make way.
+// Moves a slot from the run of one expert to that of the other: a rotation of what lies between,
+// whose runs begin one place earlier or later afterwards.
 void LayerState::move_in_index(std::int32_t slot, std::int32_t previous, std::int32_t expert) {
     const auto run = [&](std::int32_t e) { return replica_slots_.begin() + replica_start_[e]; };
     const auto at = std::lower_bound(run(previous), run(previous + 1), slot);
@@ -184,14 +189,14 @@ void LayerState::move_in_index(std::int32_t slot, std::int32_t previous, std::in
     }
 }
 
-// The expert has one copy now: nothing can be poured from it.
+// The expert has one replica left: its load cannot be moved any more.
 void LayerState::note_single(std::int32_t expert) {
     replicated_experts_.erase(
         std::lower_bound(replicated_experts_.begin(), replicated_experts_.end(), expert));
     drop_replicated_slot(replicas(expert)[0]);
 }
 
-// The slot is no joint of its rank any more.
+// Takes the slot out of the sorted list of its rank.
 void LayerState::drop_replicated_slot(std::int32_t slot) {
     const std::int32_t rank = rank_of_[slot];
     auto* first = replicated_slots_.data() + rank * shape_.per_rank();
@@ -205,7 +210,8 @@ void LayerState::fix_flow(std::int32_t slot, std::int64_t flow) {
     drop_replicated_slot(slot);
 }
 
-// The expert has a second copy now; the first one is in that slot.
+// The expert has a second replica now. `slot` is its first one, whose load can be moved from now
+// on. The second slot is in the list already: its previous expert had another replica.
 void LayerState::note_replicated(std::int32_t expert, std::int32_t slot) {
     replicated_experts_.insert(
         std::lower_bound(replicated_experts_.begin(), replicated_experts_.end(), expert), expert);
@@ -224,6 +230,8 @@ void LayerState::swap(std::int32_t a, std::int32_t b) {
     set_expert(b, left);
     set_flow(a, second);
     set_flow(b, first);
+    // Runs are sorted by slot: with several replicas the slot may have to change its place in the
+    // run.
     if (replicas(left).size > 1 || replicas(right).size > 1) return rebuild_index();
     replica_slots_[replica_start_[left]] = b;
     replica_slots_[replica_start_[right]] = a;

@@ -1,4 +1,4 @@
-// One layer under planning: which expert sits in which slot, and what flows there.
+// One layer under planning: which expert is in which slot, and how much load each slot takes.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,11 @@
 
 namespace equipoise {
 
-// Heights and loads are no more than this, so that twice as much fits into 64 bits.
+// Bound of loads and heights. Twice as much fits into 64 bits, so that sums of two need no check.
 constexpr std::int64_t kMaxLoad = std::int64_t{1} << 62;
 
-// Tokens of a layer at most, so that all of them on the rank of the least capacity are no higher.
+// Returns how many tokens a layer may have: all of them on the rank of the least capacity must not
+// be higher than kMaxLoad.
 std::int64_t max_layer_tokens(Ids capacity);
 
 struct LayerShape {
@@ -20,22 +21,27 @@ struct LayerShape {
     std::int32_t per_rank() const { return slots / ranks; }
 };
 
-// Loads are tokens << 16; the sum of a layer's tokens is at most most_tokens(capacity).
-// A rank of capacity c (in 1 / 65536, 65536 is an ordinary one) takes c / 65536 of what an ordinary
-// one takes. The flows into the copies of an expert always sum to its load.
+// Words: the *flow* of a slot is the part of its expert's load that it takes; the *load* of a rank
+// is the sum of its flows; the *height* of a rank is its load divided by its capacity, so that
+// ranks of any capacity are level when their heights are equal.
+//
+// Loads are tokens << 16; the tokens of a layer are at most max_layer_tokens(capacity). Capacities
+// are in 1 / 65536 of an ordinary rank. The flows of an expert's slots sum to its load after every
+// call.
 class LayerState {
  public:
-    // `capacity` by rank; it outlives the board.
+    // `capacity` by rank; the caller keeps it alive.
     LayerState(LayerShape shape, Ids capacity);
 
-    // Another layer: every copy of an expert takes the same.
+    // Starts with another layer, split evenly.
     void reset(Counts load, Ids placement);
 
-    // The same load on another placement, or on this one, evenly.
+    // Keeps the load and takes another placement, or the same one, split evenly.
     void set_placement(Ids placement);
 
-    // From now on at most `most` slots of a rank may hold another expert than in `installed`, which
-    // is what the board holds now and outlives its use here. Whoever changes a slot asks first.
+    // From now on at most `max_changes` slots of a rank may differ from `installed`, which is what
+    // the state holds now; the caller keeps it alive. Not enforced here: callers ask may_change
+    // before they change a slot, because only they know what else to try.
     void limit_changes(Ids installed, std::int32_t max_changes);
     void clear_change_limit() { installed_ = {nullptr, 0}; }
     bool may_change(std::int32_t slot) const {
@@ -59,44 +65,46 @@ class LayerState {
         return {replica_slots_.data() + first,
                 static_cast<std::size_t>(replica_start_[expert + 1] - first)};
     }
-    // The experts with several copies, ascending.
+    // The experts with several replicas, ascending. Load can be moved between these only.
     Ids replicated_experts() const {
         return {replicated_experts_.data(), replicated_experts_.size()};
     }
-    // The slots of a rank whose experts have other copies.
+    // The slots of a rank whose experts have other replicas, ascending. Through these load flows to
+    // other ranks. fix_flow takes slots out.
     Ids replicated_slots(std::int32_t rank) const {
         return {replicated_slots_.data() + rank * shape_.per_rank(), replicated_count_[rank]};
     }
     bool holds(std::int32_t rank, std::int32_t expert) const;
 
-    // What the rank may take when an ordinary one takes `height`, rounded up; at most kMostLoad,
-    // which no rank takes.
+    // Returns the load of a rank at `height`, rounded up; at most kMaxLoad, which no rank reaches.
     std::int64_t load_at(std::int64_t height, std::int32_t rank) const {
         return uniform_ ? height : scale_to_capacity(height, rank);
     }
-    // The lowest height at which these ranks, with so much load, have room for it.
+    // Returns the lowest height at which ranks of this capacity, together, have room for the load.
+    // Most ranks are ordinary ones, and need no division.
     std::int64_t height_of(std::int64_t load, std::int64_t capacity) const {
         return capacity == kShareOne ? load : divide_by_capacity(load, capacity);
     }
-    // The height at which all ranks are equally full.
+    // The height at which all ranks are level.
     std::int64_t mean() const { return mean_; }
-    // Loads >> grain have a mean below 2^14, so that sums of their squares fit into 64 bits.
+    // Loads shifted right by this have a mean below 2^14, so that sums of their squares over all
+    // ranks fit into 64 bits (bindings/bind_planning.cpp bounds the sum of capacities for it).
     std::int32_t square_shift() const;
 
-    // By rank: what the experts with one copy there take.
+    // Writes, by rank, the load of experts with one replica: what no shares can move away.
     void sum_single_replicas(std::vector<std::int64_t>& single) const;
 
-    // Move load from one copy of an expert to another.
+    // Moves load from one replica of an expert to another.
     void push(std::int32_t from, std::int32_t to, std::int64_t amount);
-    // The slot holds another expert: the old one's load goes to its least full other copy, the new
-    // one's is divided evenly among its copies. The old one has another copy.
+    // Gives the slot to another expert. The load that the old expert had there goes to its replica
+    // on the least loaded rank, so it must have one; the load of the new expert is split evenly.
     void replace(std::int32_t slot, std::int32_t expert);
-    // The slots' experts trade places, with what flows there.
+    // The experts of two slots trade places, and take their flows along.
     void swap(std::int32_t a, std::int32_t b);
-    // The slot takes that, for good: nothing can be poured to it or from it until the placement is
-    // another. The flows of its expert have to sum to its load in the end.
+    // Sets the flow of a slot for good: until the placement changes, levelling leaves it alone. The
+    // caller fixes all slots of the expert, so that their flows sum to its load.
     void fix_flow(std::int32_t slot, std::int64_t flow);
-    // Every copy of an expert takes the same; of all experts, or of one.
+    // Splits the load of all experts, or of one, into equal parts.
     void split_evenly();
     void split_evenly(std::int32_t expert) { split_load(expert); }
 
@@ -120,10 +128,14 @@ class LayerState {
     bool uniform_ = true;
     Ids installed_{nullptr, 0};
     std::int32_t max_changes_ = 0;
-    std::vector<std::int32_t> changes_;  // by rank, how many of its slots are not as in original_
+    std::vector<std::int32_t> changes_;  // by rank: slots that differ from installed_
+    // replica_start_ and replica_slots_ list the slots of each expert, as a routing table does.
+    // They are updated in place by replace and swap: to rebuild them would be O(slots) for every
+    // change.
     std::vector<std::int32_t> rank_of_, placement_, replica_start_, replica_slots_,
         replicated_slots_, replicated_experts_;
-    std::vector<std::size_t> replicated_count_;  // by rank, how many of its joints_ count
+    std::vector<std::size_t>
+        replicated_count_;  // by rank: how many of its replicated_slots_ are valid
     std::vector<std::int64_t> load_, flow_, rank_load_;
 };
 

@@ -5,7 +5,7 @@
 namespace equipoise {
 namespace {
 
-// So few ranks are emptied one by one.
+// Up to so many overfull ranks the tree is skipped: a search from each costs less.
 constexpr std::size_t kFewRanks = 2;
 
 }  // namespace
@@ -26,12 +26,13 @@ std::int64_t MaxFlowLeveller::level(std::int64_t height, std::int64_t enough) {
     for (std::int32_t rank : overfull_)
         while (state_.rank_load(rank) > state_.load_at(height, rank)) {
             const Ids closed = push_excess(rank, height);
-            if (closed.size == 0) continue;
+            if (closed.size == 0) continue;  // a path was used up: search again
             std::int64_t load = 0, capacity = 0;
             for (std::int32_t r : closed) {
                 load += state_.rank_load(r);
                 capacity += state_.capacity(r);
             }
+            // Ranks that were emptied before stay below: heights only rise.
             height = state_.height_of(load, capacity);
             binding_.assign(closed.begin(), closed.end());
             if (height > enough) return height;
@@ -39,7 +40,7 @@ std::int64_t MaxFlowLeveller::level(std::int64_t height, std::int64_t enough) {
     return height;
 }
 
-// Notes the ranks that are fuller than that; how many there are.
+// Lists the ranks above the height, and returns how many there are.
 std::size_t MaxFlowLeveller::find_overfull(std::int64_t height) {
     overfull_.clear();
     for (std::int32_t rank = 0; rank < state_.shape().ranks; ++rank)
@@ -47,7 +48,8 @@ std::size_t MaxFlowLeveller::find_overfull(std::int64_t height) {
     return overfull_.size();
 }
 
-// The fullest first: what they cannot get rid of spares the others a search.
+// The fullest first: they raise the height most if they cannot be emptied, and that spares the
+// others a search.
 void MaxFlowLeveller::sort_overfull() {
     std::sort(overfull_.begin(), overfull_.end(), [&](auto a, auto b) {
         return state_.rank_load(a) != state_.rank_load(b)
@@ -56,8 +58,8 @@ void MaxFlowLeveller::sort_overfull() {
     });
 }
 
-// The last found first: what a rank has too much or too little of goes to the one that it was found
-// from.
+// Visits ranks in the reverse order of their discovery, so that all children come before a parent,
+// and passes what each has too much or too little to its parent.
 void MaxFlowLeveller::level_along_tree(std::int64_t height) {
     begin_search();
     queue_.clear();
@@ -76,7 +78,7 @@ void MaxFlowLeveller::level_along_tree(std::int64_t height) {
     }
 }
 
-// Queues a component, breadth first.
+// Adds the component of a rank to the queue, breadth first: short ways keep flows from running out.
 void MaxFlowLeveller::grow_tree(std::int32_t root) {
     const auto ranks = static_cast<std::size_t>(state_.shape().ranks);
     std::size_t head = queue_.size();
@@ -89,7 +91,7 @@ void MaxFlowLeveller::grow_tree(std::int32_t root) {
             }
 }
 
-// Nobody has been seen.
+// Forgets which ranks were visited. Clears the list only when the counter is used up.
 void MaxFlowLeveller::begin_search() {
     if (++search_ < INT32_MAX) return;
     std::fill(visited_.begin(), visited_.end(), 0);
@@ -102,9 +104,10 @@ void MaxFlowLeveller::mark_found(std::int32_t rank, Edge edge) {
     queue_.push_back(rank);
 }
 
-// Breadth first, pouring to every rank with room, until the rank is full no more or a chain ran
-// dry: empty then. Otherwise the ranks that its load could be poured to, itself first: all of them
-// are at least as full as `height`.
+// Searches breadth first from a rank above the height, and pushes load to every rank with room. One
+// search serves for many paths: it ends, with an empty result, once the rank is emptied or a flow
+// on the way ran out, since paths behind that slot are gone. Otherwise returns all ranks that could
+// be reached, which have no room.
 Ids MaxFlowLeveller::push_excess(std::int32_t rank, std::int64_t height) {
     begin_search();
     queue_.clear();
@@ -115,8 +118,8 @@ Ids MaxFlowLeveller::push_excess(std::int32_t rank, std::int64_t height) {
     return {queue_.data(), queue_.size()};
 }
 
-// Queues the other ranks that hold this slot's expert, and pours to those that have room; whether
-// the search goes on.
+// Visits the other ranks that hold the expert of a slot, and pushes load to those with room.
+// Returns whether the search goes on.
 bool MaxFlowLeveller::expand_slot(std::int32_t slot, std::int32_t rank, std::int64_t height) {
     for (std::int32_t copy : state_.replicas(state_.expert_at(slot))) {
         const std::int32_t end = state_.rank_of(copy);
@@ -128,7 +131,8 @@ bool MaxFlowLeveller::expand_slot(std::int32_t slot, std::int32_t rank, std::int
     return true;
 }
 
-// Whether the rank is still too full, and the chain has not run dry.
+// Pushes as much as the rank has too much, the end has room for and every slot on the path has.
+// Returns whether the rank is still above the height and no flow ran out.
 bool MaxFlowLeveller::push_along_path(std::int32_t rank, std::int32_t end, std::int64_t height) {
     const std::int64_t excess = state_.rank_load(rank) - state_.load_at(height, rank);
     std::int64_t path_flow = INT64_MAX;

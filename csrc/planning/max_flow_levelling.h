@@ -1,4 +1,4 @@
-// The lowest peak that shares can reach on a placement.
+// The lowest peak that shares can reach on a placement, as a maximum flow.
 #pragma once
 
 #include <cstdint>
@@ -8,32 +8,38 @@
 
 namespace equipoise {
 
-// First along a tree that spans the ranks, from its leaves to its root: where no copy runs dry all
-// ranks are level then. What is left pours along chains of copies, from ranks that are too full to
-// ranks that are not: a maximum flow, each chain a shortest one (Edmonds and Karp, 1972). Where
-// nothing more can leave a set of ranks, no shares can bring the peak below what they hold divided
-// by their capacity, and the height that is aimed at rises to that (Newton's step, as Dinkelbach,
-// 1967, for ratios): so the peak is the optimum of the linear program, to within the rounding of
-// 1 / 65536 of a token.
+// Ranks are the nodes of a flow network, and every two replicas of an expert an edge between
+// theirs.
+//
+// 1. Along a spanning tree, from the leaves to the root, each rank passes on what it has too much
+//    or too little. If no flow runs out, all ranks are level after this one pass.
+// 2. What is left is a maximum flow: load is pushed from ranks above the height to ranks below it,
+//    along shortest paths (Edmonds and Karp, 1972).
+// 3. If no path leads out of a set of ranks (a minimum cut), no shares can bring the peak below
+//    their load divided by their capacity. The height that is aimed at rises to that, and the
+//    search goes on (Newton's step for a ratio: Dinkelbach, 1967).
+//
+// The result is the optimum of the linear program, to within 1 / 65536 of a token.
 class MaxFlowLeveller {
  public:
     explicit MaxFlowLeveller(LayerState& state);
 
-    // Until no ordinary rank is fuller than `height`, which is the mean at least, or as near as can
-    // be. Returns the height that was reached; or, early, one above `enough` that cannot be gone
-    // below.
+    // Levels until no rank is above `height`, which is the mean or more, or as low as can be.
+    // Returns the height that was reached. Returns early, with the flows not yet level, once it is
+    // clear that the height stays above `enough`.
     std::int64_t level(std::int64_t height, std::int64_t enough = INT64_MAX);
-    // As level as can be, to a part in 8192 of the mean: 0.00012.
+    // Levels to within 1 / 8192 of the mean (0.00012), far below the default target of 0.02: the
+    // rest would cost searches for nothing.
     std::int64_t level_all(std::int64_t enough = INT64_MAX) {
         return level(state_.mean() + state_.mean() / 8192, enough);
     }
 
-    // The ranks that kept the last level() from its aim: nothing can leave them together. Empty
-    // when it was reached.
+    // The ranks that kept the last level() above its aim: no load can leave them as a whole. Empty
+    // if it was reached.
     const std::vector<std::int32_t>& binding() const { return binding_; }
 
  private:
-    // How a rank was found: load would be poured from one copy of an expert to another, here.
+    // How the search found a rank: load would move from `from_slot` to `to_slot`, which is on it.
     struct Edge {
         std::int32_t from_slot, to_slot;
     };
@@ -51,7 +57,7 @@ class MaxFlowLeveller {
     LayerState& state_;
     std::vector<std::int32_t> overfull_, visited_, queue_, binding_;
     std::vector<Edge> found_by_;
-    std::int32_t search_ = 0;
+    std::int32_t search_ = 0;  // number of the search: visited_ need not be cleared for each
 };
 
 }  // namespace equipoise

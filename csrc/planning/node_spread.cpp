@@ -14,7 +14,7 @@ class NodeSpread {
 
     bool on_one_node(std::int32_t expert) const { return spans(expert, -1, -1) < 2; }
 
-    // The slot that the copy in `slot` should trade places with, or -1.
+    // Returns the slot that `slot` should trade places with, or -1.
     std::int32_t partner(std::int32_t slot) const {
         std::int32_t best = -1;
         std::int64_t least = std::numeric_limits<std::int64_t>::max();
@@ -37,7 +37,8 @@ class NodeSpread {
         return score_[placement_[slot]] / copies;
     }
 
-    // How many nodes an expert is on, two at most, if its copy in `from` were in `to`.
+    // Returns how many nodes an expert would be on, counting to two, if its replica in `from` were
+    // in `to`.
     std::int32_t spans(std::int32_t expert, std::int32_t from, std::int32_t to) const {
         std::int32_t first = -1;
         for (std::int32_t slot = 0; slot < topology_.shape.slots; ++slot) {

@@ -1,4 +1,4 @@
-// What an incremental plan is to reach.
+// What a plan is to reach, and what its copies may cost.
 #pragma once
 
 #include <algorithm>
@@ -8,21 +8,22 @@
 
 namespace equipoise {
 
-// How load is divided among the copies of an expert.
+// How load is divided among the replicas of an expert: so that ranks are level, or in equal parts,
+// for engines that know no shares.
 enum class Split { kLevel, kEven };
 
-// How far to go. Imbalances are in 1 / 65536 of the mean.
+// All but `split` are in 1 / 65536, so that every rank computes with the same integers.
 struct PlanOptions {
-    std::int32_t target;      // the peak may be so far above the mean
-    std::int32_t slack;       // a rank's experts with one copy stay so far below it
-    std::int32_t hysteresis;  // a copy changes hands for an expert so much hotter, in 1 / 65536
-    std::int32_t node_cost;   // what a copy from another node costs, in 1 / 65536 of one within it
-    std::int32_t sigma;       // deviations that a rank's load counts with, in 1 / 65536
-    Split split;              // even: for engines that know no shares
+    std::int32_t target;      // the fullest rank may be so far above the mean
+    std::int32_t slack;       // a rank's experts with one replica stay so far below the mean
+    std::int32_t hysteresis;  // a replica goes to another expert if that is so much hotter
+    std::int32_t node_cost;   // cost of a copy from another node, of one within the node
+    std::int32_t sigma;       // standard deviations that count as load of a rank
+    Split split;
 };
 
-// So many parts of 65536 of a mean; at most 2^61, so that a mean below 2^62 and twice the part fit
-// into 64 bits. Only a target of many means is cut by that.
+// Returns `parts` / 65536 of a mean, below 2^61: callers add twice the fraction to a mean below
+// 2^62, and that has to fit into 64 bits. The bound cuts only targets of many times the mean.
 inline std::int64_t fraction_of(std::int64_t mean, std::int32_t parts) {
     constexpr __int128 kLargest = (std::int64_t{1} << 61) - 1;
     return static_cast<std::int64_t>(

@@ -18,10 +18,12 @@ namespace {
 using Layers = std::vector<std::int64_t>;
 using LayerTask = std::function<void(LayerPlanner&, std::int64_t layer)>;
 
-// What the threads share: the next layer, and what went wrong.
+// What the threads share: the next layer, and an exception of one of them.
 struct WorkList {
     const Layers& layers;
     const LayerTask& task;
+    // Threads take layers one by one, because layers differ in time. The counter is the only thing
+    // that they contend for; results are ordered by join().
     std::atomic<std::size_t> next{0};
     std::mutex failure_mutex;
     std::exception_ptr failure;
@@ -34,11 +36,11 @@ void run_thread(LayerPlanner& planner, WorkList& list) {
     } catch (...) {
         const std::lock_guard<std::mutex> alone(list.failure_mutex);
         list.failure = std::current_exception();
-        list.next = list.layers.size();
+        list.next = list.layers.size();  // the others stop after their layer
     }
 }
 
-// A worker for each thread.
+// One planner per thread: a planner holds the scratch memory of a layer.
 class PlannerThreads {
  public:
     PlannerThreads(const PlanRequest& request, const PlanResult& result) {
@@ -47,7 +49,7 @@ class PlannerThreads {
             planners_.push_back(std::make_unique<LayerPlanner>(request, result));
     }
 
-    // Returns when all layers are done.
+    // Runs the task for each layer and returns when all are done. The calling thread works too.
     void for_each(const Layers& layers, const LayerTask& task) {
         WorkList list{layers, task, {}, {}, {}};
         std::vector<std::thread> others;
@@ -56,7 +58,7 @@ class PlannerThreads {
             for (std::size_t i = 1; i < std::min(planners_.size(), layers.size()); ++i)
                 others.emplace_back(run_thread, std::ref(*planners_[i]), std::ref(list));
         } catch (const std::system_error&) {
-            // No more threads are to be had: those that there are do it all.
+            // The system has no more threads: those that there are plan all layers.
         }
         if (!planners_.empty()) run_thread(*planners_[0], list);
         for (std::thread& other : others) other.join();
@@ -67,8 +69,8 @@ class PlannerThreads {
     std::vector<std::unique_ptr<LayerPlanner>> planners_;
 };
 
-// A step waits for every layer in turn, so what counts is the mean over layers: as long as that
-// meets the target, a layer that misses it a little is not worth a copy.
+// A step waits for every layer in turn, so its time follows the mean over layers: while that meets
+// the target, a layer that misses it by little is not worth a copy.
 Layers layers_worth_improving(const PlanRequest& request, const PlanResult& result,
                               const std::vector<std::uint8_t>& kept) {
     const std::int64_t* imbalance = result.imbalance;

@@ -10,6 +10,8 @@ struct Item {
     std::int32_t copies, expert;
 };
 
+// Order of the heap. Loads per replica are compared by cross multiplication: divisions round, and
+// ties would come out differently. 128 bits, because a load of 2^46 times replicas exceeds 64.
 struct ServedLater {
     bool operator()(const Item& a, const Item& b) const {
         const auto left = static_cast<__int128>(a.load) * b.copies;
@@ -18,6 +20,8 @@ struct ServedLater {
     }
 };
 
+// Without load every comparison is a tie, and the heap would give all spare slots to the largest
+// id.
 std::vector<std::int32_t> evenly(std::size_t experts, std::size_t slots) {
     std::vector<std::int32_t> copies(experts, static_cast<std::int32_t>(slots / experts));
     for (std::size_t e = 0; e < slots % experts; ++e) ++copies[e];
@@ -41,7 +45,7 @@ std::vector<std::int32_t> count_replicas(Counts load, std::size_t slots, Replica
         if (item.copies < range.high)
             std::push_heap(heap.begin(), heap.end(), ServedLater{});
         else
-            heap.pop_back();
+            heap.pop_back();  // has as many as it may: leaves the heap
     }
     return copies;
 }

@@ -1,4 +1,4 @@
-// How many copies each expert gets.
+// How many replicas each expert gets.
 #pragma once
 
 #include <vector>
@@ -7,14 +7,15 @@
 
 namespace equipoise {
 
-// Between how many copies of an expert there must and may be.
+// Fewest and most replicas of an expert.
 struct ReplicaRange {
     std::int32_t low, high;
 };
 
-// `range.low` copies each; every further slot to the expert whose load per copy is largest and that
-// may have more, ties to the larger expert id, compared exactly. No load at all: slots / experts
-// copies each, the remainder to the lowest ids. Needs experts * low <= slots <= experts * high.
+// Each expert gets `range.low` replicas; every further slot goes to the expert with the most load
+// per replica that may have more, ties to the larger expert id, as in DeepSeek's EPLB. This
+// minimises the largest load per replica. Without any load each expert gets slots / experts, and
+// the lowest ids the remainder. Needs experts * low <= slots <= experts * high.
 std::vector<std::int32_t> count_replicas(Counts load, std::size_t slots, ReplicaRange range);
 
 }  // namespace equipoise

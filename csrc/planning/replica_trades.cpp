@@ -10,7 +10,8 @@ namespace equipoise {
 namespace {
 
 constexpr std::int64_t kNotForSale = std::numeric_limits<std::int64_t>::max();
-// So many offers are looked at for one that leaves the ranks connected.
+// How many of the cheapest offers are checked for whether they leave the ranks connected: a check
+// goes over all replicas.
 constexpr std::size_t kMaxOffers = 6;
 
 }  // namespace
@@ -31,7 +32,7 @@ void ReplicaTrades::reset() {
 void ReplicaTrades::update(std::int32_t expert) {
     const auto copies = static_cast<std::int32_t>(state_.replicas(expert).size);
     const std::int64_t load = state_.load_of(expert);
-    // Most experts have one copy: nothing is divided for them.
+    // Most experts have one replica: nothing is divided for them.
     load_per_replica_[expert] = copies >= topology_.replica_range().high ? -1
                                 : copies == 1                            ? load
                                                                          : load / copies;
@@ -59,7 +60,8 @@ std::int32_t ReplicaTrades::find_slot_for(std::int32_t expert, std::int64_t most
     return best;
 }
 
-// Cheap are copies of what is hardly needed, on ranks that are little filled without them.
+// Offers the slots of an expert. The price is low on ranks with little load, and for experts that
+// hardly miss a replica.
 void ReplicaTrades::add_offers(std::int32_t victim, std::int32_t expert,
                                const std::vector<std::int8_t>& open) {
     for (std::int32_t slot : state_.replicas(victim)) {
@@ -72,14 +74,14 @@ void ReplicaTrades::add_offers(std::int32_t victim, std::int32_t expert,
     }
 }
 
-// Whether the expert would not survive the loss of a node without this copy.
+// Whether the expert would not survive the loss of a node without this replica.
 bool ReplicaTrades::needed_for_survival(std::int32_t victim, std::int32_t slot) const {
     return topology_.survive == Survive::kNodeLoss &&
            !topology_.on_two_nodes(state_.replicas(victim), slot);
 }
 
-// What the way of the copy adds to its price: nothing within a node, and as many sixteenths of a
-// rank's mean load as it costs copies more from another one.
+// What the transfer adds to the price: nothing within a node; from another node a sixteenth of a
+// rank's mean load, times what node_cost is above one.
 std::int64_t ReplicaTrades::transfer_cost(std::int32_t expert, std::int32_t rank) const {
     if (node_cost_ == kShareOne) return 0;
     const std::int32_t node = topology_.node_of(rank);
@@ -89,7 +91,7 @@ std::int64_t ReplicaTrades::transfer_cost(std::int32_t expert, std::int32_t rank
     return fraction_of(part, node_cost_ - kShareOne);
 }
 
-// Into how many components the ranks would fall if the slot held the expert.
+// Returns into how many components the ranks would fall if the slot held the expert.
 std::int32_t ReplicaTrades::count_components(std::int32_t slot, std::int32_t expert) {
     connected_.clear();
     for (std::int32_t copy : state_.replicas(expert))

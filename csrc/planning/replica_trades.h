@@ -1,4 +1,4 @@
-// Copies that change hands between experts.
+// Which expert should get another replica, and which slot should be given up for it.
 #pragma once
 
 #include <utility>
@@ -9,22 +9,22 @@
 
 namespace equipoise {
 
-// Finds what to give up for whom. Needs to be told of every change of the board.
+// Keeps loads per replica, and has to be told of every change of the state.
 class ReplicaTrades {
  public:
     ReplicaTrades(const LayerState& state, const RankTopology& topology, std::int32_t node_cost);
 
-    // The board is another.
+    // The state holds another layer or placement.
     void reset();
-    // The copies of this expert changed.
+    // The replicas of this expert changed.
     void update(std::int32_t expert);
 
-    // The expert with the most load per copy that may have more of them; -1 if there is none.
+    // Returns the expert with the most load per replica of those that may have more, or -1.
     std::int32_t hottest() const;
     std::int64_t load_per_replica(std::int32_t expert) const { return load_per_replica_[expert]; }
 
-    // The slot to give to the expert: another expert's copy that is missed at `most` at most, by
-    // load per copy of what remains; on a rank for which `open` is not 0. -1 if there is none.
+    // Returns the slot to give to the expert, on a rank for which `open` is not 0: a replica of
+    // another expert, which has at most `most` load per replica without it. -1 if there is none.
     std::int32_t find_slot_for(std::int32_t expert, std::int64_t most,
                                const std::vector<std::int8_t>& open);
 
@@ -37,7 +37,8 @@ class ReplicaTrades {
     const LayerState& state_;
     const RankTopology& topology_;
     std::int32_t node_cost_;
-    std::vector<std::int64_t> load_per_replica_, price_;
+    std::vector<std::int64_t> load_per_replica_;  // by expert; -1 if it may have no more replicas
+    std::vector<std::int64_t> price_;             // by expert: its load per replica with one fewer
     std::vector<std::pair<std::int64_t, std::int32_t>> offers_;
     UnionFind connected_;
 };

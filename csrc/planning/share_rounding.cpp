@@ -5,7 +5,8 @@
 namespace equipoise {
 namespace {
 
-// A share's unit is coarse when it is more than this part of the mean of a rank.
+// The unit of an expert's shares, 1 / 65536 of its load, is coarse if it is more than this part of
+// the mean load of a rank.
 constexpr std::int64_t kCoarseDivisor = 4096;
 
 }  // namespace
@@ -57,7 +58,8 @@ std::int64_t ShareRounding::share_evenly(Span<std::int32_t> shares) {
     return peak(shares);
 }
 
-// The rests are of one division, so they compare as they are.
+// All remainders are of divisions by the same number, so they compare as they are. Negated, so that
+// an ascending sort puts the largest first and breaks ties by the lower slot.
 void ShareRounding::round_flows_of(std::int32_t expert, Span<std::int32_t> shares) {
     const std::int64_t tokens = state_.load_of(expert) / kShareOne;
     std::int32_t missing = kShareOne;
@@ -78,7 +80,7 @@ void ShareRounding::share_evenly_of(std::int32_t expert, Span<std::int32_t> shar
         shares[slots[i]] = kShareOne / copies + (i < kShareOne % copies ? 1 : 0);
 }
 
-// Of the fullest rank, relative to its capacity.
+// Returns the height of the fullest rank with these shares.
 std::int64_t ShareRounding::peak(Span<std::int32_t> shares) {
     rank_load_ = single_load_;
     for (std::int32_t e : state_.replicated_experts())

@@ -1,4 +1,4 @@
-// From what flows to what is written down.
+// Rounds the flows of a layer to shares.
 #pragma once
 
 #include <utility>
@@ -12,15 +12,16 @@ class ShareRounding {
  public:
     explicit ShareRounding(LayerState& state);
 
-    // Where a 65536th of an expert is much on the scale of a rank, its flows are rounded at once
-    // and stay as they are; whether there were such. The others can make up for it when they are
-    // levelled again.
+    // Rounds and fixes the flows of very large experts, of which 1 / 65536 is a lot for a rank.
+    // Returns whether there were any: levelling again then lets the other experts make up for the
+    // rounding.
     bool fix_coarse();
 
-    // Shares by slot: the flows rounded to 1 / 65536 of each expert by largest remainder, ties to
-    // the lower slot; even shares for an expert without load. Should the rounding leave the fullest
-    // rank above that of even shares, the even shares are the answer. Returns the peak over the
-    // mean - 1 of the ranks, relative to their capacities, in 1 / 65536, rounded up.
+    // Writes shares by slot: flows rounded to 1 / 65536 of each expert by largest remainder, ties
+    // to the lower slot; even shares for an expert without load. If rounding leaves the fullest
+    // rank above that of even shares, even shares are the result: shares never make a layer worse.
+    // Returns peak / mean
+    // - 1 of the ranks' heights, in 1 / 65536, rounded up, so that 0 means level.
     std::int64_t round(Span<std::int32_t> shares);
 
  private:
@@ -33,7 +34,8 @@ class ShareRounding {
     LayerState& state_;
     std::vector<std::pair<std::int64_t, std::int32_t>> remainders_;
     std::vector<std::int32_t> even_shares_, coarse_shares_;
-    std::vector<std::int64_t> single_load_, rank_load_;  // by rank: experts with one copy, and all
+    std::vector<std::int64_t> single_load_,
+        rank_load_;  // by rank: experts with one replica, and all
 };
 
 }  // namespace equipoise

@@ -7,18 +7,19 @@
 namespace equipoise {
 namespace {
 
+// The replicas of one expert on one rank.
 struct Bin {
     std::int32_t rank;
     std::int32_t copies;
     std::int64_t load;
 };
 
-// The state of one solution: bins by expert, then by ascending rank.
+// Bins by expert, then by ascending rank.
 struct WaterFill {
     std::vector<std::int32_t> first;  // [experts + 1], first bin of each expert
     std::vector<Bin> bins;
     std::vector<std::int64_t> ranks;                           // load of each rank
-    std::vector<std::pair<std::int64_t, std::int32_t>> order;  // scratch: other load, bin
+    std::vector<std::pair<std::int64_t, std::int32_t>> order;  // scratch: load of others, bin
 };
 
 WaterFill start_evenly(Counts counts, Ids start, Ids replicas, std::int64_t ranks) {
@@ -47,7 +48,7 @@ WaterFill start_evenly(Counts counts, Ids start, Ids replicas, std::int64_t rank
 struct WaterLevel {
     std::int64_t height;
     std::int64_t remainder;
-    std::size_t filled;  // how many entries of `order` are under water
+    std::size_t filled;  // how many entries of `order` are below the height
 };
 
 WaterLevel find_level(const WaterFill& fill, std::int64_t total) {
@@ -55,6 +56,7 @@ WaterLevel find_level(const WaterFill& fill, std::int64_t total) {
     std::size_t filled = 0;
     while (filled < fill.order.size()) {
         const std::int64_t floor = fill.order[filled].first;
+        // In 128 bits: a load near 2^62 times the number of bins does not fit into 64.
         if (filled > 0 && static_cast<__int128>(floor) * filled >= volume) break;
         volume += floor;
         ++filled;
@@ -63,7 +65,7 @@ WaterLevel find_level(const WaterFill& fill, std::int64_t total) {
     return {volume / width, volume % width, filled};
 }
 
-// Returns whether any bin changed.
+// Refills the bins of one expert. Returns whether any of them changed.
 bool refill_expert(WaterFill& fill, std::int32_t first, std::int32_t last) {
     std::int64_t total = 0;
     fill.order.clear();
@@ -73,7 +75,8 @@ bool refill_expert(WaterFill& fill, std::int32_t first, std::int32_t last) {
     }
     std::sort(fill.order.begin(), fill.order.end());
     WaterLevel level = find_level(fill, total);
-    // By bin, that is by rank: the remainder must not follow the loads or it would wander forever.
+    // Back to the order of ranks: if the remainder went by load, it would change ranks in every
+    // sweep, and no sweep would be the last.
     std::sort(fill.order.begin(), fill.order.begin() + level.filled,
               [](const auto& a, const auto& b) { return a.second < b.second; });
     bool changed = false;
@@ -91,6 +94,7 @@ bool refill_expert(WaterFill& fill, std::int32_t first, std::int32_t last) {
 bool sweep(WaterFill& fill, Counts counts) {
     bool changed = false;
     for (std::size_t e = 0; e < counts.size; ++e)
+        // With one bin there is nothing to choose.
         if (counts[e] > 0 && fill.first[e + 1] - fill.first[e] > 1)
             changed |= refill_expert(fill, fill.first[e], fill.first[e + 1]);
     return changed;
@@ -103,7 +107,7 @@ void share_evenly(Span<std::int32_t> shares) {
 }
 
 struct Fraction {
-    std::int64_t remainder;  // of a division by copies * count
+    std::int64_t remainder;  // of a division by copies * count, which differs from bin to bin
     std::int64_t copies;
     std::int32_t replica;
 };
@@ -122,6 +126,7 @@ void round_shares(const Bin* bin, std::int64_t count, Span<std::int32_t> shares,
             remainders.push_back({bin->load % whole, bin->copies, replica});
         }
     }
+    // Remainders are compared as fractions, by cross multiplication.
     std::sort(remainders.begin(), remainders.end(), [](const Fraction& a, const Fraction& b) {
         const auto left = static_cast<__int128>(a.remainder) * b.copies;
         const auto right = static_cast<__int128>(b.remainder) * a.copies;

@@ -38,7 +38,8 @@ struct RankPair {
     std::int32_t proposed, installed;
 };
 
-// Pairs of ranks by how many copies they have in common.
+// Pairs of ranks, grouped by how many experts they have in common: a bucket sort, because the
+// counts are small and hundreds of ranks have tens of thousands of pairs.
 class Overlaps {
  public:
     Overlaps(const std::vector<RankExperts>& proposed, const std::vector<RankExperts>& installed)
@@ -55,8 +56,8 @@ class Overlaps {
         }
     }
 
-    // Most in common first, then lower proposed rank, then lower installed rank. Those with nothing
-    // in common are left out: on hundreds of ranks they are nearly all.
+    // Visits pairs with most in common first, then by lower proposed and lower installed rank.
+    // Pairs with nothing in common are left out: on hundreds of ranks they are nearly all.
     template <typename Visit>
     void each(Visit visit) const {
         for (std::size_t common = by_common_.size(); common-- > 1;)
@@ -71,7 +72,7 @@ class Overlaps {
         bool operator<(const Holder& other) const { return expert < other.expert; }
     };
 
-    // Which installed ranks hold each expert.
+    // Lists the installed ranks of each expert.
     void index(const std::vector<RankExperts>& installed) {
         for (std::size_t q = 0; q < installed.size(); ++q)
             each_run(installed[q], [&](std::int32_t expert, std::int32_t copies) {
@@ -80,7 +81,8 @@ class Overlaps {
         std::sort(holders_.begin(), holders_.end());
     }
 
-    // What a proposed rank has in common with each installed one, and with which it has any.
+    // Counts what a proposed rank has in common with each installed one; `met` lists those with
+    // any.
     void count(const RankExperts& rank, std::vector<std::int32_t>& common,
                std::vector<std::int32_t>& met) const {
         each_run(rank, [&](std::int32_t expert, std::int32_t copies) {
@@ -106,7 +108,7 @@ class Overlaps {
     std::vector<std::vector<RankPair>> by_common_;
 };
 
-// label[p]: the installed rank that takes what the plan proposed for rank p.
+// Returns for each proposed rank the installed rank that takes its experts.
 Labels match_ranks(const std::vector<RankExperts>& proposed,
                    const std::vector<RankExperts>& installed) {
     const std::size_t ranks = proposed.size();
@@ -124,6 +126,7 @@ Labels match_ranks(const std::vector<RankExperts>& proposed,
         std::iota(label.begin(), label.end(), 0);
         return label;
     }
+    // Ranks with nothing in common take what is left, in order.
     std::size_t next = 0;
     for (std::int64_t& rank : label) {
         if (rank >= 0) continue;

@@ -1,19 +1,22 @@
-// Which rank, and which slot of it, a proposed plan's copies take.
+// Relabels a plan made anew, so that few copies move.
 #pragma once
 
 #include "common/span.h"
 
 namespace equipoise {
 
-// Relabels `proposed` so that few copies move; which experts share a rank stays as proposed.
-// Ranks: pairs (proposed, installed) in the order of the number of copies in common descending,
-// then lower proposed rank, then lower installed rank; each pair whose two ranks are both free is
-// taken. When that keeps fewer copies than no relabelling of ranks, the ranks stay.
-// Slots: a copy whose expert is installed on the rank keeps that slot (lower slots first), the
-// others fill the free slots by ascending expert.
+// Writes `proposed` with ranks and slots renamed. Which experts share a rank stays as proposed, and
+// so does the balance, as long as ranks are alike.
+//
+// Ranks are matched greedily: pairs (proposed, installed) by the number of experts that they have
+// in common, descending, then by lower proposed and lower installed rank. If this keeps fewer
+// experts in place than no relabelling of ranks, ranks keep their names. Slots: an expert that is
+// installed on the rank keeps its slot (lower slots first); the others fill the free slots by
+// ascending expert.
 void align_slots(Ids installed, Ids proposed, std::int64_t ranks, Span<std::int32_t> aligned);
 
-// Copies in `proposed` that their rank does not hold in `installed`, as multisets per rank.
+// Returns how many experts in `proposed` their rank does not hold in `installed`, as multisets per
+// rank: what has to be copied between ranks.
 std::int64_t count_moves(Ids installed, Ids proposed, std::int64_t ranks);
 
 }  // namespace equipoise

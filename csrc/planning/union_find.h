@@ -1,4 +1,4 @@
-// Which ranks are connected.
+// Union-find: which ranks are connected by replicas.
 #pragma once
 
 #include <numeric>
@@ -8,7 +8,7 @@
 
 namespace equipoise {
 
-// Disjoint sets of ranks.
+// Disjoint sets of the numbers 0 to size - 1.
 class UnionFind {
  public:
     explicit UnionFind(std::int32_t size) : parent_(size), count_(size) { clear(); }
@@ -17,6 +17,7 @@ class UnionFind {
         std::iota(parent_.begin(), parent_.end(), 0);
         count_ = static_cast<std::int32_t>(parent_.size());
     }
+    // Halves the path on the way, so that chains stay short without ranks of sets.
     std::int32_t find(std::int32_t element) {
         while (parent_[element] != element) element = parent_[element] = parent_[parent_[element]];
         return element;
@@ -27,6 +28,7 @@ class UnionFind {
         count_ -= a != b;
         parent_[a] = b;
     }
+    // Number of sets.
     std::int32_t count() const { return count_; }
 
  private:

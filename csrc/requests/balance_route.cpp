@@ -1,6 +1,6 @@
-// BR-0 and BR-H (BalanceRoute, arXiv 2605.06113): which waiting requests go to which worker, in two
-// stages. While many slots are free, the worker with most of them takes the one request that suits
-// it best; then workers choose the subset of the first few that suits them best.
+// Policies `br0` and `brh` (BR-0 and BR-H of BalanceRoute, arXiv 2605.06113), in two stages. While
+// many slots are free, the worker with most of them takes the one request that suits it best; then
+// workers take the subset of the first few requests that suits them best.
 #include <algorithm>
 
 #include "requests/horizon_score.h"
@@ -8,7 +8,8 @@
 namespace equipoise::requests {
 namespace {
 
-// How much the imbalance drops in this step when `size` tokens join the worker: D - G (D - m)+ .
+// br0: how much the imbalance drops in this step if `size` tokens D join a worker: D - G (D - m)+ ,
+// with G workers and m the margin of the worker.
 class ImbalanceDrop {
  public:
     explicit ImbalanceDrop(const PolicySettings&) {}
@@ -37,6 +38,7 @@ class ImbalanceDrop {
     std::int64_t envelope_ = 0, margin_ = 0, workers_ = 1;
 };
 
+// brh: the same over the next steps.
 class HorizonDrop {
  public:
     explicit HorizonDrop(const PolicySettings& settings) : horizon_(settings, lengths_) {}
@@ -62,7 +64,7 @@ class BalanceRoutePolicy final : public Policy {
         if (state.free_slots() == 0) return;
         scores_.begin(state);
         stuck_.assign(state.size(), 0);
-        // A worker whose room none of the requests fits is passed over until the next decision.
+        // A worker that has room for none of the requests is passed over until the next decision.
         while (state.pooled() > 0) {
             const std::int32_t w = next_worker(state);
             if (w < 0) return;
@@ -75,7 +77,8 @@ class BalanceRoutePolicy final : public Policy {
     void finished(std::int64_t made) override { scores_.finished(made); }
 
  private:
-    // Most free slots, then the lowest load, which is the largest margin.
+    // Returns the worker with most free slots, then with the lowest load, which is the largest
+    // margin.
     std::int32_t next_worker(const RouterState& state) const {
         std::int32_t best = -1;
         for (std::size_t w = 0; w < state.size(); ++w) {
@@ -100,6 +103,7 @@ class BalanceRoutePolicy final : public Policy {
         state.bind(request, worker);
     }
 
+    // Binds the request with the best score of the first `candidates`.
     bool bind_one(RouterState& state, std::int32_t w) {
         std::int32_t best = -1;
         decltype(scores_.score(0)) highest{};
@@ -115,8 +119,8 @@ class BalanceRoutePolicy final : public Policy {
         return best >= 0;
     }
 
-    // The best subset of the first few; where none gains anything, the best single one, so that
-    // nobody starves.
+    // Binds the best subset of the first few requests: all 2^subset are tried, 16 requests at most.
+    // If none gains anything, binds the best single one, so that no request starves.
     bool bind_subset(RouterState& state, std::int32_t w) {
         const Worker& worker = state.worker(w);
         first_.clear();
@@ -145,6 +149,7 @@ class BalanceRoutePolicy final : public Policy {
         return true;
     }
 
+    // Called only if a subset fits, so one of its requests does.
     bool bind_one_of_first(RouterState& state, std::int32_t w) {
         std::int32_t best = -1;
         decltype(scores_.score(0)) highest{};

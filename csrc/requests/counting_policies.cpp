@@ -14,7 +14,7 @@ class RandomPolicy final : public ImmediatePolicy {
         : ImmediatePolicy(settings), rng_(settings.seed) {}
 
  private:
-    // From a random start on the first that takes it: uniform where all do.
+    // The first that accepts, from a random start on: uniform if all accept.
     std::int32_t choose(const RouterState& state, const Request& request) override {
         return least_scored(state, request, rng_.below(state.size()),
                             [](const Worker&) { return 0; });
@@ -45,7 +45,7 @@ class PowerOfTwoPolicy final : public ImmediatePolicy {
  private:
     std::int32_t choose(const RouterState& state, const Request& request) override {
         std::int32_t able = 0, first = -1, second = -1;
-        // Two of those that take it, without replacement, in one pass each.
+        // Draws two of those that accept, without replacement, in one pass each.
         for (std::size_t w = 0; w < state.size(); ++w)
             able += accepts(state.worker(w), state, request);
         if (able == 0) return -1;
@@ -81,8 +81,10 @@ class ShortestQueuePolicy final : public ImmediatePolicy {
     Measure measure_;
 };
 
-// vLLM's internal balancer until the middle of 2026: 4 * waiting + running of a snapshot; a pick
-// counts as one waiting request for each front end, until the next snapshot overwrites that.
+// vLLM's internal balancer until the middle of 2026: 4 * waiting + running of the last report. A
+// pick counts as one waiting request per front end, as if all picked alike, until the next report
+// overwrites it. Front ends begin to look at different workers, so that ties do not go to the same
+// one.
 class VllmLegacyPolicy final : public ImmediatePolicy {
  public:
     VllmLegacyPolicy(const PolicySettings& settings, std::size_t workers)
@@ -104,7 +106,7 @@ class VllmLegacyPolicy final : public ImmediatePolicy {
     std::size_t start_;
 };
 
-// vLLM since PR 49204, with the rotation of PR 47420.
+// vLLM since PR 49204, with the rotation of PR 47420: ties go to the next worker after each pick.
 class VllmPolicy final : public ImmediatePolicy {
  public:
     VllmPolicy(const PolicySettings& settings, std::size_t workers)
@@ -119,6 +121,8 @@ class VllmPolicy final : public ImmediatePolicy {
             const WorkerReport& report = w.report;
             const std::int64_t requests =
                 std::max(front_ends_ * w.count, report.waiting + report.running);
+            // Waiting requests count more as the KV cache fills beyond a half: 6 and 0.5 are
+            // vLLM's.
             const double pressure = std::max(0.0, report.kv_usage - 0.5);
             return static_cast<double>(requests) +
                    static_cast<double>(report.waiting) * 6 * pressure;
@@ -132,7 +136,8 @@ class VllmPolicy final : public ImmediatePolicy {
     std::size_t start_;
 };
 
-// SGLang's `total_tokens` of DP attention: (tokens, requests) of a snapshot, plus own picks since.
+// SGLang's `total_tokens` of DP attention: (tokens, requests) of the last report, plus own picks
+// since.
 class SglangTokensPolicy final : public ImmediatePolicy {
  public:
     using ImmediatePolicy::ImmediatePolicy;

@@ -1,7 +1,8 @@
-// Fast-Phi (DP-BalanceRouter): the worker on which a request is expected to overflow the envelope
-// least, over its life: sum over h of S(h) (s + h - m_g(h))+ , with S the survival of outputs as
-// observed and m_g(h) the margin to the largest expected load h steps ahead. At a few points of
-// the output distribution, with trapezoid weights. Until something has ended: the least load.
+// Policy `fast_phi` (Fast-Phi of DP-BalanceRouter): chooses the worker on which a request is
+// expected to overflow the envelope least over its life, the sum over h of S(h) (s + h - m_g(h))+ .
+// S is the survival of outputs as observed, m_g(h) the margin to the largest expected load h steps
+// ahead. The sum is taken at a few points of the output distribution, with trapezoid weights. Until
+// a request has ended: the least load.
 #include <algorithm>
 #include <utility>
 
@@ -30,6 +31,7 @@ class FastPhiPolicy final : public ImmediatePolicy {
             }
     }
 
+    // Points are quantiles, so that they are dense where many outputs end.
     void set_points() {
         ahead_.clear();
         weights_.clear();
@@ -50,6 +52,8 @@ class FastPhiPolicy final : public ImmediatePolicy {
         }
     }
 
+    // The expected load of a worker, counting each request by the chance that it has not ended by
+    // then.
     double expected_load(const RouterState& state, std::size_t w, std::int64_t ahead) const {
         const Worker& worker = state.worker(w);
         auto sum = static_cast<double>(worker.others_load);
@@ -74,7 +78,7 @@ class FastPhiPolicy final : public ImmediatePolicy {
                 const auto later = static_cast<double>(request.size + ahead_[k]);
                 sum += weights_[k] * std::max(0.0, later - (envelope_[k] - load[k]));
             }
-            // Where nothing overflows anywhere, the lightest.
+            // If nothing overflows anywhere, the lightest worker.
             return std::pair(sum, worker.all_load());
         });
     }

@@ -18,7 +18,8 @@ HorizonScore::HorizonScore(const PolicySettings& settings, const OutputLengths& 
     }
 }
 
-// Steps until it is expected to have ended, cut off at the horizon.
+// Returns the steps until a request is expected to end, cut off at the horizon. As long as no
+// request has ended, all are expected to outlive it.
 double HorizonScore::ends_in(const RouterState& state, const Request& request) const {
     const std::int64_t age = state.age(request);
     const auto horizon = static_cast<std::int64_t>(steps_);
@@ -43,14 +44,17 @@ void HorizonScore::project(const RouterState& state, std::size_t w) {
     for (const std::int32_t r : state.worker(w).members) {
         const Request& request = state.request(r);
         const double left = ends_in(state, request);
+        // At least one: every request runs in the coming step.
         const auto end = static_cast<std::size_t>(std::max(1.0, std::ceil(left)));
         const double tokens = assumed_front_ends * static_cast<double>(state.weight(request));
         count += assumed_front_ends;
         weight += tokens;
-        if (left >= static_cast<double>(steps_)) continue;  // beyond what is looked at
+        if (left >= static_cast<double>(steps_)) continue;  // ends after the horizon
         ended_count_[end] += assumed_front_ends;
         ended_weight_[end] += tokens;
     }
+    // One pass over the steps instead of one per request: counts and weights of ended requests are
+    // taken off, and those that run have grown by h.
     double* out = loads(w);
     for (std::size_t h = 0; h <= steps_; ++h) {
         count -= ended_count_[h];
@@ -73,6 +77,7 @@ void HorizonScore::select_worker(std::size_t worker) {
     margins_.clear();
     for (std::size_t h = 0; h <= steps_; ++h)
         margins_.emplace_back(envelope_[h] - own[h], weights_[h]);
+    // Sorted, so that the steps in which a request overflows are a prefix.
     std::sort(margins_.begin(), margins_.end());
     weight_sums_.assign(1, 0.0);
     margin_sums_.assign(1, 0.0);

@@ -1,5 +1,6 @@
-// Loads of all workers over the next steps, and the score that BR-H gives a request on one of them
-// (arXiv 2605.06113): F = alpha (sum of gamma^h) D - beta sum of gamma^h (D - margin_h)+ .
+// Projects the loads of all workers over the next steps, and scores a request on one of them as
+// BR-H does (arXiv 2605.06113): F = alpha (sum of gamma^h) D - beta sum of gamma^h (D - margin_h)+
+// .
 #pragma once
 
 #include <utility>
@@ -15,11 +16,11 @@ class HorizonScore {
  public:
     HorizonScore(const PolicySettings& settings, const OutputLengths& lengths);
 
-    // Projects every request to the step after which it is expected to have ended.
+    // Projects all workers: every request grows by a token per step until it is expected to end.
     void project(const RouterState& state);
-    // A request of this size joins the worker; by design it counts as constant.
+    // A request of this size joins the worker. Its size is taken as constant, as in the paper.
     void add(std::size_t worker, std::int64_t size);
-    // Prepares `score` for this worker.
+    // Prepares `score` for a worker, so that a score costs O(log steps) for each of many requests.
     void select_worker(std::size_t worker);
     double score(std::int64_t size) const;
 
@@ -35,9 +36,10 @@ class HorizonScore {
     std::vector<double> weights_;                     // gamma^h
     std::vector<double> loads_, envelope_;            // [worker][h], [h]
     std::vector<std::pair<double, double>> margins_;  // (margin, weight), ascending
-    std::vector<double> weight_sums_, margin_sums_;   // of those before
+    std::vector<double> weight_sums_, margin_sums_;   // prefix sums over margins_
     std::vector<double> ended_count_, ended_weight_;  // scratch, by step
-    double total_ = 0, weight_ = 0;                   // of all steps; of overflow
+    double total_ = 0;                                // sum of weights_
+    double weight_ = 0;                               // of overflow: beta, or the workers
 };
 
 }  // namespace equipoise::requests

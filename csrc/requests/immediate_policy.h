@@ -1,4 +1,4 @@
-// A policy that binds every request as soon as it is its turn, to a worker that it chooses.
+// Base of policies that bind every request at once, in order, to a worker that they choose.
 #pragma once
 
 #include "requests/policy.h"
@@ -24,12 +24,13 @@ class ImmediatePolicy : public Policy {
     bool queues() const final { return !holds_when_full_; }
 
  protected:
+    // Whether a worker may get the request.
     bool accepts(const Worker& worker, const RouterState& state, const Request& request) const {
         return holds_when_full_ ? state.fits(worker, request) : worker.serves();
     }
 
-    // Of those that take it the one with the least `score(worker)`; ties go to the first from
-    // `start` on. -1 where none takes it.
+    // Returns the worker with the least `score(worker)` of those that accept the request, ties to
+    // the first from `start` on; -1 if none does.
     template <typename Score>
     std::int32_t least_scored(const RouterState& state, const Request& request, std::size_t start,
                               Score score) const {
@@ -47,9 +48,10 @@ class ImmediatePolicy : public Policy {
         return best;
     }
 
-    // Before the first choice of several.
+    // Called once per dispatch, before the first choice.
     virtual void before_choices(const RouterState& state) { static_cast<void>(state); }
     virtual std::int32_t choose(const RouterState& state, const Request& request) = 0;
+    // Called after each binding, so that a policy can count its own picks until the next report.
     virtual void after_bind(RouterState& state, std::int32_t worker) {
         static_cast<void>(state);
         static_cast<void>(worker);

@@ -1,4 +1,4 @@
-// How long outputs are, as observed so far: what is likely to happen to a request of some age.
+// How long outputs have been so far, and how long a request of some age is likely to go on.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,28 @@ class OutputLengths {
     void add(std::int64_t length);
     std::int64_t count() const { return count_; }
 
-    // P(output > age + ahead | output > age); 0 where nobody has come that far.
+    // P(output > age + ahead | output > age); 0 if no output was that long.
     double survival(std::int64_t age, std::int64_t ahead) const;
-    // E[min(output - age, horizon) | output > age]: 1 where nobody has come that far, since the
-    // token that ends a request is still to come.
+    // E[min(output - age, horizon) | output > age]; 1 if no output was that long, because the token
+    // that ends a request is still to come.
     double remaining(std::int64_t age, std::int64_t horizon) const;
-    // The smallest length that at least `share` of the outputs do not exceed.
+    // The smallest length that at least a part `share` of the outputs do not exceed.
     std::int64_t quantile(double share) const;
 
  private:
-    // Sums are brought up to date every so many additions: a request more changes little.
+    // Sums are updated every so many additions, because that takes O(longest) and one request
+    // changes little. Each of the first ones does: then one request changes much.
     static constexpr std::int64_t kEvery = 32;
+    // Longer outputs count as this long: bounds the memory.
     static constexpr std::int64_t kLongest = std::int64_t{1} << 20;
 
     void refresh();
-    std::int64_t above(std::int64_t length) const;  // how many outputs are longer
+    std::int64_t above(std::int64_t length) const;
 
-    std::int64_t count_ = 0, fresh_ = 0;
+    std::int64_t count_ = 0, fresh_ = 0;  // outputs; those in above_ and area_
     std::vector<std::int64_t> histogram_;
-    std::vector<std::int64_t> above_;  // [length], outputs longer than it
-    std::vector<std::int64_t> area_;   // [length], sum of above_ before it
+    std::vector<std::int64_t> above_;  // [length]: outputs that are longer
+    std::vector<std::int64_t> area_;   // [length]: sum of above_ over shorter lengths
 };
 
 }  // namespace equipoise::requests

@@ -1,4 +1,5 @@
-// Policies of peers that look at what is cached of a prompt, and bind at once.
+// Policies of other routers that look at how much of a prompt a worker has cached, and bind at
+// once.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +8,8 @@
 namespace equipoise::requests {
 namespace {
 
-// A score of a worker for a request; the first of equals has it.
+// Gives scores the number of the worker too, which cached tokens are listed by. Ties go to the
+// lower number.
 class PrefixAwarePolicy : public ImmediatePolicy {
  public:
     using ImmediatePolicy::ImmediatePolicy;
@@ -22,8 +24,8 @@ class PrefixAwarePolicy : public ImmediatePolicy {
     }
 };
 
-// NVIDIA Dynamo's KV router, temperature 0, its default weights of 1: prompt tokens that the worker
-// will have to compute, and tokens in its cache, of it and of what it has.
+// NVIDIA Dynamo's KV router at temperature 0, with its default weights of 1: prompt tokens that the
+// worker would have to compute, those of requests before it too, plus tokens in its KV cache.
 class DynamoPolicy final : public PrefixAwarePolicy {
  public:
     using PrefixAwarePolicy::PrefixAwarePolicy;
@@ -36,9 +38,8 @@ class DynamoPolicy final : public PrefixAwarePolicy {
     }
 };
 
-// DPScheduler of tpu-inference (pull request 3315): the least of what is to be computed there then,
-// of requests in flight. Its third measure, the shortest remaining output, is known to engines
-// only.
+// DPScheduler of tpu-inference (pull request 3315): least prompt tokens to compute, then fewest
+// requests. Its third measure, the shortest remaining output, is known to engines only.
 class TpuInferencePolicy final : public PrefixAwarePolicy {
  public:
     using PrefixAwarePolicy::PrefixAwarePolicy;
@@ -52,8 +53,9 @@ class TpuInferencePolicy final : public PrefixAwarePolicy {
     }
 };
 
-// The endpoint picker of llm-d, its sample for precise prefixes: twice the part that is cached, the
-// part of the KV cache that is free, and where the queue lies between the longest and the shortest.
+// The endpoint picker of llm-d, with the weights of its sample for precise prefixes: twice the part
+// of the prompt that is cached, plus the part of the KV cache that is free, plus how short the
+// queue is between the longest and the shortest.
 class LlmDPolicy final : public PrefixAwarePolicy {
  public:
     using PrefixAwarePolicy::PrefixAwarePolicy;
@@ -81,9 +83,10 @@ class LlmDPolicy final : public PrefixAwarePolicy {
     }
 };
 
-// `cache_aware` of SGLang's gateway, its thresholds 0.3, 64 and 1.5: fewest requests where they are
-// far apart, else who has most of the prompt, else who has cached least. What is cached is told
-// here, where the gateway has a tree of its own.
+// `cache_aware` of SGLang's gateway, with its thresholds: if requests are far apart (64, and 1.5
+// times), the worker with the fewest; else, if one has more than 0.3 of the prompt cached, the one
+// with the most; else the one that has cached least so far. The gateway keeps a prefix tree; here
+// callers say what is cached.
 class SglangCachePolicy final : public PrefixAwarePolicy {
  public:
     SglangCachePolicy(const PolicySettings& settings, std::size_t workers)
@@ -102,6 +105,7 @@ class SglangCachePolicy final : public PrefixAwarePolicy {
             fewest = std::min(fewest, state.worker(w).all_count());
             longest = std::max(longest, hits_[w]);
         }
+        // In integers: 1.5 as 3 / 2, and 0.3 as 3 / 10.
         const bool apart = most - fewest > 64 && 2 * most > 3 * fewest;
         const bool known = 10 * longest > 3 * request.size;
         return best_worker(state, request, [&](const Worker& worker, std::int32_t w) {
@@ -113,8 +117,9 @@ class SglangCachePolicy final : public PrefixAwarePolicy {
         uncached_tokens_[worker] += size_ - hits_[worker];
     }
 
-    std::vector<std::int64_t> uncached_tokens_;  // tokens that each was given and did not have
-    std::vector<std::int64_t> hits_;             // of the request that is looked at
+    std::vector<std::int64_t>
+        uncached_tokens_;             // by worker: tokens that it was given and had not cached
+    std::vector<std::int64_t> hits_;  // by worker: cached tokens of the present request
     std::int64_t size_ = 0;
 };
 

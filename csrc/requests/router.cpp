@@ -12,7 +12,8 @@ void require(bool holds, const char* what) {
 bool sound(double value) { return value >= 0 && std::isfinite(value); }
 
 void check(const PolicySettings& settings, std::size_t workers) {
-    // Before anything is allocated: memory is in proportion. A simulation has as many at most.
+    // Checked before anything is allocated, because memory is in proportion. The bound is that of a
+    // simulation.
     require(workers >= 1 && workers <= 65536, "workers: expected 1 to 65536");
     require(settings.when_full == "queue" || settings.when_full == "hold",
             "when_full: expected queue or hold");
@@ -49,7 +50,7 @@ std::unique_ptr<Policy> make_policy(const PolicySettings& settings, std::size_t 
     return policy;
 }
 
-// Who may go to one worker only goes before those who may go to any.
+// Requests that may go to one worker only go before those that may go to any, which have a choice.
 void Router::bind_pinned() {
     for (std::int32_t r = state_.first_pinned(); r >= 0;) {
         const std::int32_t next = state_.after(r);

@@ -1,4 +1,4 @@
-// A fleet and the policy that decides for it: what a front end holds.
+// The router of one front end: what it knows (RouterState) and the policy that decides.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@ namespace equipoise::requests {
 
 class Router {
  public:
+    // The policy first: the state has to know whether it binds to full workers.
     Router(const PolicySettings& settings, std::size_t workers, std::int64_t slots,
            std::int64_t room)
         : policy_(make_policy(settings, workers)),
@@ -17,9 +18,10 @@ class Router {
     RouterState& state() { return state_; }
     const RouterState& state() const { return state_; }
 
+    // The request ended by itself; the policy learns how long its output was.
     void finish(std::int32_t request) { policy_->finished(state_.leave(request)); }
 
-    // What is to be sent now; valid until the next call.
+    // Decides, and returns what is to be sent now. Valid until the next call.
     const std::vector<Binding>& dispatch();
 
  private:

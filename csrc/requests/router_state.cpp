@@ -54,6 +54,7 @@ void RouterState::start(std::int32_t r) {
     Request& request = at(r, Stage::bound, Stage::bound, "start");
     Worker& worker = workers_[request.worker];
     request.stage = Stage::running;
+    // After a preemption it goes on with the tokens that it had.
     request.base = worker.ticks - request.made;
     worker.running += request.made == 0;
     ++worker.generating;
@@ -70,6 +71,7 @@ void RouterState::pause(std::int32_t r) {
 void RouterState::grow(std::int32_t r, std::int64_t tokens) {
     Request& request = at(r, Stage::bound, Stage::running, "grow");
     if (request.stage == Stage::bound) start(r);
+    // As if the worker had ticked that much more for this request.
     request.base -= tokens;
     workers_[request.worker].load += tokens;
     made_ += tokens;
@@ -124,7 +126,8 @@ void RouterState::set_report(std::int32_t w, const WorkerReport& report) {
     Worker& worker = worker_at(w);
     worker.report = report;
     if (front_ends_ == 1) return;
-    // What is not ours is another front end's; ours we know better than a report does.
+    // The rest of what the worker reports belongs to other front ends. Our own part is known better
+    // than the report knows it, which is older.
     worker.assumed_front_ends = 1;
     worker.others_load = std::max<std::int64_t>(0, report.tokens - worker.load);
     worker.others_count = std::max<std::int64_t>(0, report.waiting + report.running - worker.count);
@@ -132,6 +135,7 @@ void RouterState::set_report(std::int32_t w, const WorkerReport& report) {
 
 void RouterState::lose_worker(std::int32_t w, std::vector<std::int32_t>& gone) {
     Worker& worker = worker_at(w);
+    // A copy, because leave and detach change the list.
     const std::vector<std::int32_t> members = worker.members;
     for (const std::int32_t r : members) {
         const Request& request = requests_[r];
@@ -196,7 +200,7 @@ std::int64_t RouterState::count_present() const {
                          [](const Worker& worker) { return !worker.lost(); });
 }
 
-// Clamped as it is summed: a few dozen capacities without bound are more than 64 bits hold.
+// Clamped at every addition: a few unlimited capacities sum to more than 64 bits hold.
 std::int64_t RouterState::free_slots() const {
     std::int64_t sum = 0;
     for (const Worker& worker : workers_) sum = std::min(sum + worker.free_slots(), kUnlimited);
@@ -224,6 +228,8 @@ void RouterState::insert(std::int32_t r) {
     Request& request = requests_[r];
     request.oversize = request.size > largest_room_;
     RequestList& list = list_of(request);
+    // From the tail, which is where nearly all belong. Only requests that return from a lost
+    // worker, or change lists, go further to the front.
     std::int32_t before = list.tail;
     while (before >= 0 && requests_[before].order > request.order)
         before = requests_[before].previous;
@@ -240,6 +246,7 @@ void RouterState::update_largest_room() {
         if (worker.serves()) largest_room = std::max(largest_room, worker.room);
     if (largest_room == largest_room_) return;
     largest_room_ = largest_room;
+    // Collected first: moving a request changes the list that is walked.
     std::vector<std::int32_t> moved;
     for (const std::int32_t head : {pool_.head, oversize_.head})
         for (std::int32_t r = head; r >= 0; r = requests_[r].next)
@@ -271,6 +278,7 @@ void RouterState::detach(std::int32_t r) {
     worker.generating -= request.stage == Stage::running;
     --worker.count;
     set_missing(request, 0);
+    // The last member takes its place: O(1), and the order of members does not matter.
     const std::int32_t last = worker.members.back();
     worker.members[request.member_index] = last;
     requests_[last].member_index = request.member_index;

@@ -1,5 +1,5 @@
-// Water-level fit: the request that brings the emptiest worker to where all will stand once the
-// free slots are filled. docs/design/request-balance.md says why.
+// Policy `fit`, the water level: binds the request that brings the emptiest worker nearest to where
+// all workers will stand once their free slots are filled. docs/design/request-balance.md says why.
 #include <algorithm>
 #include <cmath>
 
@@ -9,19 +9,19 @@
 namespace equipoise::requests {
 namespace {
 
-// What a decision looks at, of all workers that serve.
+// Sums over all serving workers.
 struct WaterLevel {
-    double end_loads = 0;  // sum of the loads that they will have, all free slots filled
-    double loads = 0;      // sum of the loads that they have
-    double serving = 0;
+    double end_loads = 0;  // loads that they will have, all free slots filled
+    double loads = 0;      // loads that they have
+    double serving = 0;    // how many they are
 };
 
-// What a request would find that came to the workers now.
+// Free slots of the serving workers, and what a step costs now.
 struct SlotSurvey {
-    bool all_open = true;  // each has a free slot
+    bool all_open = true;  // every worker has a free slot
     double slots = 0, running = 0;
-    double wanted = 0;    // free slots of workers that are not too heavy to get anything
-    double envelope = 0;  // the largest load: what a step takes
+    double wanted = 0;    // free slots of workers that are not too heavy to get requests
+    double envelope = 0;  // the largest load, which decides the time of a step
 };
 
 class WaterLevelFitPolicy final : public Policy {
@@ -44,10 +44,10 @@ class WaterLevelFitPolicy final : public Policy {
     }
 
  private:
-    // Whether requests are left in the pool, so that workers compute their prompts at the same
-    // time: who computes alone holds all of them up. As with an acknowledgement that may be delayed
-    // (Dooly, Goldman, Scott, JACM 48(2), 2001), until the waiting has cost what computing one
-    // alone would.
+    // Whether to leave requests in the pool until every worker has a free slot, so that prompts are
+    // computed at the same time: a worker that computes one alone holds all others up at the
+    // barrier. Waits until that has cost as much as computing one prompt alone, which is the rule
+    // for an acknowledgement that may be delayed (Dooly, Goldman, Scott, JACM 48(2), 2001).
     bool should_gather(const RouterState& state) {
         const double alone = settings_.gather * settings_.prompt_weight;
         const std::int64_t free = alone > 0 ? state.free_slots() : 0;
@@ -60,7 +60,8 @@ class WaterLevelFitPolicy final : public Policy {
         const auto steps =
             gathered_at_ < 0 ? 0 : static_cast<double>(state.made() - gathered_at_) / slots.running;
         gathered_at_ = state.made();
-        // Free slots lose their part of a step; who could have had one anyway loses the whole.
+        // With more requests than free slots, the free slots lose their part of a step. With fewer,
+        // every request in the pool could have run, and loses the whole step.
         const bool scarce = state.pooled() >= free;
         const double part = scarce ? slots.wanted / slots.slots : 1;
         lost_ += steps * part * slots.envelope;
@@ -85,12 +86,13 @@ class WaterLevelFitPolicy final : public Policy {
         return slots;
     }
 
-    // The load above which a worker gets nothing.
+    // The load above which a worker gets no requests.
     double max_load(const WaterLevel& level) const {
         return level.loads / level.serving * (1 + settings_.slack);
     }
 
-    // Prompt tokens of the first requests that have to be computed, where most of them are cached.
+    // Mean of the prompt tokens that the first requests have to compute, each on the worker that
+    // has most of it cached.
     static double mean_missing(const RouterState& state, std::int64_t most) {
         return mean(state, most, [](const Request& request) {
             std::int32_t hit = 0;
@@ -99,8 +101,8 @@ class WaterLevelFitPolicy final : public Policy {
         });
     }
 
-    // At least as many requests as free slots: all will be filled, so what matters is where the
-    // workers stand then.
+    // There are at least as many requests as free slots. All slots will be filled, so what matters
+    // is where the workers stand then, not now. Binds one request; the next one sees the new loads.
     bool bind_closest(RouterState& state, std::int64_t free) {
         const double size = mean_size(state, std::min(free, settings_.window));
         const WaterLevel level = survey_load(state, size);
@@ -115,7 +117,7 @@ class WaterLevelFitPolicy final : public Policy {
                 state.bind(request, w);
                 return true;
             }
-            passed_over_[w] = 1;  // its cache has no room for any of them
+            passed_over_[w] = 1;  // its KV cache has no room for any request of the window
         }
         return false;
     }
@@ -137,8 +139,8 @@ class WaterLevelFitPolicy final : public Policy {
         return level;
     }
 
-    // The worker with the lowest end that has a free slot. One with more than `most` is passed
-    // over: what it would get would hold all of them up. The others are not to wait for that.
+    // Returns the worker with a free slot and the lowest end. A worker with a load above `most` is
+    // passed over, since a request there would hold all others up; the others do not wait for it.
     std::int32_t next_worker(const RouterState& state, double size, double most) const {
         std::int32_t best = -1;
         double lowest = 0;
@@ -153,8 +155,8 @@ class WaterLevelFitPolicy final : public Policy {
         return best;
     }
 
-    // Of the window, the request whose size is nearest to what is needed; who has waited longer is
-    // nearer, and who has tokens cached there.
+    // Returns the request of the window whose size is nearest to what the worker needs. Requests
+    // that have waited longer, or have tokens cached there, count as nearer.
     std::int32_t closest_request(RouterState& state, std::int32_t w, double need) {
         std::int32_t best = -1;
         double least = 0;
@@ -173,8 +175,8 @@ class WaterLevelFitPolicy final : public Policy {
         return best;
     }
 
-    // Fewer requests than free slots: the largest first, each to the lightest worker that takes it;
-    // a worker may be heavier by what its cache saves. Who fits nowhere is passed over.
+    // There are fewer requests than free slots: the largest goes first, to the lightest worker with
+    // room for it. A request that fits nowhere is passed over.
     bool bind_largest(RouterState& state) {
         std::int32_t largest = -1, worker = -1;
         std::int64_t left = settings_.window;
@@ -191,8 +193,8 @@ class WaterLevelFitPolicy final : public Policy {
         return true;
     }
 
-    // Of all workers at the barrier one is the fullest, and only there does load cost anything; a
-    // prompt holds up all of them wherever it is computed. So cached tokens count for each worker.
+    // A worker may be heavier by what its cache saves, times the number of workers: load costs time
+    // on the fullest worker only, but a prompt holds all of them up wherever it is computed.
     std::int32_t lightest_for(const RouterState& state, const Request& request) const {
         const auto workers = static_cast<double>(state.count_present());
         std::int32_t best = -1;
@@ -209,8 +211,8 @@ class WaterLevelFitPolicy final : public Policy {
         return best;
     }
 
-    // What cached tokens save, as load over the life of a request: they are computed once, load is
-    // read at every step.
+    // What cached tokens save, in load over the life of a request: a prompt is computed once, while
+    // load is read at every step. Without a finished request the length of a life is not known.
     double cache_credit(const Request& request, std::int32_t w) const {
         if (settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
         const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
@@ -221,7 +223,7 @@ class WaterLevelFitPolicy final : public Policy {
         return mean(state, most, [](const Request& request) { return request.size; });
     }
 
-    // Over the first requests of the pool.
+    // Mean over the first requests of the pool.
     template <typename Of>
     static double mean(const RouterState& state, std::int64_t most, Of of) {
         std::int64_t sum = 0, count = 0;
@@ -232,11 +234,12 @@ class WaterLevelFitPolicy final : public Policy {
 
     PolicySettings settings_;
     std::int64_t decision_ = 0;
-    std::int64_t gathered_at_ =
-        -1;            // tokens made when requests were last left waiting for each other
-    double lost_ = 0;  // by that, in KV tokens read
+    // Tokens made when requests were last left in the pool to gather, or -1; and what that has cost
+    // so far, in KV tokens read. Time is counted in tokens, because a policy has no clock.
+    std::int64_t gathered_at_ = -1;
+    double lost_ = 0;
     std::int64_t tokens_ = 0, ended_ = 0;  // of requests that have ended
-    std::vector<char> passed_over_;
+    std::vector<char> passed_over_;        // by worker, within one decision
 };
 
 }  // namespace

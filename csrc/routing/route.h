@@ -1,4 +1,4 @@
-// Expert ids in, slots out. The semantics stand in hal/routing.py.
+// Routes a batch: expert ids in, slots out. `hal/routing.py` defines what it does.
 #pragma once
 
 #include "common/span.h"
@@ -6,16 +6,17 @@
 
 namespace equipoise {
 
-// Counts are written, not added to; ids outside [0, experts) are ignored.
+// Counts each expert in a batch. Counts are overwritten, not added to; ids outside [0, experts) are
+// padding and are not counted.
 void count_experts(Ids ids, Span<std::int32_t> counts);
 
-// One pass: each element draws its replica by the hash of its place. `begin` is
-// window_begin(rank, layer, step). Ids outside [0, experts) get the slot table.slots().
+// Each element draws its replica by a hash of its place in the batch, in one pass. `begin` is
+// window_begin(rank, layer, step). Ids outside [0, experts) get the invalid slot, table.slots().
 void route_hashed(Ids ids, const RoutingTable& table, std::uint32_t begin, Span<std::int32_t> slots,
                   Span<std::int32_t> counts);
 
-// Two passes: the batch's own count of each expert is divided into whole quotas, one interval of
-// occurrences per replica. `seed` is seed32(rank, layer, 0).
+// Divides the batch's own count of each expert into one whole quota per replica, in two passes:
+// count, then assign. `seed` is seed32(rank, layer, 0).
 void route_apportioned(Ids ids, const RoutingTable& table, std::uint32_t seed,
                        Span<std::int32_t> slots, Span<std::int32_t> counts);
 

@@ -8,13 +8,15 @@
 namespace equipoise {
 namespace {
 
-constexpr std::uint32_t kVllmMultiplier = 2654435769u;  // vLLM's multiplier
-constexpr std::size_t kTensorRtBlock = 1024;            // elements of one of TensorRT-LLM's blocks
+// Knuth's multiplier of vLLM's kernel: 2^32 / golden ratio.
+constexpr std::uint32_t kVllmMultiplier = 2654435769u;
+// Elements that one thread block of TensorRT-LLM's kernel routes, with counters of its own.
+constexpr std::size_t kTensorRtBlock = 1024;
 
-// The entry of an expert's run that a turn comes to.
+// The slot of an expert that takes a turn.
 std::int32_t replica_at_turn(Ids start, Ids replicas, std::int32_t expert, std::uint64_t turn) {
     const auto copies = static_cast<std::uint64_t>(start[expert + 1] - start[expert]);
-    // Most experts have one copy, and a division costs more than all the rest.
+    // Most experts have one replica, and a division costs more than all the rest.
     if (copies == 1) return replicas[start[expert]];
     return replicas[start[expert] + static_cast<std::int32_t>(turn % copies)];
 }
@@ -26,7 +28,8 @@ void route_by_row_hash(Ids ids, Ids start, Ids replicas, std::int64_t top_k, std
     const auto experts = static_cast<std::int32_t>(counts.size);
     const auto invalid = static_cast<std::int32_t>(replicas.size);
     std::fill(counts.begin(), counts.end(), 0);
-    std::uint32_t hash = 0;  // row * kKnuth, modulo 2^32
+    // row * kVllmMultiplier modulo 2^32, kept up by additions: unsigned numbers wrap.
+    std::uint32_t hash = 0;
     std::int64_t row = 0, left = top_k;
     for (std::size_t j = 0; j < ids.size; ++j, --left) {
         if (left == 0) {
@@ -49,7 +52,8 @@ void route_by_block_turns(Ids ids, Ids start, Ids replicas, std::int64_t offset,
     const auto experts = static_cast<std::int32_t>(counts.size);
     const auto invalid = static_cast<std::int32_t>(replicas.size);
     std::fill(counts.begin(), counts.end(), 0);
-    std::vector<std::int32_t> before(counts.size, 0);  // counts when the block began
+    // Counts when the block began: the occurrence within the block is the difference.
+    std::vector<std::int32_t> before(counts.size, 0);
     std::uint64_t turn = static_cast<std::uint64_t>(offset);
     for (std::size_t j = 0; j < ids.size; ++j) {
         if (j > 0 && j % kTensorRtBlock == 0) {

@@ -1,4 +1,5 @@
-// The blocks of prompts whose KV a worker has kept: the least recently used go first.
+// The prefix cache of a simulated worker: blocks of prompts whose KV it has kept. The least
+// recently used are dropped first.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,15 @@ class PrefixCache {
  public:
     explicit PrefixCache(std::int64_t blocks) : most_(blocks) {}
 
-    // How many of the first blocks are here.
+    // Returns how many of the first blocks are cached. A block without those before it is of no
+    // use.
     std::int64_t match(Span<const std::int64_t> blocks) const {
         std::size_t n = 0;
         while (n < blocks.size && where_.count(blocks[n]) > 0) ++n;
         return static_cast<std::int64_t>(n);
     }
 
-    // The last block first, so that of one prompt the beginning stays longest.
+    // Marks blocks as used, the last one first: of a prompt the beginning then stays longest.
     void use(Span<const std::int64_t> blocks) {
         for (std::size_t i = blocks.size; i-- > 0;) {
             const auto found = where_.find(blocks[i]);

@@ -13,7 +13,8 @@ std::int64_t SimulatedWorker::prefill(const std::vector<SimulatedRequest>& reque
 
 std::int64_t SimulatedWorker::advance(std::vector<SimulatedRequest>& requests, double now,
                                       CounterRng& rng, std::vector<WorkerEvent>& events) {
-    // What is computed in this step makes its first token at its end, beside the others' next one.
+    // Tokens first: a prompt that is computed in this step makes its first token at its end, and no
+    // second one.
     const std::int64_t made = generate_tokens(requests, now, rng, events);
     const std::int64_t first = compute_prompts(requests, now, events);
     if (reserved_ > settings_.room) make_room(requests, now, events);
@@ -30,7 +31,7 @@ void SimulatedWorker::drop(std::int32_t request) {
     queue_.erase(std::find(queue_.begin(), queue_.end(), request));
 }
 
-// From now on it makes tokens.
+// The prompt is computed: the request makes a token at every step from now on.
 void SimulatedWorker::begin_generating(std::vector<SimulatedRequest>& requests, std::int32_t j,
                                        std::vector<WorkerEvent>& events) {
     SimulatedRequest& request = requests[j];
@@ -87,19 +88,21 @@ void SimulatedWorker::end_finished(std::vector<SimulatedRequest>& requests, doub
     while (!ends_.empty() && ends_.top().first <= ticks_) {
         const auto [tick, j] = ends_.top();
         ends_.pop();
-        // An entry of a time before it was put back, or before its first token was counted.
+        // Entries are not removed when a request is preempted or gets a new end: skip those.
         if (requests[j].fate != RequestFate::active || requests[j].end_tick != tick) continue;
         end(requests, j, now, events);
     }
 }
 
-// Speculative decoding: one token, and as many drafted ones as are accepted in a row.
+// Speculative decoding: each request makes one token and as many drafted ones as are accepted in a
+// row, so ends are not known ahead.
 std::int64_t SimulatedWorker::generate_speculatively(std::vector<SimulatedRequest>& requests,
                                                      double now, CounterRng& rng,
                                                      std::vector<WorkerEvent>& events) {
     std::int64_t all = 0;
     for (const std::int32_t j : fresh_) requests[j].first = now;
     fresh_.clear();
+    // A copy, because `end` changes the list.
     const std::vector<std::int32_t> running = running_;
     for (const std::int32_t j : running) {
         SimulatedRequest& request = requests[j];
@@ -129,8 +132,9 @@ void SimulatedWorker::end(std::vector<SimulatedRequest>& requests, std::int32_t 
     events.push_back({WorkerEvent::Kind::finish, j});
 }
 
-// The KV cache is full: who was admitted last goes back to the head of the queue, to be computed
-// anew. A request that fills the cache alone fails.
+// The KV cache is full: preempts the request that was admitted last, as engines do. It goes back to
+// the head of the queue, and is computed anew. A request that fills the cache alone can never end,
+// and fails.
 void SimulatedWorker::make_room(std::vector<SimulatedRequest>& requests, double now,
                                 std::vector<WorkerEvent>& events) {
     while (reserved_ > settings_.room) {

@@ -1,4 +1,4 @@
-// One worker of the simulation, as it really is: its queue, its slots, its KV cache.
+// One worker of the simulation: its queue, its slots, its KV cache.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,12 @@
 
 namespace equipoise::requests {
 
+// `_native.ServerSettings` in Python.
 struct SimulatedWorkerSettings {
-    std::int64_t slots = 32, room = 0;
-    std::int64_t prefill_chunk = 0;  // prompt tokens a step at most; 0: prompts come computed
-    std::int64_t drafts = 0;         // tokens drafted a step
-    double acceptance = 0;           // of each, while those before it were accepted
+    std::int64_t slots = 32, room = 0;  // requests at once; tokens in the KV cache
+    std::int64_t prefill_chunk = 0;     // most prompt tokens per step; 0: prompts come computed
+    std::int64_t drafts = 0;            // drafted tokens per step (speculative decoding)
+    double acceptance = 0;  // chance of a drafted token, if those before it are accepted
 };
 
 class SimulatedWorker {
@@ -28,18 +29,18 @@ class SimulatedWorker {
 
     void push(std::int32_t request) { queue_.push_back(request); }
     void drop(std::int32_t request);  // from its queue
-    // Takes from the queue, in order, what slots and KV cache have place for. `blocks(job)` are the
-    // hashes of its prompt.
+    // Admits requests from the queue, in order, while there are slots and KV cache for the next
+    // one. `blocks(request)` are the block hashes of its prompt.
     template <typename Blocks>
     void admit(std::vector<SimulatedRequest>& requests, std::int64_t step, double now,
                std::int64_t block_tokens, Blocks blocks, std::vector<WorkerEvent>& events);
-    // Tokens of prompts that the coming step computes.
+    // Prompt tokens that the coming step computes.
     std::int64_t prefill(const std::vector<SimulatedRequest>& requests) const;
-    // The step happens: it ends at `now`. Returns the tokens that were made.
+    // Runs a step that ends at `now`. Returns the tokens that it made.
     std::int64_t advance(std::vector<SimulatedRequest>& requests, double now, CounterRng& rng,
                          std::vector<WorkerEvent>& events);
 
-    // Tokens in the KV cache; and those that admitted prompts will take.
+    // Tokens in the KV cache; and with those that admitted prompts will take.
     std::int64_t load() const { return load_; }
     std::int64_t reserved() const { return reserved_; }
     std::int64_t waiting_tokens(const std::vector<SimulatedRequest>& requests) const;
@@ -87,6 +88,7 @@ void SimulatedWorker::admit(std::vector<SimulatedRequest>& requests, std::int64_
         const std::int32_t j = queue_.front();
         SimulatedRequest& request = requests[j];
         const std::int64_t tokens = request.prompt + request.made;
+        // In order: a smaller request does not overtake.
         if (reserved_ + tokens > settings_.room) return;
         queue_.pop_front();
         request.fate = RequestFate::active;
@@ -99,7 +101,7 @@ void SimulatedWorker::admit(std::vector<SimulatedRequest>& requests, std::int64_
         request.missing = settings_.prefill_chunk > 0 ? tokens : 0;
         const auto prompt = blocks(j);
         if (request.missing > 0 && prompt.size > 0) {
-            // The last token is computed anyway: its logits are the first token's.
+            // The last token is computed even if it is cached: its logits give the first token.
             const std::int64_t hit = cache.match(prompt) * block_tokens;
             request.missing -= std::min(hit, request.prompt - 1);
             cache.use(prompt);

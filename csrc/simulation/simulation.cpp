@@ -21,6 +21,7 @@ Simulation::Simulation(const SimulationSettings& settings, std::vector<Simulated
         PolicySettings policy = settings.policy;
         policy.front_ends = settings.front_ends;
         policy.front_end = f;
+        // A stream of random numbers for each front end: with the same one all would draw alike.
         policy.seed = settings.seed * 1000003 + static_cast<std::uint64_t>(f);
         FrontEnd front;
         front.router = std::make_unique<Router>(policy, workers_.size(), settings.server.slots,
@@ -35,7 +36,7 @@ bool Simulation::run(std::int64_t steps) {
         arrive();
         if (settings_.patience > 0) {
             fail_impatient();
-            arrive();  // in the places of those that gave up
+            arrive();  // a backlog is filled up for those that gave up
         }
         deliver_events();
         report();
@@ -69,7 +70,7 @@ void Simulation::arrive() {
         }
         arrive(static_cast<std::int32_t>(next_++));
         waiting +=
-            request.fate == RequestFate::waiting;  // what cannot be served takes nobody's place
+            request.fate == RequestFate::waiting;  // a request that cannot be served does not count
     }
 }
 
@@ -97,12 +98,12 @@ std::vector<std::int32_t> Simulation::cached_tokens(std::int32_t request) const 
     return tokens;
 }
 
-// Nobody waits for an answer any more: its front end gives it up, and its worker.
+// Fails waiting requests whose client has given up: their front end and their worker drop them.
 void Simulation::fail_impatient() {
     std::size_t kept = 0;
     for (const std::int32_t j : waiting_) {
         if (requests_[j].fate != RequestFate::waiting || requests_[j].admitted >= 0) continue;
-        // The same sum as in `skip_ahead`, so that time that comes there is up here.
+        // The same sum as in skip_ahead, bit for bit: a clock that was set to it has to pass here.
         if (clock_ < requests_[j].arrival + settings_.patience) {
             waiting_[kept++] = j;
             continue;
@@ -183,7 +184,7 @@ void Simulation::admit() {
     queue_events(events_);
 }
 
-// Requests that nobody serves yet.
+// Requests that no worker serves yet.
 std::int64_t Simulation::queued() const {
     std::int64_t count = 0;
     for (const FrontEnd& front : front_ends_) count += front.router->state().pooled();
@@ -196,7 +197,8 @@ bool Simulation::idle() const {
                        [](const SimulatedWorker& worker) { return worker.admitted() == 0; });
 }
 
-// Nothing runs: the next thing that happens is an arrival, or that a front end is told something.
+// Nothing runs, so the clock moves to the next event: an arrival, news for a front end, a client
+// that gives up, or a report that a policy waits for. Returns false if there is none.
 bool Simulation::skip_ahead() {
     double next = INFINITY;
     if (settings_.backlog == 0 && next_ < static_cast<std::int64_t>(requests_.size()))
@@ -222,6 +224,7 @@ void Simulation::measure(double& largest, double& sum, double& seconds) {
         largest = std::max(largest, work);
         sum += work;
     }
+    // The slowest worker decides, because all meet at a barrier.
     const double mean = sum / static_cast<double>(workers_.size());
     seconds = settings_.fixed + settings_.per_token * largest + settings_.per_mean * mean;
 }
@@ -253,6 +256,7 @@ void Simulation::step() {
     record_.waiting.push_back(queued());
 }
 
+// Ticks concern every front end with requests on the worker; other events the one of the request.
 void Simulation::queue_events(const std::vector<WorkerEvent>& events) {
     for (const WorkerEvent& event : events) {
         if (event.kind != WorkerEvent::Kind::tick) {

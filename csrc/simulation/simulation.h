@@ -1,5 +1,5 @@
-// Workers in lockstep, front ends with policies before them, and a clock: the simulator of
-// docs/design/request-balance.md.
+// The simulator of docs/design/request-balance.md: workers in lockstep, front ends with routers, a
+// clock.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,16 @@ struct SimulationSettings {
     // worker is its load, and `prompt_weight` for each prompt token that it computes.
     double fixed = 0, per_token = 1e-7, per_mean = 0, prompt_weight = 0;
     double noise = 0;          // sigma of a lognormal factor on the work of each worker and step
-    std::int64_t backlog = 0;  // requests that always wait; 0: they arrive at their times
-    double report_every = 0;   // seconds between the reports of workers; 0: before every decision
-    double tell_every = 0;     // seconds between tokens and ends told; 0: at every step
+    std::int64_t backlog = 0;  // requests that always wait; 0: requests arrive at their times
+    double report_every = 0;   // seconds between reports of workers; 0: before every decision
+    double tell_every = 0;     // seconds between events told to front ends; 0: at every step
     double patience = 0;       // seconds after which a waiting request fails; 0: never
     std::int64_t cached_blocks = 0, block_tokens = 512;
-    std::int64_t trajectory = 0;  // steps of which the load of every worker is kept
+    std::int64_t trajectory = 0;  // first steps of which the load of every worker is kept
     std::uint64_t seed = 0;
 };
 
-// By step.
+// What is recorded, by step.
 struct StepRecord {
     std::vector<double> clock, seconds, ideal_seconds, largest, sum;
     std::vector<std::int64_t> tokens, active, waiting;
@@ -37,15 +37,15 @@ struct StepRecord {
 
 class Simulation {
  public:
-    // `hashes` and `offsets` are the blocks of the prompts, or empty.
+    // `hashes` are the blocks of all prompts and `offsets` where each begins; both may be empty.
     Simulation(const SimulationSettings& settings, std::vector<SimulatedRequest> requests,
                std::vector<std::int64_t> hashes, std::vector<std::int64_t> offsets);
 
     Simulation(const Simulation&) = delete;
     Simulation& operator=(const Simulation&) = delete;
 
-    // Makes up to so many steps; whether there is more to do. Raises RouterError where nothing can
-    // go on, which is an error of the policy.
+    // Runs up to `steps` steps. Returns whether requests are left. Throws RouterError if nothing
+    // can go on, which is an error of the policy.
     bool run(std::int64_t steps);
 
     const std::vector<SimulatedRequest>& requests() const { return requests_; }
@@ -53,6 +53,7 @@ class Simulation {
     std::int64_t done() const { return done_; }
 
  private:
+    // A front end knows what its router was told, which may be late.
     struct FrontEnd {
         std::unique_ptr<Router> router;
         std::vector<WorkerEvent> events;       // not told yet
@@ -89,9 +90,9 @@ class Simulation {
     StepRecord record_;
     std::vector<WorkerEvent> events_;  // of this step
     std::vector<double> work_;
-    std::vector<std::int32_t> waiting_;  // with patience: those that may lose it
+    std::vector<std::int32_t> waiting_;  // requests that may lose patience, by arrival
     double clock_ = 0, next_report_ = 0, next_tell_ = 0;
-    std::int64_t next_ = 0;  // job to arrive
+    std::int64_t next_ = 0;  // next request to arrive
     std::int64_t done_ = 0;
 };
 
