@@ -8,6 +8,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_py import build_py
 
 NANOBIND = Path(nanobind.__file__).parent
+NANOBIND_FOLDERS = ("include", "src", "ext/robin_map/include")
 PARTS = ("hal", "backends", "balancer", "pipeline", "integrations")
 # Contraction would make the planner's scores differ between processors.
 FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off"]
@@ -36,9 +37,9 @@ setup(
     ext_modules=[
         Extension(
             "equipoise._native",
-            sorted(str(source) for source in Path("csrc").glob("*.cpp")),
-            depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
-            include_dirs=[str(NANOBIND / d) for d in ("include", "src", "ext/robin_map/include")],
+            sorted(str(source) for source in Path("csrc").rglob("*.cpp")),
+            depends=sorted(str(header) for header in Path("csrc").rglob("*.h")),
+            include_dirs=["csrc", *(str(NANOBIND / d) for d in NANOBIND_FOLDERS)],
             extra_compile_args=FLAGS,
             language="c++",
         )

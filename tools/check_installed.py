@@ -34,9 +34,9 @@ def differences(installed: Path) -> Iterator[str]:
         if ours.get(name) != theirs.get(name):
             yield name
     built = max(path.stat().st_mtime for path in installed.glob("_native*"))
-    for path in sorted((ROOT / "csrc").iterdir()):
+    for path in sorted((ROOT / "csrc").rglob("*.*")):
         if path.stat().st_mtime > built:
-            yield f"csrc/{path.name}"
+            yield path.relative_to(ROOT).as_posix()
 
 
 def main() -> int:

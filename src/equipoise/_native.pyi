@@ -1,4 +1,4 @@
-"""The native core, in C++17: planner, shares, host routing, checksum, shipment, copier.
+"""The native core, in C++17: planner, migration plan, routing, host copies, requests, simulator.
 
 Every array is C-contiguous and in host memory, of numpy or a CPU tensor of torch; `counts`,
 `slots`, `start`, `replicas` and `cumulative` are written where the text says so. All integers:
@@ -51,8 +51,8 @@ def plan(
     rank, 2 of a node. `policy`: 0 greedy, 1 connected, 2 incremental, which starts from `installed`
     [L, slots] and moves at most `allowance` [L] copies. `aims` [6]: target, slack, hysteresis, the
     cost of a copy between nodes and the deviations that a rank counts with, all in 1 / 65536, and
-    1 to split experts evenly instead of by level shares. The algorithms stand in csrc/plan.h and
-    the headers that it includes.
+    1 to split experts evenly instead of by level shares. The algorithms stand in
+    csrc/planning/plan_layers.h and the headers that it includes.
     """
 
 def align(installed: _Int32, proposed: _Int32, ranks: int) -> NDArray[np.int32]:
@@ -192,26 +192,25 @@ def ship(
     NDArray[np.int32],
     NDArray[np.int32],
 ]:
-    """How weights travel from `installed` to `proposed`, both int32 [L, S].
+    """The migration plan from `installed` to `proposed`, both int32 [L, S].
 
-    A slot that holds nothing is -1 in `installed`: it is filled at once, and takes no buffer.
-    `order` [n] names every layer that changes, once. A rank has `staging` buffers, a blob carries
-    at most `parcel` slots. Returns six arrays of int32:
+    `order` [n] names every layer that changes, once. A rank has `staging` buffers, a message has at
+    most `parcel` slots. Returns six arrays of int32:
 
-    moves [6 * M], one run each for layer, slot, expert, source slot, staging buffer (-1: none) and
-    round of its lot (-1: within a rank), sorted by lot, rank of the slot, round, layer and slot;
-    arrivals [lots * ranks + 1]: where those of a lot and rank begin;
-    departures: the moves between ranks, by lot, rank of the source, round, layer and slot;
-    leaving [lots * ranks + 1]: where those of a lot and rank begin in departures;
-    lots [lots + 1]: where each begins in `order`; rounds [lots]: how many each has.
+    moves [6 * M], one run each for layer, slot, expert, source slot, staging buffer and round of
+    its chunk (-1: within a rank), sorted by chunk, rank of the slot, round, layer and slot;
+    arrivals [chunks * ranks + 1]: where those of a chunk and rank begin;
+    departures: the moves between ranks, by chunk, rank of the source, round, layer and slot;
+    leaving [chunks * ranks + 1]: where those of a chunk and rank begin in departures;
+    chunks [chunks + 1]: where each begins in `order`; rounds [chunks]: how many each has.
 
-    The rules stand in csrc/shipment.h. Raises ValueError also where a layer that changes is not
-    in `order`, an expert is proposed that its layer does not hold, or a layer fills more slots of
-    a rank than `staging`.
+    The rules stand in csrc/migration/migration_plan.h. Raises ValueError also where a layer that
+    changes is not in `order`, an expert is proposed that its layer does not hold, or a layer fills
+    more slots of a rank than `staging`.
     """
 
 class CopyThreads:
-    """Threads that copy host memory; the semantics stand in csrc/copier.h.
+    """Threads that copy host memory; the semantics are in csrc/host_copy/copy_threads.h.
 
     `cpus` lists, for each thread, the CPUs it may run on: an empty list leaves it unpinned. Chunks
     are of at most `chunk` bytes, a multiple of 64; all threads together begin at most `rate` bytes
@@ -249,7 +248,7 @@ class WorkerRefused(ValueError):
     """What was said of a worker cannot be so; nothing has happened."""
 
 class PolicySettings:
-    """Which policy decides, and how; csrc/policy.h says what each means."""
+    """Which policy decides, and how; csrc/requests/policy.h says what each field means."""
 
     name: str
     when_full: str
@@ -275,7 +274,7 @@ class PolicySettings:
         """Defaults."""
 
 class Router:
-    """A fleet and the policy that decides for it; requests have handles, workers numbers.
+    """The router of one front end; requests have handles, workers numbers.
 
     `workers`: 1 to 65536.
 
@@ -323,7 +322,7 @@ class Router:
         """Requests that no worker has."""
 
 class ServerSettings:
-    """What a simulated worker is; csrc/server.h says what each means."""
+    """A simulated worker; csrc/simulation/simulated_worker.h says what each field means."""
 
     slots: int
     room: int
@@ -335,7 +334,7 @@ class ServerSettings:
         """Defaults."""
 
 class SimulationSettings:
-    """What is simulated; csrc/simulation.h says what each means."""
+    """What is simulated; csrc/simulation/simulation.h says what each field means."""
 
     policy: PolicySettings
     server: ServerSettings

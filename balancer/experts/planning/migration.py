@@ -1,7 +1,7 @@
 """How the weights of a rebalance travel: chunks, sources, rounds, staging buffers.
 
 The order of everything, and what is proven about it, stands on docs/design/shipment.md; the work is
-done in csrc/shipment.h, without the interpreter's lock. Words:
+done in csrc/migration/migration_plan.h, without the interpreter's lock. Words:
 
 - *chunk*: layers that are staged, verified and committed together. At most two are in flight, one
 travels while the other is voted on, and they are committed in order. - *round* of a chunk: in it a

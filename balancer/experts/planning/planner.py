@@ -3,9 +3,9 @@
     from equipoise.balancer.experts import plan
     plan(load, slots=288, ranks=32, installed=running.placement)
 
-Every layer is planned by itself. The algorithms are in csrc/connected.h, csrc/incremental.h and
-csrc/level.h, and on the page docs/design/planning.md; integers throughout, so that every machine
-gets the same plan. What `plan` takes:
+Every layer is planned by itself. The algorithms are in csrc/planning/ (`connected`, `incremental`,
+`max_flow_levelling`), and on the page docs/design/planning.md; integers throughout, so that every
+machine gets the same plan. What `plan` takes:
 
 - `load`: rows by expert, integers, none negative: (layers, experts), or (windows, layers, experts),
   which are summed. With `active_experts`, recorded routing: the rows of each batch, (batches,

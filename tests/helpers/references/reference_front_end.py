@@ -1,6 +1,6 @@
 """What one front end knows, in plain Python: every figure is counted anew when it is asked for.
 
-Written from docs/design/request-balance.md, not from csrc/fleet.cpp.
+Written from docs/design/request-balance.md, not from csrc/requests/router_state.cpp.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The generator of random numbers of csrc/dice.h, and lengths of outputs, in plain Python."""
+"""The random numbers of csrc/common/random.h, and lengths of outputs, in plain Python."""
 
 from math import cos, log, pi, sqrt
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from equipoise import _native
 
-DRIVER = Path(__file__).with_name("driver.cpp")
-BOUND = ("bind_", "arrays", "nanobind", "native")
-"""Sources that need Python."""
+DRIVER = Path(__file__).with_name("planner_driver.cpp")
+BOUND = "bindings"
+"""Folder of the sources that need Python."""
 COMMON = ("-std=c++17", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'csrc'}")
 WAYS = (
     ("g++", "-O0"),
@@ -31,7 +31,7 @@ Build = Callable[..., list[int]]
 
 def built(way: tuple[str, ...], folder: Path) -> Build:
     """The planner, compiled that way."""
-    sources = [p for p in (ROOT / "csrc").glob("*.cpp") if not p.name.startswith(BOUND)]
+    sources = [p for p in (ROOT / "csrc").rglob("*.cpp") if p.parent.name != BOUND]
     library = folder / f"{'_'.join(way).replace('/', '')}.so"
     subprocess.run([*way, *COMMON, *map(str, sources), str(DRIVER), "-o", str(library)], check=True)
     call = ctypes.CDLL(str(library)).plan

@@ -12,13 +12,18 @@ import pytest
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy that is as the tree is; one folder of the tree is a link."""
     tree = tmp_path / "tree"
-    for folder in (tree / "src" / "equipoise", tree / "hal", tree / "csrc", tmp_path / "site/hal"):
+    for folder in (
+        tree / "src" / "equipoise",
+        tree / "hal",
+        tree / "csrc" / "planning",
+        tmp_path / "site/hal",
+    ):
         folder.mkdir(parents=True)
     (tree / "src" / "equipoise" / "hal").symlink_to(tree / "hal")
     copy = tmp_path / "site"
     for path in (tree / "hal" / "work.py", copy / "hal" / "work.py"):
         path.write_text("DEADLINE = 1\n")
-    (tree / "csrc" / "plan.cpp").write_text("int plan();\n")
+    (tree / "csrc" / "planning" / "greedy.cpp").write_text("int plan();\n")
     (copy / "_native.so").write_text("")
     monkeypatch.setattr(check_installed, "ROOT", tree)
     monkeypatch.setattr(check_installed, "PACKAGE", tree / "src" / "equipoise")
@@ -35,6 +40,6 @@ def test_installed_copy_differs_when_module_or_source_changed(installed: Path) -
     (tree / "hal" / "new.py").write_text("")
     (installed / "hal" / "gone.py").write_text("")
     later = time.time() + 10
-    os.utime(tree / "csrc" / "plan.cpp", (later, later))
+    os.utime(tree / "csrc" / "planning" / "greedy.cpp", (later, later))
     found = list(check_installed.differences(installed))
-    assert found == ["hal/gone.py", "hal/new.py", "hal/work.py", "csrc/plan.cpp"]
+    assert found == ["hal/gone.py", "hal/new.py", "hal/work.py", "csrc/planning/greedy.cpp"]

@@ -1,0 +1,251 @@
+// Policy `fit`, the water level: binds the request that brings the emptiest worker nearest to where
+// all workers will stand once their free slots are filled. docs/design/request-balance.md says why.
+#include <algorithm>
+#include <cmath>
+
+#include "requests/output_lengths.h"
+#include "requests/policy.h"
+
+namespace equipoise::requests {
+namespace {
+
+// Sums over all serving workers.
+struct WaterLevel {
+    double end_loads = 0;  // loads that they will have, all free slots filled
+    double loads = 0;      // loads that they have
+    double serving = 0;    // how many they are
+};
+
+// Free slots of the serving workers, and what a step costs now.
+struct SlotSurvey {
+    bool all_open = true;  // every worker has a free slot
+    double slots = 0, running = 0;
+    double wanted = 0;    // free slots of workers that are not too heavy to get requests
+    double envelope = 0;  // the largest load, which decides the time of a step
+};
+
+class WaterLevelFitPolicy final : public Policy {
+ public:
+    explicit WaterLevelFitPolicy(const PolicySettings& settings) : settings_(settings) {}
+
+    void dispatch(RouterState& state) override {
+        ++decision_;
+        if (should_gather(state)) return;
+        for (bool bound = true; bound && state.pooled() > 0;) {
+            const std::int64_t free = state.free_slots();
+            if (free == 0) return;
+            bound = state.pooled() >= free ? bind_closest(state, free) : bind_largest(state);
+        }
+    }
+
+    void finished(std::int64_t made) override {
+        tokens_ += made;
+        ++ended_;
+    }
+
+ private:
+    // Whether to leave requests in the pool until every worker has a free slot, so that prompts are
+    // computed at the same time: a worker that computes one alone holds all others up at the
+    // barrier. Waits until that has cost as much as computing one prompt alone, which is the rule
+    // for an acknowledgement that may be delayed (Dooly, Goldman, Scott, JACM 48(2), 2001).
+    bool should_gather(const RouterState& state) {
+        const double alone = settings_.gather * settings_.prompt_weight;
+        const std::int64_t free = alone > 0 ? state.free_slots() : 0;
+        const SlotSurvey slots = free > 0 ? survey_slots(state) : SlotSurvey{};
+        if (slots.all_open || slots.running == 0) {
+            gathered_at_ = -1;
+            return false;
+        }
+        if (gathered_at_ < 0) lost_ = 0;
+        const auto steps =
+            gathered_at_ < 0 ? 0 : static_cast<double>(state.made() - gathered_at_) / slots.running;
+        gathered_at_ = state.made();
+        // With more requests than free slots, the free slots lose their part of a step. With fewer,
+        // every request in the pool could have run, and loses the whole step.
+        const bool scarce = state.pooled() >= free;
+        const double part = scarce ? slots.wanted / slots.slots : 1;
+        lost_ += steps * part * slots.envelope;
+        if (lost_ < alone * mean_missing(state, std::min(free, settings_.window))) return true;
+        gathered_at_ = -1;
+        return false;
+    }
+
+    SlotSurvey survey_slots(const RouterState& state) const {
+        const double most = max_load(survey_load(state, 0));
+        SlotSurvey slots;
+        for (std::size_t w = 0; w < state.size(); ++w) {
+            const Worker& worker = state.worker(w);
+            if (!worker.serves()) continue;
+            const auto load = static_cast<double>(worker.all_load());
+            slots.all_open &= worker.free_slots() > 0;
+            slots.slots += static_cast<double>(worker.slots);
+            slots.running += static_cast<double>(worker.running);
+            slots.wanted += load <= most ? static_cast<double>(worker.free_slots()) : 0;
+            slots.envelope = std::max(slots.envelope, load);
+        }
+        return slots;
+    }
+
+    // The load above which a worker gets no requests.
+    double max_load(const WaterLevel& level) const {
+        return level.loads / level.serving * (1 + settings_.slack);
+    }
+
+    // Mean of the prompt tokens that the first requests have to compute, each on the worker that
+    // has most of it cached.
+    static double mean_missing(const RouterState& state, std::int64_t most) {
+        return mean(state, most, [](const Request& request) {
+            std::int32_t hit = 0;
+            for (const std::int32_t cached : request.hits) hit = std::max(hit, cached);
+            return std::max<std::int64_t>(request.size - hit, 0);
+        });
+    }
+
+    // There are at least as many requests as free slots. All slots will be filled, so what matters
+    // is where the workers stand then, not now. Binds one request; the next one sees the new loads.
+    bool bind_closest(RouterState& state, std::int64_t free) {
+        const double size = mean_size(state, std::min(free, settings_.window));
+        const WaterLevel level = survey_load(state, size);
+        const double most = max_load(level);
+        passed_over_.assign(state.size(), 0);
+        for (std::int32_t w = next_worker(state, size, most); w >= 0;
+             w = next_worker(state, size, most)) {
+            const double need =
+                level.end_loads / level.serving - (end_load(state.worker(w), size) - size);
+            const std::int32_t request = closest_request(state, w, need);
+            if (request >= 0) {
+                state.bind(request, w);
+                return true;
+            }
+            passed_over_[w] = 1;  // its KV cache has no room for any request of the window
+        }
+        return false;
+    }
+
+    static double end_load(const Worker& worker, double size) {
+        return static_cast<double>(worker.all_load()) +
+               static_cast<double>(worker.free_slots()) * size;
+    }
+
+    static WaterLevel survey_load(const RouterState& state, double size) {
+        WaterLevel level;
+        for (std::size_t w = 0; w < state.size(); ++w) {
+            const Worker& worker = state.worker(w);
+            if (!worker.serves()) continue;
+            level.serving += 1;
+            level.loads += static_cast<double>(worker.all_load());
+            level.end_loads += end_load(worker, size);
+        }
+        return level;
+    }
+
+    // Returns the worker with a free slot and the lowest end. A worker with a load above `most` is
+    // passed over, since a request there would hold all others up; the others do not wait for it.
+    std::int32_t next_worker(const RouterState& state, double size, double most) const {
+        std::int32_t best = -1;
+        double lowest = 0;
+        for (std::size_t w = 0; w < state.size(); ++w) {
+            const Worker& worker = state.worker(w);
+            if (worker.free_slots() == 0 || passed_over_[w]) continue;
+            if (static_cast<double>(worker.all_load()) > most) continue;
+            if (best >= 0 && end_load(worker, size) >= lowest) continue;
+            best = static_cast<std::int32_t>(w);
+            lowest = end_load(worker, size);
+        }
+        return best;
+    }
+
+    // Returns the request of the window whose size is nearest to what the worker needs. Requests
+    // that have waited longer, or have tokens cached there, count as nearer.
+    std::int32_t closest_request(RouterState& state, std::int32_t w, double need) {
+        std::int32_t best = -1;
+        double least = 0;
+        std::int64_t left = settings_.window;
+        for (std::int32_t r = state.first(); r >= 0 && left-- > 0; r = state.after(r)) {
+            const Request& request = state.request(r);
+            if (request.first_seen < 0) state.mark_seen(r, decision_);
+            if (!state.fits(state.worker(w), request)) continue;
+            const auto waited = static_cast<double>(decision_ - request.first_seen);
+            const double cost = std::abs(static_cast<double>(request.size) - need) -
+                                settings_.ageing * waited - cache_credit(request, w);
+            if (best >= 0 && cost >= least) continue;
+            best = r;
+            least = cost;
+        }
+        return best;
+    }
+
+    // There are fewer requests than free slots: the largest goes first, to the lightest worker with
+    // room for it. A request that fits nowhere is passed over.
+    bool bind_largest(RouterState& state) {
+        std::int32_t largest = -1, worker = -1;
+        std::int64_t left = settings_.window;
+        for (std::int32_t r = state.first(); r >= 0 && left-- > 0; r = state.after(r)) {
+            const Request& request = state.request(r);
+            if (largest >= 0 && request.size <= state.request(largest).size) continue;
+            const std::int32_t lightest = lightest_for(state, request);
+            if (lightest < 0) continue;
+            largest = r;
+            worker = lightest;
+        }
+        if (largest < 0) return false;
+        state.bind(largest, worker);
+        return true;
+    }
+
+    // A worker may be heavier by what its cache saves, times the number of workers: load costs time
+    // on the fullest worker only, but a prompt holds all of them up wherever it is computed.
+    std::int32_t lightest_for(const RouterState& state, const Request& request) const {
+        const auto workers = static_cast<double>(state.count_present());
+        std::int32_t best = -1;
+        double least = 0;
+        for (std::size_t w = 0; w < state.size(); ++w) {
+            const auto index = static_cast<std::int32_t>(w);
+            if (!state.fits(state.worker(w), request)) continue;
+            const double cost = static_cast<double>(state.worker(w).all_load()) -
+                                workers * cache_credit(request, index);
+            if (best >= 0 && cost >= least) continue;
+            best = index;
+            least = cost;
+        }
+        return best;
+    }
+
+    // What cached tokens save, in load over the life of a request: a prompt is computed once, while
+    // load is read at every step. Without a finished request the length of a life is not known.
+    double cache_credit(const Request& request, std::int32_t w) const {
+        if (settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
+        const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
+        return settings_.prompt_weight * static_cast<double>(request.hit(w)) / steps;
+    }
+
+    static double mean_size(const RouterState& state, std::int64_t most) {
+        return mean(state, most, [](const Request& request) { return request.size; });
+    }
+
+    // Mean over the first requests of the pool.
+    template <typename Of>
+    static double mean(const RouterState& state, std::int64_t most, Of of) {
+        std::int64_t sum = 0, count = 0;
+        for (std::int32_t r = state.first(); r >= 0 && count < most; r = state.after(r), ++count)
+            sum += of(state.request(r));
+        return static_cast<double>(sum) / static_cast<double>(count);
+    }
+
+    PolicySettings settings_;
+    std::int64_t decision_ = 0;
+    // Tokens made when requests were last left in the pool to gather, or -1; and what that has cost
+    // so far, in KV tokens read. Time is counted in tokens, because a policy has no clock.
+    std::int64_t gathered_at_ = -1;
+    double lost_ = 0;
+    std::int64_t tokens_ = 0, ended_ = 0;  // of requests that have ended
+    std::vector<char> passed_over_;        // by worker, within one decision
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_water_level_fit(const PolicySettings& settings) {
+    return settings.name == "fit" ? std::make_unique<WaterLevelFitPolicy>(settings) : nullptr;
+}
+
+}  // namespace equipoise::requests

@@ -1,0 +1,84 @@
+"""The native migration plan: the same however it was compiled, and rounds beyond one word."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+from numpy.typing import NDArray
+
+from equipoise import _native
+
+DRIVER = Path(__file__).with_name("migration_plan_driver.cpp")
+NAMES = (
+    "migration/migration_plan",
+    "migration/layer_chunks",
+    "migration/installed_slots",
+    "migration/source_choice",
+    "migration/sender_balance",
+    "migration/edge_colouring",
+    "routing/routing_table",
+)
+WAYS = (("g++", "-O0"), ("g++", "-O2", "-march=native"), ("clang++", "-O3"))
+LAYERS, EXPERTS, SLOTS, RANKS, NODES = 24, 40, 64, 16, 2
+STAGING, PARCEL = 40, 2
+Ids = NDArray[np.int32]
+Answer = tuple[list[list[int]], int]
+"""Layer, slot, source, round and buffer of every move; rounds of all lots."""
+
+
+def plan(seed: int) -> Ids:
+    """Every expert has a slot in each layer; the rest are drawn."""
+    rng = np.random.default_rng(seed)
+    rows = [[*range(EXPERTS), *rng.integers(EXPERTS, size=SLOTS - EXPERTS)] for _ in range(LAYERS)]
+    return rng.permuted(np.array(rows, dtype=np.int32), axis=1)
+
+
+def shipped(before: Ids, after: Ids, order: Ids, staging: int, parcel: int) -> Answer:
+    rows, *_, rounds = _native.ship(before, after, order, EXPERTS, RANKS, NODES, staging, parcel)
+    layer, slot, _, source, buffer, number = rows.reshape(6, -1)
+    moves: list[list[int]] = np.stack([layer, slot, source, number, buffer], axis=1).tolist()
+    return moves, int(rounds.sum())
+
+
+def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Ids) -> Answer:
+    """The same by a library that is compiled that way."""
+    sources = [str(ROOT / "csrc" / f"{name}.cpp") for name in NAMES]
+    library = folder / f"{'_'.join(way)}.so"
+    common = ("-std=c++17", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")
+    subprocess.run([*way, *common, *sources, str(DRIVER), "-o", str(library)], check=True)
+    call = ctypes.CDLL(str(library)).ship
+    call.restype = ctypes.c_int32
+    sizes = [LAYERS, EXPERTS, SLOTS, RANKS, NODES, STAGING, PARCEL]
+    out = np.zeros((np.count_nonzero(before != after), 5), dtype=np.int32)
+    given = before, after, order, np.array(sizes, dtype=np.int32), out
+    rounds = call(*(array.ctypes.data_as(ctypes.c_void_p) for array in given))
+    return out.tolist(), rounds
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_migration_plan_is_independent_of_compiler_flags(tmp_path: Path) -> None:
+    ways = [way for way in WAYS if shutil.which(way[0])]
+    assert len(ways) >= 2
+    arguments = plan(1), plan(2), np.arange(LAYERS, dtype=np.int32)[::-1].copy()
+    wanted = shipped(*arguments, STAGING, PARCEL)
+    assert [built(way, tmp_path, *arguments) for way in ways] == [wanted] * len(ways)
+
+
+@pytest.mark.parametrize("layers", range(14, LAYERS + 1))
+def test_migration_plan_uses_fewest_rounds(layers: int) -> None:
+    """One chunk of more rounds than a word has bits, and of fewer."""
+    before, after = plan(3), plan(4)
+    after[layers:] = before[layers:]
+    moves, rounds = shipped(before, after, np.arange(layers, dtype=np.int32), 2 * SLOTS * LAYERS, 1)
+    per_rank = SLOTS // RANKS
+    far = np.array([m for m in moves if m[3] >= 0])
+    sender, receiver, number = far[:, 2] // per_rank, far[:, 1] // per_rank, far[:, 3]
+    assert rounds == max(np.bincount(sender).max(), np.bincount(receiver).max())
+    for end in (sender, receiver):
+        assert len(set(zip(end.tolist(), number.tolist(), strict=True))) == len(far)
+    assert set(number.tolist()) == set(range(rounds))
