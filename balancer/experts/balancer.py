@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.agreement.same_on_all_ranks import check_same_on_all_ranks
 from equipoise.balancer.experts.builder import (
     NO_REBALANCING,
     STAGED_FROM_PEERS,
@@ -23,8 +24,8 @@ from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.load_window import LoadWindow
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
 from equipoise.balancer.experts.planning.topology import max_survivable
-from equipoise.balancer.experts.recovery import check_same_survivors as agree_to_go_on
 from equipoise.balancer.experts.recovery import (
+    check_same_survivors,
     reload_lost_experts,
     rewrite_half_written,
     surviving_layout,
@@ -32,7 +33,7 @@ from equipoise.balancer.experts.recovery import (
 from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
 from equipoise.balancer.experts.runtime.workers import WorkerFactory, thread_workers
-from equipoise.balancer.experts.startup_check import StartupSpec, check_same_on_all_ranks
+from equipoise.balancer.experts.startup_check import StartupSpec
 from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, StepKind
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
@@ -157,7 +158,7 @@ class ExpertBalancer:
         means = replace(self.context, members=members, first_step=step, config=config)
         unsettled, layout = self.engine.half_written_layers, self.installed.layout
         self.components.retire()
-        asked = agree_to_go_on(means.fabric.control, members, means.config, layout, step)
+        asked = check_same_survivors(means.fabric.control, members, means.config, layout, step)
         means = replace(means, uncollected=(*self.engine.uncollected, asked))
         saved = surviving_layout(layout, self.shape, self.context.members, members)
         reload_lost_experts(means, saved)
@@ -256,6 +257,13 @@ def _build_context(
     if config.log_balancedness and journal is NO_EVENTS:
         raise EngineError("log_balancedness takes a journal, and none was given")
     opening.check(control.size)
+    watched = check_same_on_all_ranks(
+        control,
+        f"{config.name}/opened",
+        config.timeout,
+        {f"balancer {config.name!r}": opening.values()},
+        told="" if journal is NO_EVENTS else "watched",
+    )
     return BuildContext(
         accelerator,
         fabric,
@@ -265,7 +273,5 @@ def _build_context(
         hire,
         EPGroup(tuple(range(control.size)), control.rank),
         events=journal,
-        loads_watched=check_same_on_all_ranks(
-            control, opening, "" if journal is NO_EVENTS else "journal"
-        ),
+        loads_watched=any(watched),
     )

@@ -17,6 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from equipoise.balancer.experts.agreement.same_on_all_ranks import (
+    Values,
+    check_same_on_all_ranks,
+)
 from equipoise.balancer.experts.balancer import open_balancer
 from equipoise.balancer.experts.builder import (
     STAGED_FROM_PEERS,
@@ -34,13 +38,13 @@ from equipoise.balancer.experts.model_balancer import (
 )
 from equipoise.balancer.experts.placement import Layout, check_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
-from equipoise.balancer.experts.startup_check import comparable, exchange, first_difference
+from equipoise.balancer.experts.startup_check import config_values
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import AgreementLost, EngineError, UsageError
+from equipoise.hal.errors import EngineError, UsageError
 
 
 def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...]:
@@ -143,7 +147,7 @@ def open_balancers(
     """
     _check(models, starts, fabric.control.size)
     parts = layer_group_specs(models, starts, budget)
-    _agree(fabric.control, parts)
+    _check_same(fabric.control, parts)
     opened: list[LayerGroupBalancer] = []
     try:
         for part in parts:
@@ -233,27 +237,18 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
             raise
 
 
-def _agree(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
+def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
-    config, mine = parts[0].start.config, [_said(part) for part in parts]
-    for rank, theirs in enumerate(exchange(control, f"{config.name}/open", config.timeout, mine)):
-        if len(theirs) != len(mine):
-            raise AgreementLost(f"rank {rank} has {len(theirs)} families, this one {len(mine)}")
-        for other, own in zip(theirs, mine, strict=True):
-            if (what := first_difference(own, other)) is not None:
-                raise AgreementLost(
-                    f"model {own['model']!r}: rank {rank} has {what} {other.get(what)}, rank "
-                    f"{control.rank} has {own[what]}"
-                )
+    config = parts[0].start.config
+    mine = {f"model {part.model.name!r}, family {part.number}": _values(part) for part in parts}
+    check_same_on_all_ranks(control, f"{config.name}/open", config.timeout, mine)
 
 
-def _said(part: LayerGroupSpec) -> dict[str, str]:
-    """What has to be alike."""
-    start = part.start
+def _values(part: LayerGroupSpec) -> Values:
+    """What has to be the same on all ranks."""
     return {
-        "model": part.model.name,
-        "registered": f"{part.model.group_line(part.number)} ({part.model.digest})",
-        "layout": start.layout.digest,
-        "config": comparable(start.config),
+        "registration": f"{part.model.group_line(part.number)} ({part.model.digest})",
+        "layout": part.start.layout.digest,
+        **config_values(part.start.config),
         "staging": str(part.staging),
     }

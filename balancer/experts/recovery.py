@@ -1,6 +1,5 @@
 """What is left when ranks are gone, and how it is made whole again."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from equipoise.balancer.experts.agreement.key_collector import BEFORE, StoredKey
 from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.agreement.same_on_all_ranks import check_same_on_all_ranks
 from equipoise.balancer.experts.builder import (
     BuildContext,
     InPlaceFromHost,
@@ -19,7 +19,7 @@ from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement,
 from equipoise.balancer.experts.runtime.jobs import run_blocking
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, write_and_verify
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import AgreementLost, ExpertsLost
+from equipoise.hal.errors import ExpertsLost
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,9 @@ def check_same_survivors(
         BallotIncomplete: one of them does not come.
     """
     question = f"{members.scoped_name(config.name)}/reconfigure"
-    mine = {"ranks": members.ranks, "layout": layout.digest, "step": step}
-    control.cast(question, json.dumps(mine, sort_keys=True).encode())
-    ballots = control.collect(question, config.timeout, members.ranks)
-    for rank, ballot in zip(members.ranks, ballots, strict=True):
-        theirs = json.loads(ballot)
-        for key in sorted(mine):
-            if json.dumps(theirs.get(key)) != json.dumps(mine[key]):
-                raise AgreementLost(
-                    f"reconfigure: rank {rank} has {key} {theirs.get(key)}, "
-                    f"rank {members.global_rank} has {mine[key]}"
-                )
+    mine = {"layout": layout.digest, "ranks": str(members.ranks), "step": str(step)}
+    told = {f"reconfigure of balancer {config.name!r}": mine}
+    check_same_on_all_ranks(control, question, config.timeout, told, members.ranks)
     return StoredKey(BEFORE, question, members.ranks)
 
 

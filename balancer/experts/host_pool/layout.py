@@ -1,7 +1,6 @@
 """Where each expert's weights and checksums lie in a pool's memory, and that memory as tensors."""
 
 import hashlib
-import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,15 +100,20 @@ class PoolLayout:
         """Where an expert begins. Raises `ExpertPoolError`."""
         return self.first + self.number(layer, expert) * self.stride
 
+    def values(self) -> dict[str, str]:
+        """What has to be the same on all ranks that share the memory."""
+        segments = [f"{part.name!r} {part.dtype} {part.shape}" for part in self.descriptor]
+        return {
+            "layers": str(self.layers),
+            "experts": str(self.experts),
+            "segments": ", ".join(segments),
+            "page and line": f"{mmap.PAGESIZE} and {LINE} bytes",
+        }
+
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that are equal for equal layouts on equal machines."""
-        words = [f"{self.layers} {self.experts} {mmap.PAGESIZE} {LINE}"]
-        words += [
-            f"{segment.name!r} {segment.dtype} {segment.shape} {math.prod(segment.shape)}"
-            for segment in self.descriptor
-        ]
-        return hashlib.sha256("\n".join(words).encode()).digest()
+        return hashlib.sha256(repr(self.values()).encode()).digest()
 
 
 class PoolContents:

@@ -296,12 +296,13 @@ class HostExpertPool:
         Raises:
             NoRoom: the machine has not so much memory; before any of it was taken.
             PoolIncomplete: a rank could not reserve its part.
-            ExpertPoolError: layouts differ, or the memory could not be made. All of these are
-                raised on every rank alike.
+            AgreementLost: layouts differ.
+            ExpertPoolError: the memory could not be made. All of these are raised on every rank
+                alike.
             ControlError: a rank did not answer in time.
         """
         council = NodeCoordinator(control, local_ranks, name, timeout)
-        _compare(council, layout)
+        council.check_same(layout.values())
         gathered = join_shared_memory(council, layout)
         return cls(layout, gathered.ranks, map_and_reserve(council, layout, gathered))
 
@@ -401,13 +402,3 @@ def ranks_on_node(
     control.cast(question, topology.node.encode())
     nodes = control.collect(question, timeout)
     return tuple(rank for rank, node in enumerate(nodes) if node == topology.node.encode())
-
-
-def _compare(council: NodeCoordinator, layout: PoolLayout) -> None:
-    """Raise `ExpertPoolError` on every rank if one has another layout."""
-    council.publish("layout", layout.digest.hex())
-    heard = council.collect("layout", council.ranks)
-    first = council.ranks[0]
-    others = [str(rank) for rank, digest in heard.items() if digest != heard[first]]
-    if others:
-        raise ExpertPoolError(f"rank {', '.join(others)}: another layout than rank {first}'s")

@@ -18,6 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from equipoise.balancer.experts.agreement.same_on_all_ranks import (
+    Values,
+    check_same_on_all_ranks,
+)
 from equipoise.balancer.experts.host_pool import shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.shared_memory import TOKEN, PoolHeader, available_memory
@@ -57,6 +61,11 @@ class NodeCoordinator:
     def renew(self, timeout: float) -> None:
         """Another stage begins, with a deadline of its own."""
         self._expiry = time.monotonic() + timeout
+
+    def check_same(self, mine: Values) -> None:
+        """See that all have the same of the pool. Raises `AgreementLost`."""
+        subject, question = f"pool {self._name!r}", self._question("same")
+        check_same_on_all_ranks(self._control, question, self.left(), {subject: mine}, self.ranks)
 
     def publish(self, question: str, answer: Any) -> None:
         """This rank's answer, in JSON; once per question."""

@@ -77,10 +77,16 @@ def test_open_balancer_refuses_impossible_start(name: str) -> None:
 
 
 DIFFER: dict[str, tuple[Given, str]] = {
-    "layout": (Given(placement=TURNED), "has layout"),
-    "interval": (Given(config=replace(CONFIG, step_interval=6)), "has config .*step_interval"),
-    "shares": (Given(config=replace(CONFIG, shares=ShareMode.LAGGED)), "has config .*lagged"),
-    "staging": (Given(staging=3), "has staging"),
+    "layout": (Given(placement=TURNED), "differ in layout"),
+    "interval": (
+        Given(config=replace(CONFIG, step_interval=6)),
+        "step_interval: rank 0 has 4; rank 1 has 6",
+    ),
+    "shares": (
+        Given(config=replace(CONFIG, shares=ShareMode.LAGGED)),
+        r"differ in config.shares: .*lagged",
+    ),
+    "staging": (Given(staging=3), "differ in staging: rank 0 has 2; rank 1 has 3"),
 }
 
 
@@ -105,7 +111,7 @@ def test_open_static_refuses_ranks_with_different_layouts() -> None:
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
         store = seat.accelerator.slot_store(slots)
         ends = seat.accelerator, seat.fabric, store
-        with pytest.raises(AgreementLost, match="has layout"):
+        with pytest.raises(AgreementLost, match="differ in layout"):
             open_balancer(*ends, SHAPE, layout, CONFIG, NO_REBALANCING)
 
     on_ranks(2, program)

@@ -194,7 +194,9 @@ def test_reconfigure_refuses_ranks_with_different_steps() -> None:
         if seat.rank == 2:
             balancer.close()
             return ""
-        with pytest.raises(AgreementLost, match="has step") as caught:
+        with pytest.raises(
+            AgreementLost, match="differ in step: rank 0 has 3; rank 1 has 4"
+        ) as caught:
             balancer.reconfigure([0, 1], 3 + seat.rank)
         return str(caught.value)
 

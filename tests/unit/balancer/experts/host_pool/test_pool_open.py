@@ -27,6 +27,7 @@ from equipoise.balancer.experts.host_pool.rendezvous import MemoryHandle
 from equipoise.balancer.experts.host_pool.shared_memory import MemoryLimit
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import (
+    AgreementLost,
     BallotIncomplete,
     ExpertPoolError,
     ForeignMemory,
@@ -86,8 +87,8 @@ def test_pool_open_names_ranks_with_different_layouts() -> None:
     def program(control: ThreadControl) -> None:
         opened(control, LAYOUT if control.rank != 2 else PoolLayout(DESCRIPTOR, 3, 4))
 
-    for text in refused(program, 4, ExpertPoolError):
-        assert text == "rank 2: another layout than rank 0's"
+    for text in refused(program, 4, AgreementLost):
+        assert text == "pool 'model': ranks differ in experts: ranks 0..1, 3 have 5; rank 2 has 4"
 
 
 def test_pool_open_times_out_on_missing_rank() -> None:
