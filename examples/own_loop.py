@@ -158,7 +158,7 @@ def rank(where: Rendezvous, told: Connection) -> None:
     served = Rank(accelerator, fabric)
     worst = max(served.serve(step) for step in range(STEPS))
     fabric.open("end").barrier().result(DEADLINE)
-    reports = served.balancer.families[0].inner.engine.reports
+    reports = served.balancer.reports
     served.balancers.close()
     told.send((worst, [(report.step, report.outcome, report.slots) for report in reports]))
     accelerator.close()

@@ -1,45 +1,62 @@
 """One rank's expert balancer: what a model's serve loop holds."""
 
-import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from equipoise.balancer.experts.agreement.key_collector import KeyCollector
 from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.agreement.same_on_all_ranks import check_same_on_all_ranks
-from equipoise.balancer.experts.builder import (
+from equipoise.balancer.experts.closing import close_quietly
+from equipoise.balancer.experts.config import BalancerConfig, Locality, RoutingRule, ShareMode
+from equipoise.balancer.experts.context import (
     NO_REBALANCING,
     STAGED_FROM_PEERS,
-    Assembly,
-    BuildContext,
+    BalancerContext,
     InPlaceFromHost,
+    NoRebalancing,
     StagedFromPeers,
     UpdatePathConfig,
-    build,
 )
-from equipoise.balancer.experts.config import BalancerConfig
-from equipoise.balancer.experts.engine.engine import RebalanceEngine
+from equipoise.balancer.experts.engine.engine import Group, RebalanceEngine, UpdatePath
+from equipoise.balancer.experts.engine.in_place_path import InPlacePath
+from equipoise.balancer.experts.engine.recorder import EventRecorder
 from equipoise.balancer.experts.engine.serving_state import ServingState
-from equipoise.balancer.experts.load_window import LoadWindow
+from equipoise.balancer.experts.engine.share_refresh import LaggedShares, ShareRefresh, StaticShares
+from equipoise.balancer.experts.engine.staged_path import StagedPath
+from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
-from equipoise.balancer.experts.planning.topology import max_survivable
 from equipoise.balancer.experts.recovery import (
     check_same_survivors,
     reload_lost_experts,
     rewrite_half_written,
+    surviving_config,
     surviving_layout,
 )
-from equipoise.balancer.experts.routing.routers import Router
-from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
-from equipoise.balancer.experts.runtime.workers import WorkerFactory, thread_workers
+from equipoise.balancer.experts.routing.local_first import LocalFirstRouter
+from equipoise.balancer.experts.routing.routers import (
+    BlockRoundRobinRouter,
+    ExactShareRouter,
+    Router,
+    RowHashRouter,
+    TableRouter,
+)
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink, Track
+from equipoise.balancer.experts.runtime.jobs import stream_idle
+from equipoise.balancer.experts.runtime.workers import (
+    Worker,
+    WorkerFactory,
+    Workers,
+    thread_workers,
+)
 from equipoise.balancer.experts.startup_check import StartupSpec
-from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, StepKind
+from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks, StepKind
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Fabric
-from equipoise.hal.errors import EngineError, PlacementError
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import EngineError, Unsupported
 from equipoise.hal.slots import Reader, SlotStore
-from equipoise.hal.stream import Stream
+from equipoise.hal.stream import Role, Stream
 
 __all__ = [
     "NO_REBALANCING",
@@ -50,42 +67,30 @@ __all__ = [
     "open_balancer",
 ]
 
-LOG = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExpertBalancer:
     """Routes tokens, moves experts, and says what it sees.
 
     Attributes:
         context: what it was opened with.
         shape: how many of everything.
-        components: what it is put together from.
+        installed: slots, tables and their layout.
+        load: over all ranks.
+        router: for the step path.
+        engine: of the boundaries.
+        locks: of layers that are rewritten in place; None where none are.
+        communicators: all that were opened for it.
     """
 
-    context: BuildContext
+    context: BalancerContext
     shape: ExpertShape
-    components: Assembly
-
-    @property
-    def router(self) -> Router:
-        """For the step path."""
-        return self.components.router
-
-    @property
-    def installed(self) -> ServingState:
-        """Slots, tables and their layout."""
-        return self.components.installed
-
-    @property
-    def load(self) -> LoadWindow:
-        """Global loads."""
-        return self.components.load
-
-    @property
-    def engine(self) -> RebalanceEngine:
-        """Of the boundaries."""
-        return self.components.engine
+    installed: ServingState
+    load: LoadWindow
+    router: Router
+    engine: RebalanceEngine
+    locks: LayerLocks | None
+    communicators: tuple[Communicator, ...]
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -93,26 +98,24 @@ class ExpertBalancer:
 
         Work beside the forward begins behind the launch, so that the host is free to launch.
         """
-        self.components.engine.before_step(step)
+        self.engine.before_step(step)
         try:
             yield
         finally:
-            self.components.engine.after_launch()
+            self.engine.after_launch()
 
     def before_step(self, step: int) -> None:
         """The same where nothing says when the forward is launched: work beside begins at once."""
-        self.components.engine.before_step(step)
-        self.components.engine.after_launch()
+        self.engine.before_step(step)
+        self.engine.after_launch()
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that `step` launches that reads the slots of `layer`."""
-        locks = self.components.locks
-        return UNLOCKED if locks is None else locks.reading(layer, step)
+        return UNLOCKED if self.locks is None else self.locks.reading(layer, step)
 
     def step_kind(self, step: int) -> StepKind:
         """Which locks `step` carries, for engines that capture one graph a kind."""
-        locks = self.components.locks
-        return StepKind.SKIP if locks is None else locks.kind(step)
+        return StepKind.SKIP if self.locks is None else self.locks.kind(step)
 
     def close(self) -> None:
         """End the engine and give back the communicators that were opened for it.
@@ -130,7 +133,21 @@ class ExpertBalancer:
             StreamError, CommunicatorError: what the stream, or the last sum of loads, failed with.
                 In every case all communicators have been closed.
         """
-        self.components.close()
+        with ExitStack() as ends:
+            for communicator in reversed(self.communicators):
+                ends.callback(communicator.close)
+            ends.callback(self._wait_for_compute)
+            ends.callback(self.engine.close)
+
+    def _wait_for_compute(self) -> None:
+        """Wait until the compute stream has left the communicators.
+
+        Exact shares put a sum a layer on it, which a program may only issue when the stream comes
+        to it: a group that was given back before would fail the stream.
+        """
+        accelerator = self.context.accelerator
+        idle = stream_idle(accelerator, accelerator.stream(Role.COMPUTE))
+        idle.take(self.context.config.timeout)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
         """Go on without the ranks that are gone; collective among `active_ranks`.
@@ -151,42 +168,19 @@ class ExpertBalancer:
             AgreementLost: the others mean another group, another step, or hold another layout.
             BallotIncomplete: one of `active_ranks` does not come.
         """
-        members = self.context.members.shrunk_to(active_ranks)
-        config = self._within(
-            replace(self.context.config, nodes=self._nodes(members)), len(members.ranks)
-        )
-        means = replace(self.context, members=members, first_step=step, config=config)
+        before = self.context.members
+        members = before.shrunk_to(active_ranks)
+        config = surviving_config(self.context.config, self.shape, before, members)
+        context = replace(self.context, members=members, first_step=step, config=config)
         unsettled, layout = self.engine.half_written_layers, self.installed.layout
-        self.components.retire()
-        asked = check_same_survivors(means.fabric.control, members, means.config, layout, step)
-        means = replace(means, uncollected=(*self.engine.uncollected, asked))
-        saved = surviving_layout(layout, self.shape, self.context.members, members)
-        reload_lost_experts(means, saved)
-        rewrite_half_written(means, saved, unsettled)
-        parts = build(means, saved.shape, saved.layout)
-        return ExpertBalancer(means, saved.shape, parts)
-
-    def _nodes(self, left: EPGroup) -> int:
-        """Among how many nodes those who are left divide evenly; 1 where they do not.
-
-        A rank stays on the node that it was on: two that are left of one are no two nodes.
-        """
-        before = self.context.members.ranks
-        size = len(before) // self.context.config.nodes
-        counts = Counter(before.index(rank) // size for rank in left.ranks)
-        return len(counts) if len(set(counts.values())) == 1 else 1
-
-    def _within(self, config: BalancerConfig, ranks: int) -> BalancerConfig:
-        """What so many ranks can still aim at; less than was asked for is said."""
-        per, aims = self.shape.slots_per_rank, config.planner
-        try:
-            left = ExpertShape(self.shape.layers, self.shape.experts, ranks * per, ranks)
-        except PlacementError:
-            return config  # too few slots for all experts: refused in its turn
-        survive = max_survivable(left, config.nodes, aims.survive)
-        if survive < aims.survive:
-            LOG.warning("%d ranks are left: survive is %d from now on", ranks, survive)
-        return replace(config, planner=replace(aims, survive=survive))
+        # Communicators and streams may have failed with the ranks that are gone, and that is known.
+        close_quietly([self])
+        asked = check_same_survivors(context.fabric.control, members, config, layout, step)
+        context = replace(context, uncollected=(*self.engine.uncollected, asked))
+        saved = surviving_layout(layout, self.shape, before, members)
+        reload_lost_experts(context, saved)
+        rewrite_half_written(context, saved, unsettled)
+        return build(context, saved.shape, saved.layout)
 
     def imbalance(self) -> float:
         """Imbalance of the last summed sub-window under the installed layout; nan before one.
@@ -240,38 +234,172 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         AgreementLost: a rank opens something else; nothing is opened anywhere.
         BallotIncomplete: a rank does not come.
     """
-    opening = StartupSpec(store, shape, layout, config, path)
-    workers = hire or thread_workers(config, journal)
-    means = _build_context(accelerator, fabric, opening, workers, journal)
-    return ExpertBalancer(means, shape, build(means, shape, layout))
-
-
-def _build_context(
-    accelerator: Accelerator,
-    fabric: Fabric,
-    opening: StartupSpec,
-    hire: WorkerFactory,
-    journal: EventSink,
-) -> BuildContext:
-    config, control = opening.config, fabric.control
     if config.log_balancedness and journal is NO_EVENTS:
         raise EngineError("log_balancedness takes a journal, and none was given")
-    opening.check(control.size)
-    watched = check_same_on_all_ranks(
-        control,
-        f"{config.name}/opened",
-        config.timeout,
-        {f"balancer {config.name!r}": opening.values()},
-        told="" if journal is NO_EVENTS else "watched",
+    control, start = fabric.control, StartupSpec(store, shape, layout, config, path)
+    start.check(control.size)
+    mine, watched = {f"balancer {config.name!r}": start.values()}, journal is not NO_EVENTS
+    told = check_same_on_all_ranks(
+        control, f"{config.name}/opened", config.timeout, mine, told="watched" if watched else ""
     )
-    return BuildContext(
+    context = BalancerContext(
         accelerator,
         fabric,
-        opening.store,
+        store,
         config,
-        opening.path,
-        hire,
+        path,
+        hire or thread_workers(config, journal),
         EPGroup(tuple(range(control.size)), control.rank),
         events=journal,
-        loads_watched=any(watched),
+        loads_watched=any(told),
     )
+    return build(context, shape, layout)
+
+
+def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> ExpertBalancer:
+    """Put the parts of a balancer together; collective.
+
+    Where anything raises, what was opened by then is closed. Raises `Unsupported` where the
+    accelerator lacks what the path needs.
+    """
+    installed = ServingState(context.accelerator, context.store, shape, layout)
+    locks = _locks(context, installed, shape)
+    with ExitStack() as undoing:
+        loads, *others = opened = _communicators(context, undoing)
+        staff = _workers(context, undoing)
+        load = _load_window(context, loads, shape, staff.load)
+        renewal = _renewal(context, installed, load, shape, staff)
+        router = _router(context, installed, load, others)
+        path = _path(context, installed, locks, others, staff, shape)
+        archive = _key_collector(context, staff.vote)
+        group = Group(context.fabric.control, context.members, context.first_step, archive)
+        recorder = _recorder(context, shape, router)
+        engine = RebalanceEngine(
+            installed, load, path, renewal, group, context.config, staff, recorder
+        )
+        undoing.pop_all()
+    parts = installed, load, router, engine, locks, tuple(opened)
+    return ExpertBalancer(context, shape, *parts)
+
+
+def _workers(context: BalancerContext, undoing: ExitStack) -> Workers:
+    def new_worker(kind: Track) -> Worker:
+        worker = context.new_worker(kind)
+        undoing.callback(worker.close)
+        return worker
+
+    return Workers.created(new_worker)
+
+
+def _key_collector(context: BalancerContext, worker: Worker) -> KeyCollector | None:
+    """The lowest member's."""
+    members = context.members
+    if members.rank_in_group:
+        return None
+    return KeyCollector(context.fabric.control, members.ranks, worker, context.uncollected)
+
+
+def _recorder(context: BalancerContext, shape: ExpertShape, router: Router) -> EventRecorder:
+    """What boundaries are told to."""
+    slot_bytes, sub_window = context.store.layout.slot_bytes, context.config.sub_window
+    place = context.members.rank_in_group
+    return EventRecorder(context.events, shape, place, slot_bytes, sub_window, router.shares)
+
+
+def _communicators(context: BalancerContext, undoing: ExitStack) -> list[Communicator]:
+    """One a purpose: loads; then, as configured, moves and routing. All ranks open alike."""
+    wanted = ["loads"]
+    if isinstance(context.path, StagedFromPeers):
+        wanted.append("moves")
+    if context.config.shares is ShareMode.EXACT:
+        wanted.append("routing")
+    opened = []
+    for what in wanted:
+        opened.append(context.open(what))
+        undoing.callback(opened[-1].close)
+    return opened
+
+
+def _locks(
+    context: BalancerContext, installed: ServingState, shape: ExpertShape
+) -> LayerLocks | None:
+    """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
+    path, accelerator = context.path, context.accelerator
+    if not isinstance(path, InPlaceFromHost):
+        return None
+    if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
+        # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
+        # for the copy.
+        raise Unsupported(
+            f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
+            "copy_independent_of_launch"
+        )
+    deadline, entries = context.config.timeout, path.entries
+    return LayerLocks(accelerator, shape.layers, installed.readers, deadline, entries)
+
+
+def _load_window(
+    context: BalancerContext, loads: Communicator, shape: ExpertShape, worker: Worker
+) -> LoadWindow:
+    """All sub-windows are summed where others look at loads than plans."""
+    config = context.config
+    never, lagged = isinstance(context.path, NoRebalancing), config.shares is ShareMode.LAGGED
+    every = never or lagged or context.loads_watched
+    period = config.window_size if every else config.step_interval
+    cadence = config.sub_window, config.window_size, period, config.step_offset
+    schedule = WindowSchedule(*cadence, first=context.first_step)
+    return LoadWindow(context.accelerator, loads, shape, schedule, worker)
+
+
+def _renewal(
+    context: BalancerContext,
+    installed: ServingState,
+    load: LoadWindow,
+    shape: ExpertShape,
+    staff: Workers,
+) -> ShareRefresh:
+    if context.config.shares is ShareMode.LAGGED and not isinstance(context.path, NoRebalancing):
+        return LaggedShares(installed, load, shape, context.config.min_gain, staff.shares)
+    return StaticShares(installed, shape)
+
+
+def _router(
+    context: BalancerContext,
+    installed: ServingState,
+    load: LoadWindow,
+    opened: Sequence[Communicator],
+) -> Router:
+    accelerator, tables, counters = context.accelerator, installed.tables, load.counters
+    place = context.members.rank_in_group // context.config.ranks_sharing_rows
+    match context.config.rule, context.config.shares:
+        case RoutingRule.VLLM_ROW_HASH, _:
+            return RowHashRouter(accelerator, tables, counters)
+        case RoutingRule.TRTLLM_ROUND_ROBIN, _:
+            return BlockRoundRobinRouter(accelerator, tables, place, counters)
+        case _, ShareMode.EXACT:
+            if context.config.locality is Locality.PREFER:
+                return LocalFirstRouter(accelerator, opened[-1], tables, counters)
+            return ExactShareRouter(accelerator, opened[-1], tables, place, counters)
+    return TableRouter(accelerator, tables, place, counters)
+
+
+def _path(
+    context: BalancerContext,
+    installed: ServingState,
+    locks: LayerLocks | None,
+    opened: Sequence[Communicator],
+    staff: Workers,
+    shape: ExpertShape,
+) -> UpdatePath | None:
+    place, config = context.members.rank_in_group, context.config
+    match context.path, locks:
+        case NoRebalancing(), _:
+            return None
+        case InPlaceFromHost(supply), LayerLocks():
+            return InPlacePath(
+                context.accelerator, installed, locks, supply, staff.transfer, place, shape, config
+            )
+    ranks, journal = context.members.ranks, context.events
+    ends = context.accelerator, opened[0], context.store
+    mover = P2PTransfer(*ends, ranks, config.timeout, journal, config.slots_per_message)
+    return StagedPath(installed, mover, staff.transfer, place, shape, config)

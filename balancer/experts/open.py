@@ -14,6 +14,7 @@ the model has them. The bytes in flight are divided among the layer groups.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -21,20 +22,21 @@ from equipoise.balancer.experts.agreement.same_on_all_ranks import (
     Values,
     check_same_on_all_ranks,
 )
-from equipoise.balancer.experts.balancer import open_balancer
-from equipoise.balancer.experts.builder import (
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.closing import close_quietly
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.context import (
     STAGED_FROM_PEERS,
     InPlaceFromHost,
     StagedFromPeers,
     UpdatePathConfig,
 )
-from equipoise.balancer.experts.closing import close_quietly
-from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.model_balancer import (
     BalancerSet,
-    LayerGroupBalancer,
-    LayerGroupContext,
     ModelBalancer,
+    error_context,
+    layer_numbers,
+    name_of,
 )
 from equipoise.balancer.experts.placement import Layout, check_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
@@ -45,6 +47,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import EngineError, UsageError
+from equipoise.hal.slots import SlotStore
 
 
 def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...]:
@@ -78,12 +81,45 @@ def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...
     )
 
 
+@dataclass(frozen=True, eq=False)
+class LayerGroupContext:
+    """A layer group that is being opened: what its update path and its event sink are made for.
+
+    Attributes:
+        accelerator: this rank's device.
+        model: whose layer group it is.
+        number: of the group, among those of the model.
+        store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
+            the layers of this group alone.
+    """
+
+    accelerator: Accelerator
+    model: ExpertModel
+    number: int
+    store: SlotStore
+
+    @property
+    def family(self) -> LayerGroup:
+        """Layers with slots of one descriptor."""
+        return self.model.groups[self.number]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The model's own number of the layer of each row."""
+        return layer_numbers(self.model, self.number)
+
+    @property
+    def entries(self) -> dict[int, int]:
+        """By row: how often every step enters the layer."""
+        return {row: self.model.entries[at] for row, at in enumerate(self.family.layers)}
+
+
 MEMORY = logging.getLogger("equipoise.memory")
 """Told at the start, by the first rank, what balancing takes."""
 UpdatePath = Callable[[LayerGroupContext], UpdatePathConfig]
-"""How weights come into the slots of a family."""
+"""How weights come into the slots of a layer group."""
 EventSinks = Callable[[LayerGroupContext], EventSink]
-"""Who is told what happens to a family."""
+"""Who is told what happens to a layer group."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +137,12 @@ class ModelStart:
 
 @dataclass(frozen=True)
 class LayerGroupSpec:
-    """A family that is to be opened.
+    """What is to be opened for a layer group.
 
     Attributes:
         model: whose.
-        number: of the family in the model.
-        start: of this family alone, with a label and a phase of its own.
+        number: of the group in the model.
+        start: of this group alone, with a label and a phase of its own.
         staging: buffers.
     """
 
@@ -123,8 +159,8 @@ def open_balancers(
     starts: Mapping[str, ModelStart],
     *,
     budget: int = 0,
-    way: UpdatePath = lambda berth: STAGED_FROM_PEERS,
-    journals: EventSinks = lambda berth: NO_EVENTS,
+    way: UpdatePath = lambda group: STAGED_FROM_PEERS,
+    journals: EventSinks = lambda group: NO_EVENTS,
 ) -> BalancerSet:
     """Put balancers of all models together; collective.
 
@@ -133,10 +169,10 @@ def open_balancers(
         fabric: this rank's connection to the others.
         models: finalized; the same on every rank.
         starts: by model.
-        budget: bytes of staging over all families of all models, hence of weights in flight; 0
-            where no family takes any, because all are rewritten under locks.
-        way: how weights come into the slots of a family.
-        journals: one a family, told what happens to it.
+        budget: bytes of staging over all layer groups of all models, hence of weights in flight; 0
+            where no group takes any, because all are rewritten under locks.
+        way: how weights come into the slots of a layer group.
+        journals: one a layer group, told what happens to it.
 
     Raises:
         UsageError: not one start a model.
@@ -148,27 +184,25 @@ def open_balancers(
     _check(models, starts, fabric.control.size)
     parts = layer_group_specs(models, starts, budget)
     _check_same(fabric.control, parts)
-    opened: list[LayerGroupBalancer] = []
+    opened: dict[str, list[ExpertBalancer]] = {model.name: [] for model in models}
     try:
         for part in parts:
-            opened.append(_open(accelerator, fabric, part, way, journals))
+            opened[part.model.name].append(_open(accelerator, fabric, part, way, journals))
     except BaseException:
-        close_quietly(opened)
+        close_quietly(chain.from_iterable(opened.values()))
         raise
-    return _told(BalancerSet({model.name: _balancer(model, opened) for model in models}), fabric)
-
-
-def _told(opened: BalancerSet, fabric: Fabric) -> BalancerSet:
-    """The same, when the first rank has said what they take."""
+    balancers = BalancerSet(
+        {model.name: ModelBalancer(model, tuple(opened[model.name])) for model in models}
+    )
     if fabric.control.rank == 0:
-        MEMORY.info("device memory of a rank:\n%s", opened.ledger)
-    return opened
+        MEMORY.info("device memory of a rank:\n%s", balancers.ledger)
+    return balancers
 
 
 def layer_group_specs(
     models: ModelSet, starts: Mapping[str, ModelStart], budget: int
 ) -> tuple[LayerGroupSpec, ...]:
-    """All families, with what each has for itself. Raises `EngineError`: too small a budget."""
+    """All layer groups, with what each has for itself. Raises `EngineError`: too small a budget."""
     homes = [(model, number) for model in models for number in range(len(model.groups))]
     families = [model.groups[number] for model, number in homes]
     staging = split_staging(families, budget) if budget else (0,) * len(families)
@@ -181,7 +215,7 @@ def layer_group_specs(
 
 
 def _own(start: ModelStart, model: ExpertModel, number: int, place: int, places: int) -> ModelStart:
-    """A start for one family: its layers, a label that no other has, a phase that few have."""
+    """A start for one layer group: its layers, a label that no other has, a phase that few have."""
     config, rows = start.config, list(model.groups[number].layers)
     sums = config.step_interval // config.sub_window
     later = place * sums // places * config.sub_window
@@ -199,30 +233,25 @@ def _open(
     part: LayerGroupSpec,
     way: UpdatePath,
     journals: EventSinks,
-) -> LayerGroupBalancer:
+) -> ExpertBalancer:
     model, start = part.model, part.start
-    family = model.groups[part.number]
-    store = accelerator.slot_store(family.layout(part.staging))
-    berth = LayerGroupContext(accelerator, model, part.number, store)
-    with berth.error_context():
-        path = _path(way(berth), berth)
-        shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
-        ends, told = (accelerator, fabric, store, shape), journals(berth)
-        inner = open_balancer(*ends, start.layout, start.config, path, journal=told)
-    return LayerGroupBalancer(berth, inner)
+    layers = model.groups[part.number]
+    store = accelerator.slot_store(layers.layout(part.staging))
+    group = LayerGroupContext(accelerator, model, part.number, store)
+    with error_context(name_of(model, part.number)):
+        path = _path(way(group), group)
+        shape = replace(model.shape(fabric.control.size), layers=len(layers.layers))
+        ends, told = (accelerator, fabric, store, shape), journals(group)
+        return open_balancer(*ends, start.layout, start.config, path, journal=told)
 
 
-def _path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
+def _path(path: UpdatePathConfig, group: LayerGroupContext) -> UpdatePathConfig:
     """With what was registered of entries, and not without what it needs."""
     if isinstance(path, InPlaceFromHost):
-        return replace(path, entries=berth.entries)
-    if isinstance(path, StagedFromPeers) and not berth.store.layout.staging:
+        return replace(path, entries=group.entries)
+    if isinstance(path, StagedFromPeers) and not group.store.layout.staging:
         raise EngineError("weights that come by the boundary need a budget of staging")
     return path
-
-
-def _balancer(model: ExpertModel, opened: Sequence[LayerGroupBalancer]) -> ModelBalancer:
-    return ModelBalancer(model, tuple(one for one in opened if one.berth.model is model))
 
 
 def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> None:
@@ -240,7 +269,9 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
 def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
     config = parts[0].start.config
-    mine = {f"model {part.model.name!r}, family {part.number}": _values(part) for part in parts}
+    mine = {
+        f"model {part.model.name!r}, layer group {part.number}": _values(part) for part in parts
+    }
     check_same_on_all_ranks(control, f"{config.name}/open", config.timeout, mine)
 
 

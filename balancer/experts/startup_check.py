@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 
 from equipoise.balancer.experts.agreement.same_on_all_ranks import Values
-from equipoise.balancer.experts.builder import StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.context import StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.placement import ExpertShape, Layout, check_placement
 from equipoise.balancer.experts.planning.topology import topology
 from equipoise.hal.errors import EngineError, PlacementError

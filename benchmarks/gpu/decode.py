@@ -28,15 +28,14 @@ import torch
 from lib.results import spread
 
 from equipoise.balancer.experts.agreement.members import EPGroup
-from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.builder import (
-    BuildContext,
+from equipoise.balancer.experts.balancer import ExpertBalancer, build
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.context import (
+    BalancerContext,
     InPlaceFromHost,
     StagedFromPeers,
     UpdatePathConfig,
-    build,
 )
-from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.engine.states import Idle, Staged, Transferring, Updating
 from equipoise.balancer.experts.placement import (
     ExpertShape,
@@ -228,7 +227,7 @@ class Serving:
         )
         start = initial_placement(self._shape)
         layout = Layout(start, even_shares(start, self._shape.experts))
-        means = BuildContext(
+        context = BalancerContext(
             place.accelerator,
             fabric,
             self._store,
@@ -237,7 +236,7 @@ class Serving:
             thread_workers(config),
             ALONE,
         )
-        balancer = ExpertBalancer(means, self._shape, build(means, self._shape, layout))
+        balancer = build(context, self._shape, layout)
         if setting.slots:
             engine: Any = balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
@@ -270,7 +269,7 @@ class Serving:
 
     def _launch(self, locked: frozenset[int]) -> None:
         """A step in which some layers are read under their locks, and everything is launched."""
-        stream, locks = self._clock.stream, self._balancer.components.locks
+        stream, locks = self._clock.stream, self._balancer.locks
         stream.launch(self._model.begin)
         for layer in range(self._shape.layers):
             if layer in locked and locks is not None:
@@ -286,7 +285,7 @@ class Serving:
 
     def _forward(self, step: int, mode: Mode) -> None:
         """One step, as the engine says which locks it carries."""
-        locks = self._balancer.components.locks
+        locks = self._balancer.locks
         if mode.captured:
             layers = () if locks is None else range(self._shape.layers)
             locked = frozenset(layer for layer in layers if locks and locks.locked(layer, step))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.config import BalancerConfig
-from equipoise.balancer.experts.model_balancer import LayerGroupContext, ModelBalancer
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.open import LayerGroupContext
 from equipoise.balancer.experts.runtime import events
 from equipoise.balancer.experts.runtime.events import Event, EventSink, RebalanceMeasured
 from equipoise.balancer.observe.courier import Courier
@@ -127,7 +128,7 @@ class Served:
     def open_step(self) -> None:
         """The boundary before the next step."""
         self.balancer.before_step(self.clock.step)
-        for kept, counters in zip(self.before, self._counters, strict=True):
+        for kept, counters in zip(self.before, self.balancer.counters, strict=True):
             self.streams.home.launch(partial(kept.copy_, counters))
 
     def proven(self) -> bool:
@@ -148,22 +149,13 @@ class Served:
 
     def forget_step(self) -> None:
         """The step that was launched carried no tokens of anybody: it does not count."""
-        for kept, counters in zip(self.before, self._counters, strict=True):
+        for kept, counters in zip(self.before, self.balancer.counters, strict=True):
             self.streams.home.launch(partial(counters.copy_, kept))
 
     def close(self) -> None:
         """End it; bounded."""
         self.balancer.close()
         self.couriers.close()
-
-    @property
-    def _counters(self) -> list[Tensor]:
-        return counters_of(self.balancer)
-
-
-def counters_of(balancer: ModelBalancer) -> list[Tensor]:
-    """int32 [layers, experts] a family: rows of this rank in the open sub-window."""
-    return [family.inner.load.counters for family in balancer.families]
 
 
 def unfilled(micro_batches: int, device: torch.device) -> list[Tensor]:

@@ -24,7 +24,6 @@ from equipoise.integrations.vllm.engine_served import (
     Asks,
     Couriers,
     Served,
-    counters_of,
     unfilled,
 )
 from equipoise.integrations.vllm.routed_rows import Clock
@@ -88,7 +87,7 @@ class EngineState:
             journals=couriers,
         )
         balancer = balancers[made.name]
-        before = [counters.clone() for counters in counters_of(balancer)]
+        before = [counters.clone() for counters in balancer.counters]
         filled = unfilled(max(1, self.parallel_config.num_ubatches), self.device)
         asks = Asks.EVERY_LAYER if model_config is self._target else Asks.SOME_LAYER
         served = Served(balancer, couriers, filled, Clock(), before, site.streams, asks)

@@ -36,10 +36,6 @@ class Balancer:
 
     def __init__(self) -> None:
         self.counters = [torch.zeros(1, 2, dtype=torch.int32) for _ in range(2)]
-        self.families = [
-            SimpleNamespace(inner=SimpleNamespace(load=SimpleNamespace(counters=one)))
-            for one in self.counters
-        ]
         self.boundaries: list[int] = []
 
     def before_step(self, step: int) -> None:

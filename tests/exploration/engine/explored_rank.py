@@ -15,8 +15,8 @@ from exploration.engine.records import After
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
 from equipoise.balancer.experts.agreement.members import EPGroup
-from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.builder import BuildContext, build
+from equipoise.balancer.experts.balancer import ExpertBalancer, build
+from equipoise.balancer.experts.context import BalancerContext
 from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.states import Voting, outcome_of
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
@@ -136,8 +136,8 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     path = way(case, accelerator, store)
     # Put together here: to open it all ranks would have to come at once.
     members = EPGroup(tuple(range(shape.ranks)), rank)
-    means = BuildContext(accelerator, fabric, store, case.config, path, new_worker, members)
-    balancer = ExpertBalancer(means, shape, build(means, shape, layout))
+    context = BalancerContext(accelerator, fabric, store, case.config, path, new_worker, members)
+    balancer = build(context, shape, layout)
     tables, counters = balancer.installed.tables, balancer.load.counters
     forward = Forward(rank, shape, slots, tables, counters, balancer.reading)
     tokens = fabric.open("tokens")

@@ -10,10 +10,15 @@ from helpers.processes.thread_ranks import Seat
 from helpers.strategies.expert_tensors import Part, tensors_of
 from torch import Tensor
 
-from equipoise.balancer.experts.builder import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.model_balancer import BalancerSet, LayerGroupContext
-from equipoise.balancer.experts.open import ModelStart, UpdatePath, open_balancers
+from equipoise.balancer.experts.context import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
+from equipoise.balancer.experts.model_balancer import BalancerSet
+from equipoise.balancer.experts.open import (
+    LayerGroupContext,
+    ModelStart,
+    UpdatePath,
+    open_balancers,
+)
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel, SlotTensors

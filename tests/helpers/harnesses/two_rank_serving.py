@@ -152,21 +152,22 @@ class Run:
         self._sights.append(look(balancer, number, step, self._place))
 
     def _count(self, balancer: ModelBalancer, rows: tuple[int, ...]) -> None:
-        for family in balancer.families:
-            family.inner.load.counters += torch.tensor(rows, dtype=torch.int32)
+        for counters in balancer.counters:
+            counters += torch.tensor(rows, dtype=torch.int32)
 
     def _told(self) -> Story:
-        every = [family for balancer in self._balancers for family in balancer.families]
+        every = [group for balancer in self._balancers for group in balancer.groups]
         return Story(
             sights=tuple(self._sights),
             reports={
-                balancer.model.name: tuple(
-                    tuple(family.inner.engine.reports) for family in balancer.families
-                )
+                balancer.model.name: tuple(tuple(group.engine.reports) for group in balancer.groups)
                 for balancer in self._balancers
             },
-            aborts=sum(sum(family.inner.engine.aborts.values()) for family in every),
-            staged=sum(f.berth.store.layout.staging * f.berth.family.slot_bytes for f in every),
+            aborts=sum(sum(group.engine.aborts.values()) for group in every),
+            staged=sum(
+                store.staging * store.slot_bytes
+                for store in (group.context.store.layout for group in every)
+            ),
             placements={b.model.name: b.layout.placement.tolist() for b in self._balancers},
         )
 
@@ -188,9 +189,8 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
 
 def let_work(balancer: ModelBalancer) -> None:
     """Wait until what the engines have begun is through, as it is between real steps."""
-    for family in balancer.families:
-        engine = family.inner.engine
-        staff = engine._staff
+    for group in balancer.groups:
+        staff = group.engine._staff
         through = [
             worker.start(one_call(lambda: None), "look")
             for worker in (staff.planner, staff.transfer)

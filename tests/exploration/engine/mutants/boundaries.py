@@ -77,13 +77,13 @@ MUTANTS = (
         name="late-signal",
         broken="the verdict of an earlier vote is acted on, in whatever epoch",
         property="explained",
-        patches={"builder.RebalanceEngine": LateVerdicts},
+        patches={"balancer.RebalanceEngine": LateVerdicts},
     ),
     Mutant(
         name="abort-without-drain",
         broken="what runs for an aborted epoch is dropped",
         property="nothing-left",
-        patches={"builder.RebalanceEngine": ForgetsToDrain},
+        patches={"balancer.RebalanceEngine": ForgetsToDrain},
     ),
     Mutant(
         name="drain-without-end",
@@ -95,18 +95,18 @@ MUTANTS = (
         name="abort-not-counted",
         broken="aborts are not counted",
         property="accounted",
-        patches={"builder.RebalanceEngine": UncountedAborts},
+        patches={"balancer.RebalanceEngine": UncountedAborts},
     ),
     Mutant(
         name="shares-when-ready",
         broken="a rank renews shares when it has solved them",
         property="one-generation",
-        patches={"builder.LaggedShares": SharesWhenReady},
+        patches={"balancer.LaggedShares": SharesWhenReady},
     ),
     Mutant(
         name="solver-error-swallowed",
         broken="a rank whose solver fails keeps its shares and goes on",
         property="one-generation",
-        patches={"builder.LaggedShares": SwallowsErrors},
+        patches={"balancer.LaggedShares": SwallowsErrors},
     ),
 )

@@ -38,6 +38,6 @@ MUTANTS = (
         name="forgotten-unseen",
         broken="earlier epochs are forgotten before every rank is seen in this one",
         property="same-history",
-        patches={"builder.KeyCollector": Unseen},
+        patches={"balancer.KeyCollector": Unseen},
     ),
 )

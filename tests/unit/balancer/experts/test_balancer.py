@@ -163,7 +163,7 @@ def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
         with opened(seat, []) as balancer:
             for step in range(3):  # behind the last a sum is under way
                 balancer.before_step(step)
-            loads, *others = balancer.components.communicators
+            loads, *others = balancer.communicators
             balancer.load._state = Reducing(torch.zeros(1), Lost())
             with pytest.raises(CommunicatorFailed, match="lost its peer"):
                 balancer.close()
@@ -181,7 +181,7 @@ def test_balancer_close_ends_communicators_after_stream_timeout() -> None:
             seat.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
             with pytest.raises(StreamTimeout):
                 balancer.close()
-            for communicator in balancer.components.communicators:
+            for communicator in balancer.communicators:
                 with pytest.raises(CommunicatorFailed, match="was closed"):
                     communicator.barrier()
             held.set()

@@ -20,7 +20,7 @@ from helpers.harnesses.two_family_model import (
 from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.model_balancer import BalancerSet
+from equipoise.balancer.experts.model_balancer import BalancerSet, add_context
 from equipoise.balancer.experts.open import UpdatePath
 from equipoise.hal.errors import (
     AgreementLost,
@@ -44,7 +44,7 @@ def test_router_is_found_by_layer_number_of_model() -> None:
         target = balancers["target"]
         scaled, wide = target.router(4), target.router(8)
         assert wide == target.router(3)
-        assert scaled.family is not wide.family
+        assert scaled.installed is not wide.installed
         assert (scaled.row, wide.row, target.router(6).row) == (0, 0, 1)
         ids = torch.tensor([[0], [3]], dtype=torch.int32)
         seat.accelerator.synchronize(20.0)
@@ -52,7 +52,7 @@ def test_router_is_found_by_layer_number_of_model() -> None:
         seat.accelerator.synchronize(20.0)
         placement = target.layout.placement[target.model.layer(6)]
         assert placement[slots.flatten().numpy()].tolist() == [0, 3]
-        assert wide.family.inner.load.counters.tolist() == [[0] * EXPERTS, [1, 0, 0, 1]]
+        assert target.counters[0].tolist() == [[0] * EXPERTS, [1, 0, 0, 1]]
         balancers.close()
 
     on_ranks(RANKS, program)
@@ -72,8 +72,7 @@ def test_model_balancers_errors_name_model_and_layers() -> None:
         with pytest.raises(EngineError, match=says):
             balancers["target"].before_step(4)
         error = EngineError("once")
-        berth = balancers["draft"].families[0].berth
-        assert str(berth.add_context(berth.add_context(error))) == f"{berth.name}: once"
+        assert str(add_context(add_context(error, "draft"), "draft")) == "draft: once"
         balancers["draft"].before_step(0)
         balancers.close()
 
@@ -156,14 +155,14 @@ def test_attach_adds_stream_to_every_family_of_its_model_only() -> None:
         stream = seat.accelerator.stream(Role.AUX)
         reader = balancers["target"].attach(stream)
         held = [
-            [family.inner.installed.readers.hold(compute) for family in balancer.families]
+            [group.installed.readers.hold(compute) for group in balancer.groups]
             for balancer in balancers
             for compute in [seat.accelerator.stream(Role.COMPUTE)]
         ]
         assert held == [[(stream,), (stream,)], [()]]
         reader.detach()
-        for family in balancers["target"].families:
-            readers = family.inner.installed.readers
+        for group in balancers["target"].groups:
+            readers = group.installed.readers
             assert readers.hold(seat.accelerator.stream(Role.COMPUTE)) == ()
         balancers.close()
 

@@ -89,11 +89,11 @@ def test_model_balancers_log_device_memory_at_start(
 def test_model_balancers_close_all_communicators(way: UpdatePath) -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, [TARGET, DRAFT], way, settings())
-        families = [family for model in balancers for family in model.families]
+        groups = [group for model in balancers for group in model.groups]
         for _ in range(2):
             balancers.close()
-        opened = [one for family in families for one in family.inner.components.communicators]
-        assert len(opened) >= len(families)
+        opened = [one for group in groups for one in group.communicators]
+        assert len(opened) >= len(groups)
         for communicator in opened:
             with pytest.raises(CommunicatorFailed, match="was closed"):
                 communicator.barrier()
@@ -134,11 +134,11 @@ def test_families_of_a_model_open_epochs_at_different_boundaries() -> None:
 
 def dawdle(balancer: ModelBalancer, step: int) -> None:
     """Let a mover that may write do so before the next entry."""
-    for family in balancer.families:
-        state = getattr(family.inner.engine, "state", None)
-        if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):
+    for group in balancer.groups:
+        state = group.engine.state
+        if group.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):
             continue
-        family.inner.engine.after_launch()
+        group.engine.after_launch()
         for _ in range(30):
             if all(task.done() for task in state.writing):
                 break
@@ -172,7 +172,9 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
 
     def program(seat: Seat) -> None:
         models = (TARGET, other if seat.rank else DRAFT)
-        with pytest.raises(AgreementLost, match="'draft', family 0: ranks differ in registration"):
+        with pytest.raises(
+            AgreementLost, match="'draft', layer group 0: ranks differ in registration"
+        ):
             open_all(seat, models, by_boundary, settings())
         seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
 
@@ -190,7 +192,9 @@ def test_model_balancers_refuse_ranks_with_different_settings() -> None:
 
     def layout(seat: Seat) -> None:
         row = (0, 1, 2, 3, 0, 1 + seat.rank)
-        with pytest.raises(AgreementLost, match=r"model 'draft', family 0: ranks differ in layout"):
+        with pytest.raises(
+            AgreementLost, match=r"model 'draft', layer group 0: ranks differ in layout"
+        ):
             open_all(seat, (DRAFT,), by_boundary, settings(), row)
 
     for program in (families, cadence, layout):

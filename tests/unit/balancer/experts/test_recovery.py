@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from equipoise.balancer.experts.balancer import (
     StagedFromPeers,
     open_balancer,
 )
-from equipoise.balancer.experts.builder import BuildContext
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
 from equipoise.balancer.experts.placement import (
     ExpertShape,
@@ -28,7 +26,7 @@ from equipoise.balancer.experts.placement import (
     even_shares,
 )
 from equipoise.balancer.experts.planning.topology import topology
-from equipoise.balancer.experts.recovery import surviving_layout
+from equipoise.balancer.experts.recovery import surviving_layout, surviving_nodes
 from equipoise.balancer.experts.runtime.events import COMPLETED
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal.checksum import checksum
@@ -276,15 +274,11 @@ def test_salvage_holds_every_expert_and_keeps_remaining_slots(
         (3, 1, [0, 2], 1),
     ],
 )
-def test_balancer_counts_nodes_of_remaining_ranks(
+def test_surviving_nodes_are_those_of_remaining_ranks(
     ranks: int, nodes: int, left: list[int], expected: int
 ) -> None:
-    nothing: Any = None
     before = EPGroup(tuple(range(ranks)), left[0])
-    asked = replace(config(), nodes=nodes)
-    means = BuildContext(nothing, nothing, nothing, asked, StagedFromPeers(), nothing, before)
-    balancer = ExpertBalancer(means, SHAPE, nothing)
-    assert balancer._nodes(before.shrunk_to(left)) == expected
+    assert surviving_nodes(nodes, before, before.shrunk_to(left)) == expected
 
 
 def test_members_are_ascending_and_contain_their_own_rank() -> None:

@@ -11,8 +11,8 @@ from helpers.harnesses.two_family_model import BUDGET, PER_RANK, RANKS, TARGET, 
 from helpers.paths import ROOT
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.model_balancer import LayerGroupContext
-from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.balancer import ExpertBalancer
+from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import StepDone, now
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
@@ -105,7 +105,7 @@ def _serve(seat: Seat, watch: Watch) -> None:
             sleep(0.002)
         # A length of its own for each step: what is told is what counts, not this machine's haste.
         begin = now()
-        length = SLOW if any(_within(family) for family in target.families) else 0.0
+        length = SLOW if any(_within(group) for group in target.groups) else 0.0
         for courier in watch.couriers.values():
             courier.emit(StepDone(step, begin, begin + length))
     balancers.close()
@@ -113,6 +113,6 @@ def _serve(seat: Seat, watch: Watch) -> None:
         courier.close()
 
 
-def _within(family: Any) -> bool:
-    """Whether an epoch of the family's engine is open."""
-    return type(family.inner.engine.state).__name__ != "Idle"
+def _within(group: ExpertBalancer) -> bool:
+    """Whether an epoch of the group's engine is open."""
+    return type(group.engine.state).__name__ != "Idle"

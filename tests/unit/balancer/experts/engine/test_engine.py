@@ -309,7 +309,7 @@ def test_oracle_detects_missing_copy() -> None:
 
 
 def test_oracle_detects_commit_without_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.balancer.experts.builder.StagedPath", CommitsEarly)
+    monkeypatch.setattr("equipoise.balancer.experts.balancer.StagedPath", CommitsEarly)
     assert any("differ" in line for line in violations(rebalance()))
 
 
