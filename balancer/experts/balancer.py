@@ -49,7 +49,7 @@ from equipoise.balancer.experts.runtime.workers import (
     Workers,
     thread_workers,
 )
-from equipoise.balancer.experts.startup_check import StartupSpec
+from equipoise.balancer.experts.startup_check import check_start, start_values
 from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks, StepKind
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.accelerator import Accelerator
@@ -236,9 +236,9 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     """
     if config.log_balancedness and journal is NO_EVENTS:
         raise EngineError("log_balancedness takes a journal, and none was given")
-    control, start = fabric.control, StartupSpec(store, shape, layout, config, path)
-    start.check(control.size)
-    mine, watched = {f"balancer {config.name!r}": start.values()}, journal is not NO_EVENTS
+    control, start = fabric.control, (store, shape, layout, config, path)
+    check_start(*start, control.size)
+    mine, watched = {f"balancer {config.name!r}": start_values(*start)}, journal is not NO_EVENTS
     told = check_same_on_all_ranks(
         control, f"{config.name}/opened", config.timeout, mine, told="watched" if watched else ""
     )
