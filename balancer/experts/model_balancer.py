@@ -105,7 +105,7 @@ class ModelBalancer:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does."""
+        """Around what launches `step`, on every rank; raises as its boundary does."""
         self._before_step(step)
         try:
             yield

@@ -125,8 +125,8 @@ class EngineState:
             is_profile: it only measures memory; ours was taken when the model came.
             log_stats: the configuration says so, and our lines have read it there.
 
-        Raises what `RebalanceEngine.boundary` raises: a rank that cannot know what was agreed ends.
-        And `IntegrationError` where a layer never asks for slots.
+        Raises what `ModelBalancer.before_step` raises: a rank that cannot know what was agreed
+        ends. And `IntegrationError` where a layer never asks for slots.
         """
         if is_profile:
             return

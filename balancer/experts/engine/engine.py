@@ -92,13 +92,13 @@ class Group:
         control: ballots and decisions.
         members: the ranks.
         first: the step of the first boundary.
-        archive: forgets what they ask each other; None where another member does.
+        keys: forgets what they ask each other; None where another member does.
     """
 
     control: ControlPlane
     members: EPGroup
     first: int
-    archive: KeyCollector | None
+    keys: KeyCollector | None
 
 
 class UpdatePath(Protocol):
@@ -129,10 +129,10 @@ class RebalanceEngine:
         installed: what this rank holds.
         load: global loads.
         path: how what was agreed on comes into slots; None to rebalance never.
-        renewal: what becomes of shares between epochs.
+        share_refresh: what becomes of shares between epochs.
         group: who takes part, and since when.
         config: cadence and bounds.
-        staff: works beside the forward.
+        workers: work beside the forward.
         recorder: told what happens at boundaries that have something to do.
     """
 
@@ -141,21 +141,21 @@ class RebalanceEngine:
         installed: ServingState,
         load: LoadWindow,
         path: UpdatePath | None,
-        renewal: ShareRefresh,
+        share_refresh: ShareRefresh,
         group: Group,
         config: BalancerConfig,
-        staff: Workers,
+        workers: Workers,
         recorder: EventRecorder,
     ) -> None:
         self._installed = installed
         self._load = load
         self._path = path
-        self._renewal = renewal
+        self._share_refresh = share_refresh
         self._control = group.control
         self._members = group.members
-        self._archive = group.archive
+        self._keys = group.keys
         self._config = config
-        self._staff = staff
+        self._workers = workers
         self._recorder = recorder
         self._state: State = Idle()
         self._vote: JobHandle[Verdict] | None = None
@@ -185,7 +185,7 @@ class RebalanceEngine:
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:
         """What was asked and is not forgotten, for who comes after; once the engine is closed."""
-        return () if self._archive is None else self._archive.uncollected
+        return () if self._keys is None else self._keys.uncollected
 
     def before_step(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, and act on it.
@@ -221,7 +221,7 @@ class RebalanceEngine:
             self._cast(self._state, step + 1)
         self._next = self._when(step)
         self._recorder.prepared(self._state, self._installed.layout)
-        self._staff.release()
+        self._workers.release()
 
     def passage(self, step: int) -> Job[None]:
         """The boundary as a job, after `after_launch`, for a caller that does the waiting."""
@@ -231,7 +231,7 @@ class RebalanceEngine:
         summed = yield from self._load.advance(step)
         if summed:
             self._recorder.summed(step - 1, self._load.latest, self._installed.layout)
-        yield from self._renewal.before_step(summed)
+        yield from self._share_refresh.before_step(summed)
         if isinstance(self._state, Updating):
             self._state = self._landing(self._state.path.advance(self._state, step), step)
         elif isinstance(self._state, Voting):
@@ -249,16 +249,16 @@ class RebalanceEngine:
         if self._closed:
             return
         self._closed, self._behind, self._next = True, None, NEVER
-        self._staff.load.release()
+        self._workers.load.release()
         try:
             run_blocking(self._load.drain(), self._config.timeout)
         finally:
-            self._staff.close()
+            self._workers.close()
             self._recorder.close()
 
     def _when(self, step: int) -> int:
         """The next boundary at which there is something to do."""
-        if isinstance(self._state, Idle) and not self._renewal.pending:
+        if isinstance(self._state, Idle) and not self._share_refresh.pending:
             return self._load.due(step)
         return step + 1
 
@@ -286,7 +286,7 @@ class RebalanceEngine:
         assert self._path is not None, "nothing is due without a path"
         path, windows, layout = self._path, self._load.windows, self._installed.layout
         plan = immediate(lambda: path.propose(windows, layout))
-        return Planning(epoch, self._staff.planner.start(plan, "plan", epoch=epoch.number))
+        return Planning(epoch, self._workers.planner.start(plan, "plan", epoch=epoch.number))
 
     def _progress(self, state: Voting) -> Voting:
         """What this rank's own work has become since the last boundary."""
@@ -327,9 +327,9 @@ class RebalanceEngine:
         )
         self._file(state.epoch, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
-        self._vote = self._staff.vote.start(job, "vote", epoch=state.epoch.number, step=due)
-        if self._archive is not None:
-            self._archive.collect(state.epoch.number, question.ballots)
+        self._vote = self._workers.vote.start(job, "vote", epoch=state.epoch.number, step=due)
+        if self._keys is not None:
+            self._keys.collect(state.epoch.number, question.ballots)
 
     def _patience(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
@@ -347,7 +347,7 @@ class RebalanceEngine:
             case Pending(), _:
                 return state
             case StartTransfer(), Proposed(epoch, proposal) if self._path is not None:
-                self._renewal.planned(proposal.layout)
+                self._share_refresh.planned(proposal.layout)
                 return self._landing(self._path.start(epoch, proposal, step), step)
             case Commit(lots), Staged():
                 return self._landing(state.voyage.path.commit(state, lots, step), step)
@@ -377,14 +377,14 @@ class RebalanceEngine:
         self._file(epoch, due, MOVE)
         ballot = Ballot(RankStatus.FAILED, reason=reason)
         job = vote_failed(self._control, self._question(epoch, due), ballot)
-        self._staff.vote.start(job, "vote_failed", epoch=epoch.number, step=due)
+        self._workers.vote.start(job, "vote_failed", epoch=epoch.number, step=due)
 
     def _file(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
-        if self._archive is None:
+        if self._keys is None:
             return
         votes = [self._question(epoch, due), self._question(epoch, due + 1)]
-        self._archive.add(epoch.number, votes, self._question(epoch, outcome))
+        self._keys.add(epoch.number, votes, self._question(epoch, outcome))
 
     def _question(self, epoch: RebalanceId, what: int | str) -> str:
         """The vote that is due at a boundary, or what votes may settle."""

@@ -32,7 +32,7 @@ class ForgetsToDrain(RebalanceEngine):
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         super()._abort(state, step, reason)
-        self._staff.transfer.close()
+        self._workers.transfer.close()
         return Idle()
 
 

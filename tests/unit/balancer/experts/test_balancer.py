@@ -53,7 +53,7 @@ def opened(
         SHAPE,
         LAYOUT,
         replace(CONFIG, timeout=deadline),
-        hire=lambda kind: Watched(kind, begun),
+        new_worker=lambda kind: Watched(kind, begun),
     )
     try:
         yield balancer
@@ -198,7 +198,7 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
     def program(seat: Seat) -> None:
         fabric, hired, gone = Grudging(seat.fabric, refused), list[str](), list[str]()
 
-        def hire(kind: Track) -> Worker:
+        def new_worker(kind: Track) -> Worker:
             if kind == refused:
                 raise CommunicatorFailed(f"no {kind}")
             hired.append(kind)
@@ -206,7 +206,7 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
 
         ends = seat.accelerator, fabric, seat.accelerator.slot_store(SLOTS)
         with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
-            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, hire=hire)  # type: ignore[arg-type]
+            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, new_worker=new_worker)  # type: ignore[arg-type]
         assert (len(fabric.opened), len(hired)) == OPEN[refused]
         for communicator in fabric.opened:
             with pytest.raises(CommunicatorFailed, match="was closed"):
