@@ -19,54 +19,20 @@ from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.placement import Layout
 from equipoise.balancer.experts.routing.routers import Router
 from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup, format_ranges
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, format_ranges
 from equipoise.balancer.experts.weights.memory_report import MemoryReport, RoundOrder, memory_report
-from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EquipoiseError, ExpertsLost, UsageError
-from equipoise.hal.slots import Reader, SlotStore
+from equipoise.hal.slots import Reader
 from equipoise.hal.stream import Stream
 
 
-@dataclass(frozen=True, eq=False)
-class LayerGroupContext:
-    """What a commit path is made for.
-
-    Attributes:
-        accelerator: this rank's device.
-        model: whose family it is.
-        group_number: of the family, among those of the model.
-        store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
-            the layers of this family alone.
-    """
-
-    accelerator: Accelerator
-    model: ExpertModel
-    group_number: int
-    store: SlotStore
-
-    @property
-    def group(self) -> LayerGroup:
-        """Layers with slots of one descriptor."""
-        return self.model.groups[self.group_number]
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The model's own number of the layer of each row."""
-        return layer_numbers(self.model, self.group_number)
-
-    @property
-    def entries(self) -> dict[int, int]:
-        """By row: how often every step enters the layer."""
-        return {row: self.model.entries_per_step[at] for row, at in enumerate(self.group.layers)}
-
-
 def layer_numbers(model: ExpertModel, number: int) -> tuple[int, ...]:
-    """The model's own numbers of the layers of a family."""
+    """The model's own numbers of the layers of a layer group."""
     return tuple(model.layer_numbers[row] for row in model.groups[number].layers)
 
 
 def layer_group_name(model: ExpertModel, number: int) -> str:
-    """Model and layers of a family, for errors: its engine counts its layers from 0."""
+    """Model and layers of a layer group, for errors: its engine counts its layers from 0."""
     own = format_ranges(list(layer_numbers(model, number)))
     return f"model {model.name!r}, layers {own} counted from 0"
 
@@ -139,8 +105,8 @@ class ModelBalancer:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does."""
-        self.before_all_layers(step)
+        """Around what launches `step`, on every rank; raises as its boundary does."""
+        self._before_step(step)
         try:
             yield
         finally:
@@ -148,10 +114,10 @@ class ModelBalancer:
 
     def before_step(self, step: int) -> None:
         """The same where nothing says when the forward is launched: work beside begins at once."""
-        self.before_all_layers(step)
+        self._before_step(step)
         self.after_launch()
 
-    def before_all_layers(self, step: int) -> None:
+    def _before_step(self, step: int) -> None:
         """The boundary before `step` alone; overlapped work begins at `after_launch`.
 
         Layer groups come in the same order on every rank, because what they issue on the calling

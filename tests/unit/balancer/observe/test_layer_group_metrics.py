@@ -12,8 +12,7 @@ from helpers.paths import ROOT
 from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.model_balancer import LayerGroupContext
-from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import StepDone, now
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
