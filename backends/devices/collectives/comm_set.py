@@ -182,7 +182,7 @@ class CommSet:
         word = "isend" if pair[0] == self.rank else "irecv"
         make: Callable[[Deadline], CommStream] = lambda p: self._build_comm(
             members, warm_up_link, p
-        )  # noqa: E731
+        )
         way = LinkSpec(self._context.ccl.name, name, word, self._context.device)
         return P2PLink(way, make, self._context.builder.deadline)
 
