@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ class ProcessUsage:
     """What a process holds.
 
     Attributes:
-        thread_names: of each thread.
+        thread_names: of each thread: Python's where it knows the thread, else the system's.
         descriptor_targets: what each descriptor leads to; of those without a name only the kind.
         memory: bytes that are resident.
         shm_names: names in shared memory.
@@ -65,9 +66,11 @@ def _more(now: Iterable[str], before: Iterable[str]) -> str:
 def process_usage() -> ProcessUsage:
     """What this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
+    # Up to CPython 3.13 the system calls every thread of Python's by the name of the process.
+    known = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    tasks = {path.parent.name: _text(path) for path in Path("/proc/self/task").glob("*/comm")}
     return ProcessUsage(
-        thread_names=tuple(name for name in tasks if name),
+        thread_names=tuple(known.get(task, name) for task, name in tasks.items() if name),
         descriptor_targets=tuple(
             name for name in map(_target, os.listdir("/proc/self/fd")) if name
         ),
