@@ -8,6 +8,7 @@ from equipoise.hal.conformance.executors.leak_detector import (
     MAX_MEMORY_GROWTH,
     LeakDetector,
     ProcessUsage,
+    process_usage,
 )
 from equipoise.hal.errors import Violation
 
