@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from equipoise.balancer.requests.policy import Capacity, Policy
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
 from equipoise.hal.errors import PolicyError, UsageError
 
@@ -71,7 +71,7 @@ def _native(name: str, options: Mapping[str, object]) -> PolicyFactory:
 
     def make(slots: Sequence[int], rooms: Sequence[int | None]) -> Policy:
         pairs = zip(slots, rooms, strict=True)
-        return Router(settings, [Capacity(slots=n, kv_tokens=room) for n, room in pairs])
+        return RequestRouter(settings, [Capacity(slots=n, kv_tokens=room) for n, room in pairs])
 
     try:
         make([1], [None])  # what cannot be set so is said before anything listens

@@ -8,7 +8,7 @@ from typing import Any
 from helpers.fakes.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.integrations.vllm.request_desk import Mode
 from equipoise.integrations.vllm.request_ledger import TOLD, UNSENT
 
@@ -147,7 +147,7 @@ class Play:
         for client in self.site.clients:
             assert client.desk.mode is Mode.POLICY
             policy = client.desk.policy
-            assert isinstance(policy, Router)
+            assert isinstance(policy, RequestRouter)
             assert policy.pooled == 0
             if len(self.site.clients) == 1:
                 assert set(policy.loads) == {0}

@@ -17,7 +17,7 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import PolicySettings
 
 Draw: TypeAlias = tuple[str, int, int]
@@ -36,7 +36,7 @@ ROOMS = (None, None, 5, 30, 60, 100)
 class Play:
     """Who is where, as the router's decisions say; events are drawn by what is possible."""
 
-    native: Router
+    native: RequestRouter
     slow: SlowFront
     names: int = 0
     homes: dict[int, int] = field(default_factory=dict)
@@ -223,4 +223,4 @@ def difference(
     make: MakeFront = slow_front,
 ) -> str | None:
     """Of the native router from the published rule, on these events."""
-    return Play(Router(settings, workers), make(settings, workers)).difference(draws)
+    return Play(RequestRouter(settings, workers), make(settings, workers)).difference(draws)

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 
 from equipoise.balancer.requests.policy import Capacity, Request, WorkerChange
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import PolicySettings
 
 
-def loaded(settings: PolicySettings, loads: Sequence[int]) -> Router:
+def loaded(settings: PolicySettings, loads: Sequence[int]) -> RequestRouter:
     """Every worker has one request, of its load, and no bound."""
-    router = Router(settings, [Capacity()] * len(loads))
+    router = RequestRouter(settings, [Capacity()] * len(loads))
     for worker, load in enumerate(loads):
         router.on_arrival(Request(id=("load", worker), size=load, worker=worker))
     return router
 
 
-def full(settings: PolicySettings, loads: Sequence[int], sizes: Sequence[int]) -> Router:
+def full(settings: PolicySettings, loads: Sequence[int], sizes: Sequence[int]) -> RequestRouter:
     """The same, with no slot free, and requests 0, 1, ... of these sizes in the pool."""
     router = loaded(settings, loads)
     for worker in range(len(loads)):
@@ -25,13 +25,13 @@ def full(settings: PolicySettings, loads: Sequence[int], sizes: Sequence[int]) -
     return router
 
 
-def resize(router: Router, worker: int, slots: int) -> list[tuple[object, int]]:
+def resize(router: RequestRouter, worker: int, slots: int) -> list[tuple[object, int]]:
     """What is bound as the worker has so many slots."""
     change = WorkerChange(worker=worker, capacity=Capacity(slots=slots))
     return [(a.request, a.worker) for a in router.on_worker_change(change).assignments]
 
 
-def arrivals(router: Router, sizes: Sequence[int]) -> list[int]:
+def arrivals(router: RequestRouter, sizes: Sequence[int]) -> list[int]:
     """Workers of requests that arrive one by one and are bound at once."""
     bound = []
     for name, size in enumerate(sizes):

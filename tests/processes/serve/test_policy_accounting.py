@@ -14,7 +14,7 @@ from helpers.tiers import DEEP
 
 from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import Request, WorkerState
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Access, HealthSettings, Limits, RouteSettings, WorkerSettings
 
@@ -63,7 +63,7 @@ def test_policy_returns_all_load_and_slots_after_requests_end(
     name: str, fakes: list[FakeProcess]
 ) -> None:
     router = factory_of(name, {})([SLOTS] * SERVERS, [ROOM] * SERVERS)
-    assert isinstance(router, Router)
+    assert isinstance(router, RequestRouter)
     books = asyncio.run(_run(router, settings_of(fakes), fakes[1]))
     assert books.statuses[200] > REQUESTS // 2
     assert {0, 200, 400, 502} <= set(books.statuses), "requests end in every way"
@@ -77,7 +77,7 @@ def test_policy_returns_all_load_and_slots_after_requests_end(
 class Books:
     """What the policy had at most, and what clients got; 0 is the status of those that left."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: RequestRouter) -> None:
         self._router = router
         self.most_loads = self.most_counts = [0] * SERVERS
         self.most_pooled = 0
@@ -90,7 +90,7 @@ class Books:
         self.most_pooled = max(self.most_pooled, self._router.pooled)
 
 
-async def _run(router: Router, settings: RouteSettings, doomed: FakeProcess) -> Books:
+async def _run(router: RequestRouter, settings: RouteSettings, doomed: FakeProcess) -> Books:
     """A proxy over that policy, from its start until its last request is gone."""
     books, proxy = Books(router), Proxy(settings, router)
     await proxy.start()
@@ -142,7 +142,7 @@ async def _left(client: aiohttp.ClientSession, url: str, body: object) -> int:
     return 0
 
 
-def _nothing_is_left(router: Router) -> None:
+def _nothing_is_left(router: RequestRouter) -> None:
     assert router.loads == [0] * SERVERS
     assert router.counts == [0] * SERVERS
     assert router.pooled == 0
@@ -150,7 +150,7 @@ def _nothing_is_left(router: Router) -> None:
     assert router._names == {}
 
 
-def _every_slot_is_free(router: Router) -> None:
+def _every_slot_is_free(router: RequestRouter) -> None:
     """As the policy sees it: so many requests are bound at once, and not one more."""
     bound: Counter[int] = Counter()
     for number in range(SERVERS * SLOTS + 1):

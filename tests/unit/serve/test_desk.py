@@ -19,7 +19,7 @@ from equipoise.balancer.requests.policy import (
     RequestId,
     WorkerState,
 )
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.serve import events
 from equipoise.serve.desk import Desk
 from equipoise.serve.fleet import balance_of
@@ -226,7 +226,7 @@ def test_retry_goes_to_least_loaded_other_worker() -> None:
 def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
     async def work() -> None:
         policy = factory_of(name, {})([SLOTS], [None])
-        assert isinstance(policy, Router)
+        assert isinstance(policy, RequestRouter)
         desk = Desk(policy, 1, most_held=5)
         large, small = desk.arrive(events.MOST_TOKENS), desk.arrive(7)
         for ticket, tokens in ((large, events.MOST_TOKENS), (small, 3)):

@@ -10,7 +10,7 @@ from equipoise.balancer.requests.policy import (
     WorkerChange,
     WorkerState,
 )
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import RULES, Binding, PolicySettings, WhenFull
 
 SMALL = Capacity(slots=100, kv_tokens=10)
@@ -20,9 +20,9 @@ GIANTS = range(40)
 NAMES = sorted(RULES)
 
 
-def crowded(name: str) -> Router:
+def crowded(name: str) -> RequestRouter:
     """A router that holds back, with giants at the head of its pool."""
-    router = Router(PolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL])
+    router = RequestRouter(PolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL])
     for giant in GIANTS:
         assert router.on_arrival(Request(id=giant, size=11)).assignments == ()
     return router
@@ -50,7 +50,7 @@ def test_oversized_requests_go_to_new_worker_with_room(name: str) -> None:
 
 @pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.LOST])
 def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: WorkerState) -> None:
-    router = Router(PolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
+    router = RequestRouter(PolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
     for giant in GIANTS:
         router.on_arrival(Request(id=giant, size=11))
     assert bound(router.on_arrival(Request(id=98, size=5))) == []
@@ -64,5 +64,5 @@ def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: Worker
 def test_push_policies_bind_oversized_request_to_full_worker() -> None:
     pushing = [name for name in NAMES if RULES[name].binding is Binding.PUSH]
     for name in pushing:
-        router = Router(PolicySettings(name=name), [SMALL])
+        router = RequestRouter(PolicySettings(name=name), [SMALL])
         assert bound(router.on_arrival(Request(id=1, size=11))) == [(1, 0)]

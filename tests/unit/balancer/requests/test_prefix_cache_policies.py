@@ -1,20 +1,20 @@
 """Routers of peers that look at cached prompts, where counts are larger than small cases have."""
 
 from equipoise.balancer.requests.policy import Capacity, Request
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import PolicySettings
 
 CACHED = [100, 0, 0]
 """The whole prompt at worker 0."""
 
 
-def sent(router: Router, name: int, hits: list[int] | None) -> int:
+def sent(router: RequestRouter, name: int, hits: list[int] | None) -> int:
     (found,) = router.on_arrival(Request(id=name, size=100, hits=hits)).assignments
     return found.worker
 
 
 def test_sglang_cache_follows_cache_until_counts_diverge() -> None:
-    router = Router(PolicySettings(name="sglang_cache"), [Capacity()] * 3)
+    router = RequestRouter(PolicySettings(name="sglang_cache"), [Capacity()] * 3)
     assert [sent(router, name, CACHED) for name in range(65)] == [0] * 65
     assert sent(router, 65, CACHED) == 1  # 65 more, and more than 1.5 times as many
     assert sent(router, 66, CACHED) == 2
@@ -22,7 +22,7 @@ def test_sglang_cache_follows_cache_until_counts_diverge() -> None:
 
 
 def test_sglang_cache_ignores_small_cached_part() -> None:
-    router = Router(PolicySettings(name="sglang_cache"), [Capacity()] * 3)
+    router = RequestRouter(PolicySettings(name="sglang_cache"), [Capacity()] * 3)
     assert sent(router, 0, None) == 0
     assert sent(router, 1, [30, 0, 0]) == 1
     assert sent(router, 2, [31, 0, 0]) == 0
@@ -30,6 +30,6 @@ def test_sglang_cache_ignores_small_cached_part() -> None:
 
 def test_prefix_policies_charge_no_compute_for_fully_cached_prompt() -> None:
     for name, wanted in (("dynamo", [0, 0, 1]), ("tpu_inference", [0, 0, 0])):
-        router = Router(PolicySettings(name=name), [Capacity()] * 3)
+        router = RequestRouter(PolicySettings(name=name), [Capacity()] * 3)
         # Dynamo counts its tokens in the cache all the same.
         assert [sent(router, number, CACHED) for number in range(3)] == wanted, name

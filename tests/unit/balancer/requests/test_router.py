@@ -23,7 +23,7 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import RULES, Binding, PolicySettings, WhenFull
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
@@ -45,8 +45,8 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router(PolicySettings(), [CAPACITY] * WORKERS)
-        self.log: list[tuple[Callable[[Router], Decision], Decision]] = []
+        self.router = RequestRouter(PolicySettings(), [CAPACITY] * WORKERS)
+        self.log: list[tuple[Callable[[RequestRouter], Decision], Decision]] = []
         self.chosen = PolicySettings()
         self.states = [WorkerState.SERVING] * WORKERS
         self.sizes: dict[int, int] = {}
@@ -63,7 +63,7 @@ class Books(RuleBasedStateMachine):
         """With any policy; later, nothing."""
         if not self.log:
             self.chosen = chosen
-            self.router = Router(chosen, [CAPACITY] * WORKERS)
+            self.router = RequestRouter(chosen, [CAPACITY] * WORKERS)
 
     @rule(target=names, size=st.integers(1, 30), worker=st.none() | st.integers(0, WORKERS - 1))
     def arrive(self, size: int, worker: int | None) -> int | MultipleResults[int]:
@@ -138,7 +138,7 @@ class Books(RuleBasedStateMachine):
 
     # What follows.
 
-    def happened(self, event: Callable[[Router], Decision]) -> Decision:
+    def happened(self, event: Callable[[RequestRouter], Decision]) -> Decision:
         decision = event(self.router)
         self.log.append((event, decision))
         bound = [a.request for a in decision.assignments]
@@ -171,7 +171,7 @@ class Books(RuleBasedStateMachine):
         names = [name for name, home in self.homes.items() if home == worker]
         return sum(self.sizes[name] + self.made[name] for name in names)
 
-    def refused(self, error: type[Exception], event: Callable[[Router], Decision]) -> None:
+    def refused(self, error: type[Exception], event: Callable[[RequestRouter], Decision]) -> None:
         before = self.seen
         with pytest.raises(error):
             event(self.router)
@@ -195,7 +195,7 @@ class Books(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Another router that is told the same decides the same."""
-        other = Router(self.chosen, [CAPACITY] * WORKERS)
+        other = RequestRouter(self.chosen, [CAPACITY] * WORKERS)
         assert [event(other) for event, _ in self.log] == [decision for _, decision in self.log]
 
 
@@ -207,12 +207,12 @@ TestRouterStateMachine = pytest.mark.slow(Books.TestCase)
 TestRouterStateMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
-def lost(router: Router, worker: int) -> Decision:
+def lost(router: RequestRouter, worker: int) -> Decision:
     return router.on_worker_change(WorkerChange(worker=worker, state=WorkerState.LOST))
 
 
 def test_router_reroutes_requests_of_lost_worker_in_order() -> None:
-    router = Router(PolicySettings(name="jsq", when_full=WhenFull.HOLD), [Capacity(slots=4)])
+    router = RequestRouter(PolicySettings(name="jsq", when_full=WhenFull.HOLD), [Capacity(slots=4)])
     for name in range(6):
         router.on_arrival(request(name, 1))
     router.on_abort(0)
@@ -223,7 +223,7 @@ def test_router_reroutes_requests_of_lost_worker_in_order() -> None:
 
 
 def test_router_loses_started_requests_with_their_worker() -> None:
-    router = Router(PolicySettings(name="jsq"), [Capacity(), Capacity()])
+    router = RequestRouter(PolicySettings(name="jsq"), [Capacity(), Capacity()])
     for name in range(4):
         router.on_arrival(request(name, 1))
     router.on_tokens({0: 1, 2: 0})
@@ -235,7 +235,7 @@ def test_router_loses_started_requests_with_their_worker() -> None:
 
 
 def test_router_loses_pinned_requests_with_their_worker() -> None:
-    router = Router(PolicySettings(name="br0"), [Capacity(slots=1), Capacity(slots=1)])
+    router = RequestRouter(PolicySettings(name="br0"), [Capacity(slots=1), Capacity(slots=1)])
     router.on_arrival(request(0, 1, worker=0))
     router.on_arrival(request(1, 1, worker=0))
     assert router.pooled == 1
@@ -244,7 +244,7 @@ def test_router_loses_pinned_requests_with_their_worker() -> None:
 
 
 def test_router_resets_reports_of_restarted_worker_with_front_ends() -> None:
-    router = Router(PolicySettings(name="jsq", front_ends=3), [Capacity()])
+    router = RequestRouter(PolicySettings(name="jsq", front_ends=3), [Capacity()])
     router.on_arrival(request(0, 7))
     assert router.loads == [21]
     said = WorkerReport(waiting=1, running=1, tokens=10, kv_usage=0.1)
@@ -259,7 +259,7 @@ def test_router_resets_reports_of_restarted_worker_with_front_ends() -> None:
 @pytest.mark.parametrize("workers", [1, 16, 32, 48])
 def test_router_accepts_any_number_of_unbounded_workers(name: str, workers: int) -> None:
     # The sum of 32 capacities without a bound was 2^64: no slot was free.
-    router = Router(PolicySettings(name=name), [Capacity()] * workers)
+    router = RequestRouter(PolicySettings(name=name), [Capacity()] * workers)
     for number in range(3):
         assert len(router.on_arrival(request(number, 5)).assignments) == 1
     huge = Capacity(slots=1 << 80, kv_tokens=1 << 80)
@@ -269,7 +269,7 @@ def test_router_accepts_any_number_of_unbounded_workers(name: str, workers: int)
 @pytest.mark.parametrize("name", BINDING_LATE)
 def test_router_fills_slots_that_end_together(name: str) -> None:
     # A decision of `fit` stopped at the first worker above the mean: one was bound, not six.
-    router = Router(PolicySettings(name=name), [Capacity(slots=2)] * 3)
+    router = RequestRouter(PolicySettings(name=name), [Capacity(slots=2)] * 3)
     for number in range(12):
         router.on_arrival(request(number, 7))
     assert router.pooled == 6
@@ -279,7 +279,7 @@ def test_router_fills_slots_that_end_together(name: str) -> None:
 @pytest.mark.parametrize("name", BINDING_LATE)
 def test_router_serves_others_when_one_worker_has_no_room(name: str) -> None:
     workers = [Capacity(slots=2, kv_tokens=10), Capacity(slots=1, kv_tokens=1000)]
-    router = Router(PolicySettings(name=name), workers)
+    router = RequestRouter(PolicySettings(name=name), workers)
     assert router.on_arrival(request(0, 100)).assignments[0].worker == 1
     for number in (1, 2, 3, 4):
         router.on_arrival(request(number, 100))
@@ -287,7 +287,7 @@ def test_router_serves_others_when_one_worker_has_no_room(name: str) -> None:
 
 
 def test_fit_skips_request_that_fits_nowhere() -> None:
-    router = Router(PolicySettings(name="fit"), [Capacity(kv_tokens=50)])
+    router = RequestRouter(PolicySettings(name="fit"), [Capacity(kv_tokens=50)])
     assert router.on_arrival(request(0, 60)).assignments == ()
     assert [a.request for a in router.on_arrival(request(1, 20)).assignments] == [1]
 
@@ -307,7 +307,7 @@ def test_fit_skips_request_that_fits_nowhere() -> None:
     ],
 )
 def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) -> None:
-    router = Router(PolicySettings(), [CAPACITY] * 2)
+    router = RequestRouter(PolicySettings(), [CAPACITY] * 2)
     with pytest.raises(WorkerError):
         router.on_worker_change(change)
     assert router.states == (WorkerState.SERVING,) * 2
@@ -340,9 +340,9 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
 )
 def test_router_refuses_bad_settings(wrong: dict[str, object]) -> None:
     with pytest.raises(PolicyError):
-        Router(replace(PolicySettings(), **wrong), [Capacity()])  # type: ignore[arg-type]
+        RequestRouter(replace(PolicySettings(), **wrong), [Capacity()])  # type: ignore[arg-type]
 
 
 def test_router_requires_a_worker() -> None:
     with pytest.raises(PolicyError, match="expected 1 to 65536"):
-        Router(PolicySettings(), [])
+        RequestRouter(PolicySettings(), [])

@@ -7,7 +7,7 @@ import pytest
 from helpers.fakes.fake_core_client import configuration, deploy
 from helpers.fakes.late_binding_policy import LateBinding
 
-from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.router import RequestRouter
 from equipoise.balancer.requests.rules import RULES, WhenFull
 from equipoise.hal.errors import ConfigError
 from equipoise.integrations.vllm.request_policy import holds, ranks_of
@@ -47,7 +47,7 @@ def test_routing_settings_override_engine_defaults() -> None:
 def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
     for index, client in enumerate(deploy(2, 3, 2, policy=name).clients):
         policy = client.desk.policy
-        assert isinstance(policy, Router)
+        assert isinstance(policy, RequestRouter)
         assert (policy.settings.front_ends, policy.settings.front_end) == (2, index)
         assert policy.settings.when_full is WhenFull.HOLD
         assert len(policy.states) == 3
@@ -55,7 +55,7 @@ def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
 
 def test_routing_options_reach_the_policy() -> None:
     [client] = deploy(2, 2, policy="fit", options={"window": 7}).clients
-    assert isinstance(client.desk.policy, Router)
+    assert isinstance(client.desk.policy, RequestRouter)
     assert client.desk.policy.settings.window == 7
 
 
