@@ -195,7 +195,7 @@ def open_balancers(
         {model.name: ModelBalancer(model, tuple(opened[model.name])) for model in models}
     )
     if fabric.control.rank == 0:
-        MEMORY.info("device memory of a rank:\n%s", balancers.ledger)
+        MEMORY.info("device memory of a rank:\n%s", balancers.memory_report)
     return balancers
 
 

@@ -147,7 +147,7 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.integrations.vllm.engine_config import sub_window_of
+    from equipoise.balancer.experts.config import sub_window_of
 
     found = sub_window_of(window, interval)
     assert found <= window
@@ -174,7 +174,8 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.integrations.vllm.engine_config import engine_config, sub_window_of
+    from equipoise.balancer.experts.config import sub_window_of
+    from equipoise.integrations.vllm.engine_config import engine_config
 
     asked = EngineSettings(shares="exact", gain=gain, target=target, deadline=3.0)
     found = engine_config(asked, engine(window, interval), 5, 2, 4)

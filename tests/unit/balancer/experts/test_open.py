@@ -75,7 +75,7 @@ def test_model_balancers_log_device_memory_at_start(
     def program(seat: Seat) -> MemoryReport:
         balancers = open_all(seat, [TARGET, DRAFT], by_boundary, settings())
         balancers.close()
-        return balancers.ledger
+        return balancers.memory_report
 
     with caplog.at_level("INFO", "equipoise.memory"):
         ledger, _ = on_ranks(RANKS, program)
