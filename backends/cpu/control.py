@@ -15,7 +15,15 @@ from typing import TypeVar
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.bounded import BoundedCalls
-from equipoise.backends.cpu.store import GONE, await_listener, connect, line, tell_gone, text
+from equipoise.backends.cpu.store import (
+    GONE,
+    await_listener,
+    connect,
+    hold,
+    line,
+    tell_gone,
+    text,
+)
 from equipoise.hal.abroad import ABROAD
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
@@ -42,6 +50,8 @@ class StoreControlPlane:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._where = rendezvous
+        if rendezvous.hosts_store:
+            hold(rendezvous)
         await_listener(rendezvous)
         self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
         self._store = self.bounded(lambda: connect(rendezvous))

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from equipoise.connection import available, is_launched, rendezvous_from
 from equipoise.demo.progress import Progress
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.ranks import Ranks
@@ -12,10 +13,8 @@ from equipoise.demo.record_file import load_record
 from equipoise.demo.settings import Recording, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.demo.traffic import load_phases
-from equipoise.demo.worker import Task, rendezvous_from
+from equipoise.demo.worker import Task
 from equipoise.hal import registry
-from equipoise.hal.capabilities import Unavailable
-from equipoise.hal.errors import BackendUnavailable
 
 
 def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
@@ -58,29 +57,6 @@ def record_demo(settings: RunSettings, recording: Recording, progress: Progress)
     _run_ranks(Task(settings, Path(os.devnull), os.getpid(), recording), progress)
 
 
-def is_launched() -> bool:
-    """Whether a launcher has started this process as a rank: `torchrun`, or see `join_launcher`."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def join_launcher(communicator: str) -> None:
-    """Where the communicator's own launcher (mpiexec) started this process, be the rank it made.
-
-    The environment then says so in torchrun's words, so that everything asks in one way. Without
-    such a launcher, and under torchrun, nothing is done. Collective among the ranks of a launch.
-
-    Raises: as `CommunicatorBackend.joined`.
-    """
-    seat = None if is_launched() else registry.communicator(communicator).joined()
-    if seat is not None:
-        os.environ.update(
-            RANK=str(seat.rank),
-            WORLD_SIZE=str(seat.size),
-            MASTER_ADDR=seat.host,
-            MASTER_PORT=str(seat.port),
-        )
-
-
 def _run_ranks(task: Task, progress: Progress) -> None:
     """Start them all, and wait until they have ended; raises what ended them."""
     host = registry.communicator(task.settings.communicator).host()
@@ -93,8 +69,5 @@ def _run_ranks(task: Task, progress: Progress) -> None:
 
 def with_communicator(settings: RunSettings) -> RunSettings:
     """The settings with a communicator's name in them; raises `BackendUnavailable`."""
-    backend = registry.accelerator(settings.backend)
-    probed = backend.probe()
-    if isinstance(probed, Unavailable):
-        raise BackendUnavailable(f"{settings.backend} cannot run here: {probed.reason}")
+    backend = available(settings.backend)
     return replace(settings, communicator=settings.communicator or backend.communicator)

@@ -14,6 +14,7 @@ from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import Recorder
 from equipoise.balancer.observe.spans import Traced
+from equipoise.connection import blame
 from equipoise.demo.gather import Gatherer
 from equipoise.demo.given import agree, read_given
 from equipoise.demo.grid import Grid
@@ -35,7 +36,6 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
 from equipoise.hal.grouping import GroupFabric
 from equipoise.hal.stream import Role
 
@@ -106,7 +106,7 @@ def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _blame(control, error, settings.deadline * ATTRIBUTION) from error
+        raise blame(control, error, settings.deadline * ATTRIBUTION) from error
 
 
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
@@ -293,15 +293,3 @@ def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
     pairs = zip(prompt.decode(errors="replace"), whole, strict=False)
     kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return whole[:kept], whole[kept:]
-
-
-def _blame(control: ControlPlane, error: Exception, patience: float) -> Exception:
-    """The loss of a rank that explains `error`; otherwise this rank leaves, and says why."""
-    failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
-    cause = error.__cause__ if failed else error
-    assert isinstance(cause, Exception)
-    lost = control.lost(patience) if isinstance(cause, CommunicatorError) else None
-    if lost is None:
-        control.leave(f"failed ({cause})")
-        return cause
-    return RankLost(lost.rank, lost.how, f"{lost.operation}: {cause}")

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import IO, Any
 
+from equipoise.connection import AGENT_STORE
 from equipoise.demo.progress import Progress
 from equipoise.demo.worker import Task
 from equipoise.hal.communicator import RendezvousHost
@@ -105,6 +106,7 @@ class Ranks:
                 "WORLD_SIZE": str(self._task.settings.ranks),
                 "MASTER_ADDR": host,
                 "MASTER_PORT": str(port),
+                AGENT_STORE: "True",
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
                 # The store looks names up with every connection; a silent name server costs 5 s.
