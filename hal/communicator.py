@@ -130,7 +130,8 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one run meet. The store lives in the launcher, not on a rank."""
+    """Where the ranks of one run meet. The store lives in the launcher, not on a rank, wherever the
+    launcher has one."""
 
     rank: int
     size: int
@@ -138,6 +139,10 @@ class Rendezvous:
     port: int
     deadline: float
     """Seconds that any wait may last."""
+    namespace: str = ""
+    """What the keys of this run begin with, in a store that outlives it or that others use too."""
+    hosts_store: bool = False
+    """Whether this rank holds the store at `host`:`port`, because no launcher does."""
 
 
 @runtime_checkable

@@ -69,7 +69,11 @@ if TYPE_CHECKING:
 
 
 class EquipoiseError(Exception):
-    """Root of the tree."""
+    """Base class of every exception that Equipoise raises on purpose.
+
+    Its message is one line: what happened, with the value, and what to do. The tree of classes is
+    at the top of `hal/errors.py`.
+    """
 
 
 class UsageError(EquipoiseError):

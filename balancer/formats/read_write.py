@@ -35,7 +35,11 @@ def known() -> tuple[Format, ...]:
 def read_statistics(path: FilePath) -> Statistics:
     """The statistics in a file, or in a folder; the format is found by suffix and content.
 
-    Raises `FormatError`, in one line that names file, layer and value.
+    Args:
+        path: in any of the formats of docs/formats.md: TensorRT-LLM's, SGLang's, CSV, ...
+
+    Raises:
+        FormatError: the file cannot be read; one line that names file, layer and value.
     """
     bundle = _open(Path(path))
     return _statistics(bundle, _find_format(bundle, STATISTICS_FORMATS, "statistics"))
@@ -44,8 +48,16 @@ def read_statistics(path: FilePath) -> Statistics:
 def read_placement(path: FilePath, *, ranks: int | None = None) -> Arrangement:
     """The placement in a file; the format is found by suffix and content.
 
-    `ranks` is needed where the file does not say it, and must agree where it does. Shares are even
-    where the file has none. Raises `FormatError`, in one line that names file, layer and value.
+    Shares are even where the file has none.
+
+    Args:
+        path: in any of the formats of docs/formats.md: TensorRT-LLM's, vLLM's, SGLang's,
+            vllm-ascend's, NumPy's, ours.
+        ranks: needed where the file does not say it; must agree where it does.
+
+    Raises:
+        FormatError: the file cannot be read; one line that names file, layer and value.
+        RanksUnsaid: nobody says how many ranks there are.
     """
     bundle = _open(Path(path))
     return _placement(bundle, _find_format(bundle, PLACEMENT_FORMATS, "a placement"), ranks)
@@ -73,9 +85,18 @@ def read_either(path: FilePath, *, ranks: int | None = None) -> Statistics | Arr
 def write_statistics(
     path: FilePath, statistics: Statistics, format: str | None = None
 ) -> str | None:
-    """Write a file, or a folder, whole or not at all; what the format loses, in words, or None.
+    """Write a file, or a folder, whole or not at all.
 
-    Without `format` the suffix says it. Raises `FormatError`.
+    Args:
+        path: what is there is replaced.
+        statistics: what to write.
+        format: a name of docs/formats.md; None for the one of the path's suffix.
+
+    Returns:
+        What the format loses, in words, or None.
+
+    Raises:
+        FormatError: no such format, or the system did not take the file.
     """
     form = _choose_format(Path(path), STATISTICS_FORMATS, format)
     form.write(Path(path), statistics)
@@ -84,9 +105,18 @@ def write_statistics(
 
 
 def write_placement(path: FilePath, layout: Arrangement, format: str | None = None) -> str | None:
-    """Write a file whole or not at all; what the format loses, in words, or None.
+    """Write a file whole or not at all.
 
-    Even shares are nothing to lose. Without `format` the suffix says it. Raises `FormatError`.
+    Args:
+        path: what is there is replaced.
+        layout: what to write.
+        format: a name of docs/formats.md; None for the one of the path's suffix.
+
+    Returns:
+        What the format loses, in words, or None. Even shares are nothing to lose.
+
+    Raises:
+        FormatError: no such format, or the system did not take the file.
     """
     form = _choose_format(Path(path), PLACEMENT_FORMATS, format)
     form.write(Path(path), layout)

@@ -23,13 +23,23 @@ UNLIMITED = 1 << 59
 
 
 class RequestRouter:
-    """One front end: its workers, its requests, and the policy that decides; keeps `Policy`.
+    """Decides which data-parallel worker serves a request, and when: one front end's view.
+
+        router = RequestRouter(PolicySettings(name="fit"), [Capacity(slots=128)] * 4)
+        for assignment in router.on_arrival(Request(id="a", size=900)).assignments:
+            send(assignment.request, to=assignment.worker)
+
+    Tell it what happens; each method returns the `Decision` that follows: `assignments`, the
+    requests to send now, and `lost`, those that a lost worker had begun. A request that is in no
+    assignment waits in the router. Decisions are made by the native core, as in `equipoise
+    simulate`. Not to be called by two threads at once.
 
     Args:
-        settings: of the policy.
-        workers: what each takes; they serve.
+        settings: which policy, and how it is set.
+        workers: what each takes at once; they serve.
 
-    Raises PolicyError for settings of which there is no policy.
+    Raises:
+        PolicyError: no policy can be made of these settings.
     """
 
     def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
@@ -67,7 +77,8 @@ class RequestRouter:
         return self._native.pooled()
 
     def on_arrival(self, request: Request) -> Decision:
-        """See `Policy`."""
+        """A request arrived. Raises `RequestError` where it has already, `WorkerError` where it
+        names a worker that does not exist."""
         if request.id in self._handles:
             raise RequestError(f"request {request.id!r} has arrived already")
         worker = -1 if request.worker is None else request.worker
@@ -84,7 +95,10 @@ class RequestRouter:
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
-        """See `Policy`."""
+        """What a step brings: so many tokens for each of these requests, and those that ended.
+
+        Raises `RequestError` for one that is not known, or not on a worker.
+        """
         ended = list(dict.fromkeys(finished))
         handles = [self._handle(name) for name in counts]
         gone = [self._handle(name) for name in ended]
@@ -95,17 +109,20 @@ class RequestRouter:
         return self._decide()
 
     def on_finish(self, request: RequestId) -> Decision:
-        """See `Policy`."""
+        """A request ended. Raises `RequestError` where it is not known."""
         return self.on_tokens({}, (request,))
 
     def on_abort(self, request: RequestId) -> Decision:
-        """See `Policy`."""
+        """A request was given up, wherever it is. Raises `RequestError` where it is not known."""
         self._native.abort(self._handle(request))
         self._forget(request)
         return self._decide()
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
-        """See `Policy`."""
+        """A worker began or ceased to serve, takes another number of requests, or reported.
+
+        Raises `WorkerError` where there is no such worker, or it cannot change so.
+        """
         amounts = None if change.capacity is None else _native_capacity(change.capacity)
         if change.report is not None:
             _check_report(change.report)

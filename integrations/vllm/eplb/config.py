@@ -3,11 +3,14 @@
 In a module without vLLM, so that a benchmark and a test can ask for what a worker gets.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
+from equipoise.balancer.experts.config import (
+    BalancerConfig,
+    PlannerOptions,
+    ShareMode,
+)
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EplbSettings
@@ -67,11 +70,3 @@ def node_count(nodes_of_ranks: Sequence[int]) -> int:
     each, rest = divmod(len(nodes_of_ranks), nodes)
     even = [rank // each for rank in range(len(nodes_of_ranks))] if not rest else []
     return nodes if list(nodes_of_ranks) == even else 1
-
-
-def default_sub_window(window: int, interval: int) -> int:
-    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
-    then rounded down to a multiple."""
-    wanted = max(window / 4, 1.0)
-    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
-    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))

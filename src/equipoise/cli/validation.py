@@ -284,7 +284,7 @@ def _check_backends(settings: RunSettings) -> None:
 
 def _join_launcher(settings: RunSettings) -> None:
     """Raises UsageError where nobody can start the ranks, or others have been started."""
-    from equipoise.demo.launcher import join_launcher
+    from equipoise.connection import join_launcher
     from equipoise.hal import registry
 
     name = settings.communicator or registry.accelerator(settings.backend).communicator

@@ -19,6 +19,7 @@ from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import Recorder
 from equipoise.balancer.observe.trace import RecordedSpan
+from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
 from equipoise.demo.machine import describe_machine
@@ -38,7 +39,6 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.communicator import Communicator, Fabric, Rendezvous
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
 from equipoise.hal.stream import Role
 from equipoise.hal.subgroup import SubgroupFabric
 
@@ -174,7 +174,7 @@ def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
+        raise blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
 
 
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
@@ -367,15 +367,3 @@ def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
     pairs = zip(prompt.decode(errors="replace"), whole, strict=False)
     kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return whole[:kept], whole[kept:]
-
-
-def _blame(control: ControlPlane, error: Exception, patience: float) -> Exception:
-    """The loss of a rank that explains `error`; otherwise this rank leaves, and says why."""
-    failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
-    cause = error.__cause__ if failed else error
-    assert isinstance(cause, Exception)
-    lost = control.lost_rank(patience) if isinstance(cause, CommunicatorError) else None
-    if lost is None:
-        control.announce_exit(f"failed ({cause})")
-        return cause
-    return RankLost(lost.rank, lost.reason, f"{lost.operation}: {cause}")

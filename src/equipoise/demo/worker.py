@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from equipoise.balancer.formats.iterations import Iterations
+from equipoise.connection import rendezvous_from
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import (
@@ -25,8 +25,7 @@ from equipoise.demo.settings import (
     Shares,
     VariantName,
 )
-from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import ControlPlaneLost, EquipoiseError, RankLost
+from equipoise.hal.errors import EquipoiseError, RankLost
 
 FAILED = 3
 """Exit code of a rank that ends with an error."""
@@ -99,24 +98,6 @@ def _recording_of(fields: list[str] | None) -> RecordingSettings | None:
     return (
         None if fields is None else RecordingSettings(Path(fields[0]), Iterations.parse(fields[1]))
     )
-
-
-def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvous:
-    """Where torchrun, or our launcher, says that the ranks meet.
-
-    Raises:
-        ControlLost: the environment is incomplete.
-    """
-    try:
-        return Rendezvous(
-            rank=int(environment["RANK"]),
-            size=int(environment["WORLD_SIZE"]),
-            host=environment["MASTER_ADDR"],
-            port=int(environment["MASTER_PORT"]),
-            deadline=deadline,
-        )
-    except (KeyError, ValueError) as error:
-        raise ControlPlaneLost(f"the environment names no meeting point: {error}") from error
 
 
 class LauncherPipe:

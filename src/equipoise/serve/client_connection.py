@@ -117,7 +117,7 @@ PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "in
 
 
 class ClientListener(web.Server):
-    """Makes a `ClientConnection` for each client.
+    """Makes a `Connection` for each client.
 
     Args:
         handler: answers a request.

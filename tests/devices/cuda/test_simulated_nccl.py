@@ -10,29 +10,29 @@ import pytest
 from cudasim.nccl_library import SimulatedNccl
 from helpers.harnesses.devices import backend
 
-from equipoise.backends.cuda.nccl_api import Api
+from equipoise.backends.cuda.nccl_api import NcclApi
 
 ELSEWHERE = """
 import sys
 from cudasim.nccl_library import SimulatedNccl
-from equipoise.backends.cuda.nccl_api import Api
-print(Api(SimulatedNccl(int)).unique_id().hex(), flush=True)
+from equipoise.backends.cuda.nccl_api import NcclApi
+print(NcclApi(SimulatedNccl(int)).unique_id().hex(), flush=True)
 sys.stdin.read()
 """
 """A first member that says where to meet, and never joins."""
 
 
 @pytest.fixture
-def api() -> Iterator[Api]:
+def api() -> Iterator[NcclApi]:
     with closing(backend("ascend").open(0)):
-        yield Api(SimulatedNccl(int))
+        yield NcclApi(SimulatedNccl(int))
 
 
 def joining() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "cudasim.nccl"]
 
 
-def give_up(api: Api, where: bytes, rank: int) -> list[threading.Thread]:
+def give_up(api: NcclApi, where: bytes, rank: int) -> list[threading.Thread]:
     """Join as one of two, and abort while the other one has not come: threads that are left.
 
     No bound of time ends such a join sooner than HCCL_CONNECT_TIMEOUT, two minutes.
@@ -43,11 +43,11 @@ def give_up(api: Api, where: bytes, rank: int) -> list[threading.Thread]:
     return joining()
 
 
-def test_abort_ends_join_that_waits_for_other_rank(api: Api) -> None:
+def test_abort_ends_join_that_waits_for_other_rank(api: NcclApi) -> None:
     assert give_up(api, api.unique_id(), 0) == []
 
 
-def test_abort_ends_join_that_waits_for_first_rank(api: Api) -> None:
+def test_abort_ends_join_that_waits_for_first_rank(api: NcclApi) -> None:
     command = [sys.executable, "-c", ELSEWHERE]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as first:
