@@ -171,7 +171,7 @@ class PlannerOptions:
                 raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
 
 
-def sub_window_of(window: int, interval: int) -> int:
+def default_sub_window(window: int, interval: int) -> int:
     """Steps that divide the interval, as near to a quarter of the window as can be; the window is
     then rounded down to a multiple."""
     wanted = max(window / 4, 1.0)
@@ -246,7 +246,9 @@ class BalancerConfig:
                 f"least one step, and sub_window {self.sub_window} at least 0"
             )
         if not self.sub_window:
-            sums = sub_window_of(self.window_size, math.gcd(self.window_size, self.step_interval))
+            sums = default_sub_window(
+                self.window_size, math.gcd(self.window_size, self.step_interval)
+            )
             object.__setattr__(self, "sub_window", sums)
         if self.window_size % self.sub_window or self.step_interval % self.sub_window:
             raise ConfigError(

@@ -10,6 +10,7 @@ from equipoise.balancer.experts.config import (
     BalancerConfig,
     PlannerOptions,
     ShareMode,
+    default_sub_window,
 )
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup

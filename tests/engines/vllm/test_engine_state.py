@@ -149,9 +149,9 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.balancer.experts.config import sub_window_of
+    from equipoise.balancer.experts.config import default_sub_window
 
-    found = sub_window_of(window, interval)
+    found = default_sub_window(window, interval)
     assert found <= window
     assert interval % found == 0
     quarter = max(window / 4, 1.0)
@@ -176,12 +176,12 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.balancer.experts.config import sub_window_of
+    from equipoise.balancer.experts.config import default_sub_window
     from equipoise.integrations.vllm.eplb.config import balancer_config
 
     asked = EplbSettings(shares="exact", gain=gain, target=target, deadline=3.0)
     found = balancer_config(asked, engine(window, interval), 5, 2, 4)
-    part = sub_window_of(min(window, interval), interval)
+    part = default_sub_window(min(window, interval), interval)
     assert (found.sub_window, found.step_interval) == (part, interval)
     assert found.window_size == min(window, interval) // part * part
     assert (found.min_gain, found.planner.target) == (round(gain * 65536), target)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise import events
-from equipoise.balancer.experts.config import sub_window_of
+from equipoise.balancer.experts.config import default_sub_window
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.connection import Connection
 from equipoise.hal.errors import ConfigError, EngineError, PlacementError, VoteOutcomeUnknown
@@ -258,7 +258,7 @@ def test_default_sub_window_divides_window_and_interval(window: int, interval: i
         return
     config = equipoise.BalancerConfig(window_size=window, step_interval=interval)
     assert window % config.sub_window == interval % config.sub_window == 0
-    assert config.sub_window == sub_window_of(window, np.gcd(window, interval))
+    assert config.sub_window == default_sub_window(window, np.gcd(window, interval))
 
 
 def test_defaults_of_configuration_are_those_of_vllm() -> None:
