@@ -73,7 +73,7 @@ def forward(balancer: equipoise.ModelBalancer, step: int, picked: torch.Tensor) 
     Routing turns the experts that the gate picked, int32 [tokens, top_k], into slots: an expert's
     rows are divided among its copies by their shares. It counts the load in the same pass.
     """
-    with balancer.reading(0, step):
+    with balancer.reading_slots(0, step):
         balancer.router(0).route(step, picked)
 
 
@@ -93,7 +93,7 @@ class Narrator:
     def __call__(self, event: object) -> None:
         """One line for each event that is part of the story; there are more."""
         match event:
-            case events.LoadReduced(closed=step, load=load):
+            case events.LoadReduced(step=step, load=load):
                 say(step, "load", f"rows by expert, over both ranks: {load[0].tolist()}")
             case events.BalanceMeasured(step=step, imbalance=imbalance):
                 self.imbalance.append(imbalance)
@@ -107,7 +107,7 @@ class Narrator:
             case events.TraceSpan(details={"copies": copies, "bytes received": received}):
                 say("", "staged", f"{copies} copies have come to this rank, {received} bytes")
             case events.RebalanceEnded(record=record, placements=(before, after)):
-                say(record.ended, "commit", f"{record.outcome}, {record.copies} copies moved")
+                say(record.ended_at, "commit", f"{record.outcome}, {record.copies} copies moved")
                 for slot in (before[0] != after[0]).nonzero()[0].tolist():
                     change = f"expert {before[0, slot]} becomes expert {after[0, slot]}"
                     say("", "", f"slot {slot}: {change}")

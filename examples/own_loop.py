@@ -62,7 +62,7 @@ class Layer:
         self, balancer: equipoise.ModelBalancer, step: int, x: Tensor, ids: Tensor
     ) -> Tensor:
         """Each token's experts on it, [tokens, top_k, width]."""
-        with balancer.reading(self.number, step):
+        with balancer.reading_slots(self.number, step):
             router = balancer.router(self.number)
             slots, generation = router.route(step, ids), router.generation
             route = self.exchange.prepare(slots, generation)
@@ -99,7 +99,7 @@ def serve(ranks: equipoise.Connection) -> float:
             ranks.compute.synchronize(ranks.deadline)
         if ranks.rank == 0:
             for report in balancer.reports:
-                line = f"{report.outcome}, {report.slots} copies between ranks"
+                line = f"{report.outcome}, {report.copies} copies between ranks"
                 print(f"step {report.step:3}: {line}")
     return max(differences)
 

@@ -75,7 +75,7 @@ def serve(recorder: Recorder) -> tuple[set[Call], set[Call]]:
             chance = torch.Generator().manual_seed(ranks.rank)
 
             def forward(step: int, picked: torch.Tensor) -> None:
-                with balancer.reading(0, step):
+                with balancer.reading_slots(0, step):
                     balancer.router(0).route(step, picked)
 
             for step in range(STEPS):
