@@ -288,12 +288,12 @@ class CpuStream:
         """
         if (
             threading.current_thread() is not self._worker
-            or self._thread_state.postponed is not None
+            or self._thread_state.deferred_tasks is not None
         ):
             with self._issue_lock:
                 yield
             return
-        tasks = self._thread_state.postponed = []
+        tasks = self._thread_state.deferred_tasks = []
         try:
             with self._issue_lock:
                 yield
@@ -302,15 +302,15 @@ class CpuStream:
                 task.skip(failure)
             raise
         finally:
-            self._thread_state.postponed = None
+            self._thread_state.deferred_tasks = None
         _run_in_place(tasks)
 
     def _submit(self, task: _StreamTask) -> None:
         if threading.current_thread() is self._worker:
-            if self._thread_state.postponed is None:
+            if self._thread_state.deferred_tasks is None:
                 task.run_in_place()
             else:
-                self._thread_state.postponed.append(task)
+                self._thread_state.deferred_tasks.append(task)
             return
         # Under the lock, so that nothing is queued behind the end that `close` puts.
         with self._issue_lock:

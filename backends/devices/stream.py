@@ -117,7 +117,7 @@ class DeviceStream:
             self._thread_state.capture.run(program)
             return
         with self._issue_lock:
-            if self._thread_state.inside:
+            if self._thread_state.in_program:
                 program()
                 return
             self._check()
@@ -185,7 +185,7 @@ class DeviceStream:
                 guards.enter_context(verb.guard())
             for verb in verbs:
                 with verb.scope(self):
-                    self.launch(lambda verb=verb: verb.program(self._native))  # type: ignore[misc]
+                    self.launch(lambda verb=verb: verb.enqueue(self._native))  # type: ignore[misc]
 
     def capture(self, program: Callable[[], object]) -> tuple[GraphPart, ...]:
         """What `program` issues here from the calling thread; none of it runs on the device."""
@@ -231,7 +231,7 @@ class DeviceStream:
 
     def _run(self, program: Callable[[], object]) -> None:
         """The program of a launch; its exception is heard at the next call, or at once (E7)."""
-        self._thread_state.inside = True
+        self._thread_state.in_program = True
         try:
             with self._runtime.current(self._native):
                 program()
@@ -242,7 +242,7 @@ class DeviceStream:
             if not isinstance(failure, Exception):
                 raise
         finally:
-            self._thread_state.inside = False
+            self._thread_state.in_program = False
 
     def _record(self, mark: DeviceRecording) -> None:
         try:

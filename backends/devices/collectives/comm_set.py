@@ -1,6 +1,6 @@
 """A communicator between two rebuilds: its channels, and whether it is still sound."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -180,11 +180,12 @@ class CommSet:
         ends = tuple(self.ranks[place] for place in pair)
         members = self._membership(name, ends, link=True)
         word = "isend" if pair[0] == self.rank else "irecv"
-        make: Callable[[Deadline], CommStream] = lambda p: self._build_comm(
-            members, warm_up_link, p
-        )  # noqa: E731
-        way = LinkSpec(self._context.ccl.name, name, word, self._context.device)
-        return P2PLink(way, make, self._context.builder.deadline)
+
+        def make(deadline: Deadline) -> CommStream:
+            return self._build_comm(members, warm_up_link, deadline)
+
+        spec = LinkSpec(self._context.ccl.name, name, word, self._context.device)
+        return P2PLink(spec, make, self._context.builder.deadline)
 
     def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
         rank = ranks.index(self._context.rank)
