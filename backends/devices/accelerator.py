@@ -132,9 +132,9 @@ class DeviceAccelerator:
 
     def stream_lock(self, deadline: float) -> DeviceStreamLock:
         """A lock of two kinds of words."""
-        made = DeviceStreamLock(self._ops.lock_flags(), deadline, self._lock_watchdog)
-        self._locks.add(made)
-        return made
+        lock = DeviceStreamLock(self._ops.lock_flags(), deadline, self._lock_watchdog)
+        self._locks.add(lock)
+        return lock
 
     def slot_store(self, layout: SlotLayout) -> DeviceSlotStore:
         """Slots in device memory."""

@@ -30,9 +30,9 @@ class GraphSegment:
 
     def issue(self, on: Stream) -> None:
         """Replay it, with what the host does around each verb."""
-        with ExitStack() as around:
-            for verb in self.verbs:
-                around.enter_context(verb.scope(on))
+        with ExitStack() as scopes:
+            for op in self.verbs:
+                scopes.enter_context(op.scope(on))
             on.launch(self.graph.replay)
 
 
@@ -82,13 +82,13 @@ class Capture:
         with self._runtime.current(self._stream):
             program()
 
-    def capture_ops(self, verbs: Sequence[DeviceStreamOp]) -> None:
+    def capture_ops(self, ops: Sequence[DeviceStreamOp]) -> None:
         """Capture the work of verbs."""
-        for verb in verbs:
+        for op in ops:
             segment = self._open_segment()
-            segment.verbs.append(verb)
+            segment.verbs.append(op)
             with self._runtime.current(self._stream):
-                verb.enqueue(self._stream)
+                op.enqueue(self._stream)
 
     def keep_alive(self, what: object) -> None:
         """With the segment in the making: its work points into this."""

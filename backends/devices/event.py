@@ -69,8 +69,8 @@ class DeviceEvent:
 
     def query(self) -> bool:
         """Whether the latest recording has been reached; false while the host still queues it."""
-        mark = self._recording
-        return mark is not None and mark.is_complete()
+        recording = self._recording
+        return recording is not None and recording.is_complete()
 
     def synchronize(self, timeout: float) -> None:
         """Block until the latest recording is reached."""

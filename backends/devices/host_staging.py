@@ -168,12 +168,12 @@ class HostStagedCommunicator:
 
     def exchange(self, round: Exchange) -> HostStagedWork:
         """See `Communicator`."""
-        sent = self._to_host(*(parcel.blob for parcel in round.sends))
-        into = [self._like(parcel.blob) for parcel in round.receives]
+        sent = self._to_host(*(buffer.blob for buffer in round.sends))
+        into = [self._like(buffer.blob) for buffer in round.receives]
         staged = Exchange(
             sends=_parcels(round.sends, sent), receives=_parcels(round.receives, into)
         )
-        blobs = [parcel.blob for parcel in round.receives]
+        blobs = [buffer.blob for buffer in round.receives]
         return self._work(self._inner.exchange(staged), *zip(blobs, into, strict=True))
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
@@ -259,6 +259,6 @@ def _copied(accelerator: Accelerator, copies: Copies) -> Event:
     return event
 
 
-def _parcels(parcels: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
+def _parcels(buffers: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
     """The same peers, other memory."""
-    return tuple(PeerBuffer(parcel.peer, blob) for parcel, blob in zip(parcels, blobs, strict=True))
+    return tuple(PeerBuffer(buffer.peer, blob) for buffer, blob in zip(buffers, blobs, strict=True))

@@ -30,21 +30,21 @@ class IssueLock:
         self._queue: deque[tuple[int, threading.Lock]] = deque()
 
     def __enter__(self) -> bool:
-        mine = threading.get_ident()
+        thread = threading.get_ident()
         with self._lock:
-            if self._owner in (0, mine):
-                self._owner = mine
+            if self._owner in (0, thread):
+                self._owner = thread
                 self._depth += 1
                 return True
-            turn = threading.Lock()
-            turn.acquire()
-            self._queue.append((mine, turn))
-        self._await((mine, turn))
+            ticket_lock = threading.Lock()
+            ticket_lock.acquire()
+            self._queue.append((thread, ticket_lock))
+        self._await((thread, ticket_lock))
         return True
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -68,9 +68,9 @@ class IssueLock:
     def _pass_on(self) -> None:
         self._owner, self._depth = 0, 0
         if self._queue:
-            self._owner, turn = self._queue.popleft()
+            self._owner, ticket_lock = self._queue.popleft()
             self._depth = 1
-            turn.release()
+            ticket_lock.release()
 
 
 def _nothing(_: Stream) -> AbstractContextManager[None]:

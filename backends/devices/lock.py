@@ -145,15 +145,15 @@ class DeviceStreamLock:
     bookkeeping of its acquires and releases anew; their words are part of the captured graph.
     """
 
-    def __init__(self, words: LockFlags, deadline: float, watch: LockWatchdog) -> None:
-        self._flags = words
+    def __init__(self, flags: LockFlags, deadline: float, watchdog: LockWatchdog) -> None:
+        self._flags = flags
         self._deadline = deadline
-        self._watchdog = watch
+        self._watchdog = watchdog
         self._changed = threading.RLock()
         self._state = _DeviceLockState.WRITES
         self._epoch = 0
         self._poisoned = False
-        self._release_flag = words.release_flag()
+        self._release_flag = flags.release_flag()
         self._failure: BaseException | None = None
         self._free_flags: list[AcquireFlag] = []
         self._borrowed_flags: set[AcquireFlag] = set()
@@ -169,12 +169,12 @@ class DeviceStreamLock:
     def acquire(self, stream: Stream) -> None:
         """Make the stream wait for a signal of its own."""
         own = own_stream(stream)
-        word = self._flags.acquire_flag() if own.capturing else self._borrow_flag()
+        flag = self._flags.acquire_flag() if own.capturing else self._borrow_flag()
         try:
-            own.issue(DeviceStreamOp(word.wait, scope=lambda on: self._issuing_acquire(word, on)))
+            own.issue(DeviceStreamOp(flag.wait, scope=lambda on: self._issuing_acquire(flag, on)))
         except BaseException:
             with self._changed:
-                self._borrowed_flags.discard(word)  # refused before anybody waited there
+                self._borrowed_flags.discard(flag)  # refused before anybody waited there
             raise
 
     def release(self, stream: Stream) -> None:
@@ -233,14 +233,14 @@ class DeviceStreamLock:
         """
         expiry = time.monotonic() + timeout
         while not self._next_epoch():
-            left, passing = (
+            left, event = (
                 max(expiry - time.monotonic(), 0.0),
                 next(iter(self._pending_events), None),
             )
-            if passing is not None:
+            if event is not None:
                 # A failed stream has nothing on its way any more.
                 with suppress(StreamFailed):
-                    passing.synchronize(left)
+                    event.synchronize(left)
             elif not poll(lambda: not self._issuing_count, left):
                 raise StreamTimeout(f"a verb of epoch {self._epoch} is still being issued")
         return self._epoch
@@ -255,7 +255,7 @@ class DeviceStreamLock:
                 self._failure = StreamTimeout(late)
             if self._poisoned:
                 self._deliver_signals()
-            return any(not section.has_signal for section in self._acquires)
+            return any(not acquire.has_signal for acquire in self._acquires)
 
     def on_watchdog_failure(self, failure: BaseException) -> None:
         """The watchdog could not look: void, with that cause."""
@@ -279,82 +279,82 @@ class DeviceStreamLock:
                 self._issuing_count -= 1
 
     @contextmanager
-    def _issuing_acquire(self, word: AcquireFlag, on: Stream) -> Iterator[None]:
+    def _issuing_acquire(self, flag: AcquireFlag, stream: Stream) -> Iterator[None]:
         """Around the wait of an acquire, or around a replay in which it is."""
-        section = _PendingAcquire(word, on, DeviceEvent(), DeviceEvent())
+        acquire = _PendingAcquire(flag, stream, DeviceEvent(), DeviceEvent())
         with self._issuing():
             with self._changed:
-                earlier = [s for s in self._acquires if s.flag is word and s.stream is not on]
-                self._acquires.append(section)
+                earlier = [s for s in self._acquires if s.flag is flag and s.stream is not stream]
+                self._acquires.append(acquire)
             try:
                 for other in earlier:
-                    on.wait(other.after_wait)  # else both would go on with one signal
-                on.record(section.before_wait)
+                    stream.wait(other.after_wait)  # else both would go on with one signal
+                stream.record(acquire.before_wait)
                 with self._changed:
                     self._deliver_signals()
                     self._watchdog.add(self)
                 yield
-                on.record(section.after_wait)
+                stream.record(acquire.after_wait)
             except BaseException:
-                self._cancel_acquire(section)
+                self._cancel_acquire(acquire)
                 raise
             with self._changed:
-                self._pending_events.append(section.after_wait)
+                self._pending_events.append(acquire.after_wait)
                 self._watchdog.add(self)
 
-    def _cancel_acquire(self, section: _PendingAcquire) -> None:
+    def _cancel_acquire(self, acquire: _PendingAcquire) -> None:
         """Nobody waits there: the next one gets its signal, and its word is nobody's any more."""
         with self._changed:
-            self._acquires.remove(section)
-            self._borrowed_flags.discard(section.flag)
-            if section.has_signal and not self._poisoned:
+            self._acquires.remove(acquire)
+            self._borrowed_flags.discard(acquire.flag)
+            if acquire.has_signal and not self._poisoned:
                 self._state = _DeviceLockState.FULL
                 self._deliver_signals()
 
     @contextmanager
-    def _issuing_release(self, on: Stream) -> Iterator[None]:
+    def _issuing_release(self, stream: Stream) -> Iterator[None]:
         """Around the setting of the empty word, or around a replay in which it is."""
         with self._issuing():
             with self._changed:
-                section, left = self._unreleased(on), DeviceEvent()
-                if section is None:
+                acquire, left = self._unreleased(stream), DeviceEvent()
+                if acquire is None:
                     raise LockMisuse("a replayed release has no acquire to follow")
-                section.release_issued = True
+                acquire.release_issued = True
             try:
                 yield
-                on.record(left)
+                stream.record(left)
             except BaseException:
-                section.release_issued = False
+                acquire.release_issued = False
                 raise
             with self._changed:
                 self._pending_events.append(left)
 
-    def _unreleased(self, on: Stream) -> _PendingAcquire | None:
+    def _unreleased(self, stream: Stream) -> _PendingAcquire | None:
         """The acquire that a release on that stream belongs to: its own stream's come first."""
         with self._changed:
-            kept = [section for section in self._acquires if not section.release_issued]
-        mine = [section for section in kept if section.stream is on]
-        return next(iter(mine or kept), None)
+            unreleased = [acquire for acquire in self._acquires if not acquire.release_issued]
+        own = [acquire for acquire in unreleased if acquire.stream is stream]
+        return next(iter(own or unreleased), None)
 
     def _deliver_signals(self) -> None:
         """Give the signal to the first acquire that has none; a poison gives all of them one.
 
         A word that several replays wait for is given again only when the earlier one has taken it.
         """
-        for section in self._acquires:
-            if section.has_signal or (self._poisoned and self._flag_in_use(section)):
+        for acquire in self._acquires:
+            if acquire.has_signal or (self._poisoned and self._flag_in_use(acquire)):
                 continue
             if not self._poisoned and self._state is not _DeviceLockState.FULL:
                 return
-            section.has_signal = True
+            acquire.has_signal = True
             self._state = _DeviceLockState.READS
-            section.flag.signal()
+            acquire.flag.signal()
 
-    def _flag_in_use(self, section: _PendingAcquire) -> bool:
+    def _flag_in_use(self, acquire: _PendingAcquire) -> bool:
         """Whether an earlier acquire was given the same word and may not have taken it."""
-        earlier = self._acquires[: self._acquires.index(section)]
+        earlier = self._acquires[: self._acquires.index(acquire)]
         return any(
-            s.flag is section.flag and not (s.has_signal and s.after_wait.query()) for s in earlier
+            s.flag is acquire.flag and not (s.has_signal and s.after_wait.query()) for s in earlier
         )
 
     def _overdue(self, now: float) -> bool:
@@ -363,29 +363,29 @@ class DeviceStreamLock:
         Of each stream only the first acquire without a signal is reached: the others stand behind.
         """
         first: dict[Stream, _PendingAcquire] = {}
-        for section in self._acquires:
-            if not section.has_signal:
-                first.setdefault(section.stream, section)
-        for section in first.values():
-            if section.waiting_since is None and section.before_wait.query():
-                section.waiting_since = now
+        for acquire in self._acquires:
+            if not acquire.has_signal:
+                first.setdefault(acquire.stream, acquire)
+        for acquire in first.values():
+            if acquire.waiting_since is None and acquire.before_wait.query():
+                acquire.waiting_since = now
         stood = [
-            now - section.waiting_since
-            for section in first.values()
-            if section.waiting_since is not None
+            now - acquire.waiting_since
+            for acquire in first.values()
+            if acquire.waiting_since is not None
         ]
         return max(stood, default=0.0) > self._deadline
 
     def _collect_done(self) -> None:
         """Forget what has passed; its words can be lent again."""
         self._pending_events = [event for event in self._pending_events if not event.query()]
-        kept: list[_PendingAcquire] = []
-        for section in self._acquires:
-            if section.release_issued and section.has_signal and section.after_wait.query():
-                self._return_flag(section)
+        remaining: list[_PendingAcquire] = []
+        for acquire in self._acquires:
+            if acquire.release_issued and acquire.has_signal and acquire.after_wait.query():
+                self._return_flag(acquire)
             else:
-                kept.append(section)
-        self._acquires = kept
+                remaining.append(acquire)
+        self._acquires = remaining
 
     def _next_epoch(self) -> bool:
         """Begin it, unless a verb is being issued or has not been passed."""
@@ -395,8 +395,8 @@ class DeviceStreamLock:
                 self._deliver_signals()
             if self._issuing_count or self._pending_events:
                 return False
-            for section in self._acquires:
-                self._return_flag(section)
+            for acquire in self._acquires:
+                self._return_flag(acquire)
             self._acquires = []
             self._state, self._poisoned, self._failure = _DeviceLockState.WRITES, False, None
             self._release_flag.clear()
@@ -407,16 +407,16 @@ class DeviceStreamLock:
         with self._changed:
             if not self._free_flags:
                 self._collect_done()
-            word = self._free_flags.pop() if self._free_flags else self._flags.acquire_flag()
-            self._borrowed_flags.add(word)
-            return word
+            flag = self._free_flags.pop() if self._free_flags else self._flags.acquire_flag()
+            self._borrowed_flags.add(flag)
+            return flag
 
-    def _return_flag(self, section: _PendingAcquire) -> None:
+    def _return_flag(self, acquire: _PendingAcquire) -> None:
         """The word is free again, unless a graph keeps it or the vendor has no more use for it."""
-        if section.flag in self._borrowed_flags:
-            self._borrowed_flags.remove(section.flag)
-            if section.flag.reusable:
-                self._free_flags.append(section.flag)
+        if acquire.flag in self._borrowed_flags:
+            self._borrowed_flags.remove(acquire.flag)
+            if acquire.flag.reusable:
+                self._free_flags.append(acquire.flag)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:

@@ -94,9 +94,9 @@ class DeviceRuntime:
 
     def wrap_stream(self, index: int, stream: Any) -> Any:
         """The module's own object for an engine's stream of that device. Raises `Unsupported`."""
-        wanted = torch.device(self.device_type, index)
-        if not isinstance(stream, torch.Stream) or stream.device != wanted:
-            raise Unsupported(f"not a stream of {wanted}: {stream!r}")
+        device = torch.device(self.device_type, index)
+        if not isinstance(stream, torch.Stream) or stream.device != device:
+            raise Unsupported(f"not a stream of {device}: {stream!r}")
         names = ("stream_id", "device_index", "device_type")
         return self.module().Stream(**{name: getattr(stream, name) for name in names})
 

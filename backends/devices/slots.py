@@ -71,14 +71,14 @@ class DeviceSlotStore:
     Args:
         layout: the slots; their memory is the caller's.
         device: where the staging is made.
-        verbs: copy and fingerprint bytes there.
+        byte_ops: copy and fingerprint bytes there.
     """
 
-    def __init__(self, layout: SlotLayout, device: Device, verbs: ByteOps) -> None:
+    def __init__(self, layout: SlotLayout, device: Device, byte_ops: ByteOps) -> None:
         self._layout = layout
         self._device = device
-        self._byte_ops = verbs
-        self._slots = [[verbs.view(segment) for segment in slot] for slot in layout.slots]
+        self._byte_ops = byte_ops
+        self._slots = [[byte_ops.view(segment) for segment in slot] for slot in layout.slots]
         self._hazards = HazardTracker(DeviceEvent)
         self._readers = ReaderRegistry(DeviceEvent)
         self._leases = LeaseTable()
@@ -92,43 +92,43 @@ class DeviceSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        numbers = self._known(slots, "slot")
-        rows = self._rows(blob, len(numbers))
+        indices = self._known(slots, "slot")
+        rows = self._rows(blob, len(indices))
         check_reachable(blob, "the blob")
         pairs = [
-            pair for n, row in zip(numbers, rows, strict=True) for pair in self._pieces(row, n)
+            pair for n, row in zip(indices, rows, strict=True) for pair in self._pieces(row, n)
         ]
 
         def program() -> None:
             record_stream_use(stream, blob)
             self._byte_ops.copy(pairs)
 
-        self._issue(program, stream, reads=_slots(numbers))
+        self._issue(program, stream, reads=_slots(indices))
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        numbers = self._known(staging, "staging")
-        check_packed_blob(self._layout, blob, len(numbers))
+        indices = self._known(staging, "staging")
+        check_packed_blob(self._layout, blob, len(indices))
         source = self._staged(blob)
-        rows = self._rows(source, len(numbers))
-        pairs = [(self._staging[n], row) for n, row in zip(numbers, rows, strict=True)]
+        rows = self._rows(source, len(indices))
+        pairs = [(self._staging[n], row) for n, row in zip(indices, rows, strict=True)]
 
         def program() -> None:
             record_stream_use(stream, source)
             self._byte_ops.copy(pairs)
 
-        self._issue(program, stream, writes=_staging(numbers))
+        self._issue(program, stream, writes=_staging(indices))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        numbers = self._known(slots, "slot")
-        if len(numbers) != len(sources):
-            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        indices = self._known(slots, "slot")
+        if len(indices) != len(sources):
+            raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [source_segments(self._layout, source) for source in sources]
         given = [segment for block in blocks for segment in block]
-        views = [view for slot in numbers for view in self._slots[slot]]
+        views = [view for slot in indices for view in self._slots[slot]]
         pieces = [self._staged(self._byte_ops.view(segment)) for segment in given]
         pairs = list(zip(views, pieces, strict=True))
 
@@ -136,43 +136,43 @@ class DeviceSlotStore:
             record_stream_use(stream, *(segment.data for segment in given))
             self._byte_ops.copy(pairs)
 
-        self._issue_write(program, stream, numbers)
+        self._issue_write(program, stream, indices)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
         buffers = self._known([staging for staging, _ in copies], "staging")
-        numbers = self._known([slot for _, slot in copies], "slot")
+        indices = self._known([slot for _, slot in copies], "slot")
 
-        moves = zip(buffers, numbers, strict=True)
+        moves = zip(buffers, indices, strict=True)
         pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
-        back = [(segment, piece) for piece, segment in pairs]
+        copies_back = [(segment, piece) for piece, segment in pairs]
         self._issue_write(
-            lambda: self._byte_ops.copy(back), stream, numbers, reads=_staging(buffers)
+            lambda: self._byte_ops.copy(copies_back), stream, indices, reads=_staging(buffers)
         )
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        numbers = self._known(slots, "slot")
-        self._check_sums(out, len(numbers))
+        indices = self._known(slots, "slot")
+        self._check_sums(out, len(indices))
 
         def program() -> None:
             record_stream_use(stream, out)
-            for place, slot in enumerate(numbers):
+            for place, slot in enumerate(indices):
                 self._byte_ops.checksum_parts(self._slots[slot], out[place], stream)
 
-        self._issue(program, stream, reads=_slots(numbers))
+        self._issue(program, stream, reads=_slots(indices))
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        numbers = self._known(staging, "staging")
-        self._check_sums(out, len(numbers))
+        indices = self._known(staging, "staging")
+        self._check_sums(out, len(indices))
 
         def program() -> None:
             record_stream_use(stream, out)
-            for place, buffer in enumerate(numbers):
+            for place, buffer in enumerate(indices):
                 self._byte_ops.checksum_parts([self._staging[buffer]], out[place], stream)
 
-        self._issue(program, stream, reads=_staging(numbers))
+        self._issue(program, stream, reads=_staging(indices))
 
     def attach(self, stream: Stream) -> AttachedReader:
         """From now on commits and writes respect what is launched on `stream`."""
@@ -224,10 +224,8 @@ class DeviceSlotStore:
                 yield
             self._readers.resume_readers(held, done)
 
-        verb = DeviceStreamOp(
-            lambda _: program(), lambda: self._leases.exclude_leased(slots), around
-        )
-        own_stream(stream).issue(verb)
+        op = DeviceStreamOp(lambda _: program(), lambda: self._leases.exclude_leased(slots), around)
+        own_stream(stream).issue(op)
 
     def _register_stream(self, stream: DeviceStream) -> None:
         """Order a stream behind the birth of the store; let the allocator know that it comes here.
@@ -257,9 +255,9 @@ class DeviceSlotStore:
         with self._device.runtime.allowed_in_capture():
             return to_pinned(source)
 
-    def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
+    def _known(self, indices: Sequence[int], what: str) -> tuple[int, ...]:
         return check_numbers(
-            numbers, len(self._slots) if what == "slot" else self._layout.staging, what
+            indices, len(self._slots) if what == "slot" else self._layout.staging, what
         )
 
     def _check_sums(self, out: Tensor, count: int) -> None:
@@ -275,9 +273,9 @@ def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
     return made, born
 
 
-def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("slot", number) for number in numbers)
+def _slots(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", index) for index in indices)
 
 
-def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("staging", number) for number in numbers)
+def _staging(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", index) for index in indices)

@@ -48,7 +48,7 @@ class DeviceStream:
         name: str,
         device: Device,
         native_stream: Any,
-        gate: IssueLock,
+        issue_lock: IssueLock,
         adopted: bool = False,
     ) -> None:
         self._role = role
@@ -56,7 +56,7 @@ class DeviceStream:
         self._device = device
         self._runtime = device.runtime
         self._native = native_stream
-        self._issue_lock = gate
+        self._issue_lock = issue_lock
         self._adopted = adopted
         self._failure: BaseException | None = None
         self._closed = False
@@ -141,13 +141,13 @@ class DeviceStream:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
             capture.add_host_call(lambda stream: stream.wait(own))
             return
-        mark = own.latest()
+        recording = own.latest()
         with self._issue_lock:
             self._check()
-            if mark.failure is not None:
-                self.fail(mark.failure)
+            if recording.failure is not None:
+                self.fail(recording.failure)
                 self._check()
-            self._call(lambda: mark.block_stream(self._native))
+            self._call(lambda: recording.block_stream(self._native))
 
     def synchronize(self, timeout: float) -> None:
         """Block until the device has come here; polled, since the vendor's wait has no time-out.
@@ -157,35 +157,35 @@ class DeviceStream:
         """
         if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
-        mark = DeviceRecording(self._device)
+        recording = DeviceRecording(self._device)
         with self._issue_lock:
             try:
-                mark.record(self._native)
+                recording.record(self._native)
             except RuntimeError as failure:
-                mark.fail(failure)
-        if not poll(mark.is_complete, timeout):
+                recording.fail(failure)
+        if not poll(recording.is_complete, timeout):
             raise StreamTimeout(f"the end of {self._name} was not reached within {timeout:g} s")
-        if mark.failure is not None:
-            self.fail(mark.failure)
+        if recording.failure is not None:
+            self.fail(recording.failure)
         self._ask_for_errors()
         self._check()
 
-    def issue(self, *verbs: DeviceStreamOp) -> None:
+    def issue(self, *ops: DeviceStreamOp) -> None:
         """Issue verbs back to back, or capture them.
 
         Raises `Unsupported` in a capture of the vendor's that somebody else makes.
         """
         if self._thread_state.capture is not None:
-            self._thread_state.capture.capture_ops(verbs)
+            self._thread_state.capture.capture_ops(ops)
             return
         if self._runtime.is_captured(self._native):
             raise Unsupported("a capture that is not ours: its replays would come without a word")
         with self._issue_lock, ExitStack() as guards:
-            for verb in verbs:
-                guards.enter_context(verb.guard())
-            for verb in verbs:
-                with verb.scope(self):
-                    self.launch(lambda verb=verb: verb.enqueue(self._native))  # type: ignore[misc]
+            for op in ops:
+                guards.enter_context(op.guard())
+            for op in ops:
+                with op.scope(self):
+                    self.launch(lambda op=op: op.enqueue(self._native))  # type: ignore[misc]
 
     def capture(self, program: Callable[[], object]) -> tuple[GraphPart, ...]:
         """What `program` issues here from the calling thread; none of it runs on the device."""
@@ -208,8 +208,8 @@ class DeviceStream:
             raise Unsupported("a graph cannot be captured into another")
         with self._issue_lock, ExitStack() as guards:
             for part in parts:
-                for verb in part.verbs:
-                    guards.enter_context(verb.guard())
+                for op in part.verbs:
+                    guards.enter_context(op.guard())
             for part in parts:
                 part.issue(self)
 
@@ -244,13 +244,13 @@ class DeviceStream:
         finally:
             self._thread_state.in_program = False
 
-    def _record(self, mark: DeviceRecording) -> None:
+    def _record(self, recording: DeviceRecording) -> None:
         try:
             self._check()
-            self._call(lambda: mark.record(self._native))
+            self._call(lambda: recording.record(self._native))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
-            mark.fail(refusal.__cause__ or refusal)
+            recording.fail(refusal.__cause__ or refusal)
             raise
 
     def _call(self, call: Callable[[], object]) -> None:

@@ -32,15 +32,15 @@ class Bootstrap:
         control: carries the ballots.
         question: their common beginning; used once in a run, or again after `withdraw`.
         ranks: members, numbers of the run.
-        patience: how long this rank listens.
+        deadline: how long this rank listens.
     """
 
     def __init__(
-        self, control: StoreControlPlane, question: str, ranks: tuple[int, ...], patience: Deadline
+        self, control: StoreControlPlane, question: str, ranks: tuple[int, ...], deadline: Deadline
     ) -> None:
         self._control = control
         self._question = question
-        self._deadline = patience
+        self._deadline = deadline
         self._published: list[str] = []
         self.ranks = ranks
 
@@ -89,23 +89,23 @@ class InitLock:
     Args:
         control: whose store holds the locks.
         library: by its name; each has turns of its own.
-        what: is made under it; no other turn of the run has that name.
+        label: is made under it; no other turn of the run has that name.
         ranks: members of what is made, numbers of the run.
-        patience: how long to wait.
+        deadline: how long to wait.
     """
 
     def __init__(
         self,
         control: StoreControlPlane,
         library: str,
-        what: str,
+        label: str,
         ranks: Sequence[int],
-        patience: Deadline,
+        deadline: Deadline,
     ) -> None:
         self._control = control
         self._keys = tuple(f"{library}/turn/{rank}" for rank in sorted(ranks))
-        self._token = f"{control.rank} {what}"
-        self._deadline = patience
+        self._token = f"{control.rank} {label}"
+        self._deadline = deadline
         self._held: list[str] = []
 
     def __enter__(self) -> None:
@@ -119,7 +119,7 @@ class InitLock:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -128,12 +128,12 @@ class InitLock:
 
     def _take(self, key: str) -> None:
         pause = MIN_PAUSE
-        while (holder := self._try(key)) != self._token:
+        while (owner := self._try(key)) != self._token:
             left = self._deadline.remaining
             if left == 0.0:
-                rank, _, what = holder.partition(" ")
+                rank, _, label = owner.partition(" ")
                 raise CommunicatorFailed(
-                    f"timed out waiting for the turn that rank {rank} holds to make {what}"
+                    f"timed out waiting for the turn that rank {rank} holds to make {label}"
                 )
             time.sleep(min(pause, left))
             pause = min(2 * pause, MAX_PAUSE)
@@ -148,21 +148,21 @@ class InitLock:
 
     def _try(self, key: str) -> str:
         """Take it if it is free: who has it now."""
-        holder = self._swap(key, "", self._token)  # the first turn of all
-        if holder == FREE:
-            holder = self._swap(key, FREE, self._token)
-        if holder != self._token and self._lost(holder):
-            holder = self._swap(key, holder, self._token)
-        return holder
+        owner = self._swap(key, "", self._token)  # the first turn of all
+        if owner == FREE:
+            owner = self._swap(key, FREE, self._token)
+        if owner != self._token and self._lost(owner):
+            owner = self._swap(key, owner, self._token)
+        return owner
 
-    def _lost(self, holder: str) -> bool:
+    def _lost(self, owner: str) -> bool:
         loss = self._control.lost_rank(0.0)
-        return loss is not None and holder.split()[0] == str(loss.rank)
+        return loss is not None and owner.split()[0] == str(loss.rank)
 
-    def _swap(self, key: str, wanted: str, replacement: str) -> str:
+    def _swap(self, key: str, expected: str, replacement: str) -> str:
         """Replace what is there if it is as wanted: what is there then."""
         store = self._control.store
         found = self._control.call_store(
-            lambda: store.compare_set(key, wanted, replacement), STORE_TIMEOUT
+            lambda: store.compare_set(key, expected, replacement), STORE_TIMEOUT
         )
         return found.decode() if isinstance(found, bytes) else str(found)

@@ -112,7 +112,7 @@ class CclComm(Protocol):
         """Bytes to and from each rank, int8; no counts at all mean even parts."""
         ...
 
-    def message(self, way: str, blob: Tensor, peer: int) -> CclHandle:
+    def message(self, operation: str, blob: Tensor, peer: int) -> CclHandle:
         """One message, `isend` or `irecv`, of a group in which messages go one way only.
 
         A send ends when its receive does, or later: one that nobody receives never ends (P3).
@@ -120,7 +120,7 @@ class CclComm(Protocol):
         ...
 
     def batch(
-        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+        self, operations: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
     ) -> CclHandle:
         """A round of messages, at most one a peer and direction; one handle for all of them.
 
@@ -233,7 +233,7 @@ class Ccl(Protocol):
         ...
 
     def init_comm(
-        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+        self, spec: CommSpec, device: Device, bootstrap: Bootstrap, warmup: Warmup
     ) -> tuple[CclComm, WarmupOps]:
         """Make a group together with its members, all of which are about to call this.
 

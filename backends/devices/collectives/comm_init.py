@@ -47,9 +47,9 @@ def warm_up_group(group: CclComm, rank: int, size: int, device: Any) -> WarmupOp
     group.all_to_all(into, given, [1] * size, [1] * size)
     peers = [peer for peer in range(size) if peer != rank]
     if peers:
-        ways = ["irecv"] * len(peers) + ["isend"] * len(peers)
+        operations = ["irecv"] * len(peers) + ["isend"] * len(peers)
         blobs = [part[peer : peer + 1] for part in (into, given) for peer in peers]
-        group.batch(ways, blobs, peers + peers)
+        group.batch(operations, blobs, peers + peers)
     last = group.all_reduce(word)
     return WarmupOps(last, (word, words, into, given, byte), byte)
 
@@ -102,10 +102,10 @@ class PendingComms:
         self._lock = threading.Lock()
         self._under_way: dict[Future[CommStream], tuple[CommBuilder, CommSpec]] = {}
 
-    def add(self, made: Future[CommStream], builder: "CommBuilder", membership: CommSpec) -> None:
+    def add(self, made: Future[CommStream], builder: "CommBuilder", spec: CommSpec) -> None:
         """It is being made from now on."""
         with self._lock:
-            self._under_way[made] = builder, membership
+            self._under_way[made] = builder, spec
 
     def remove(self, made: Future[CommStream]) -> None:
         """The library has returned, with or without a channel."""
@@ -116,14 +116,14 @@ class PendingComms:
         """Forget what `builder` makes with a lost rank: it will never issue all of its operations,
         and the survivors must be able to make others."""
         with self._lock:
-            for made, (owner, membership) in list(self._under_way.items()):
-                if owner is builder and lost in membership.ranks:
+            for made, (owner, spec) in list(self._under_way.items()):
+                if owner is builder and lost in spec.ranks:
                     del self._under_way[made]
 
     def names(self) -> tuple[str, ...]:
         """What is being made."""
         with self._lock:
-            return tuple(membership.name for _, membership in self._under_way.values())
+            return tuple(spec.name for _, spec in self._under_way.values())
 
 
 PENDING_COMMS = PendingComms()
@@ -154,7 +154,7 @@ class CommBuilder:
         self._given_up.set()
         self._drop_lost()  # later nobody can ask this control plane who was lost
 
-    def build(self, plan: CommPlan, patience: Deadline) -> CommStream:
+    def build(self, plan: CommPlan, deadline: Deadline) -> CommStream:
         """Make a channel together with all its members, every one of which calls this.
 
         After a failure all of them may call it again. Raises `CommunicatorFailed` when a member
@@ -162,9 +162,11 @@ class CommBuilder:
         """
         UNRELEASED_COMMS.release_idle()
         name = plan.spec.name
-        talk = Bootstrap(self._control, f"{self._library.name}/{name}", plan.spec.ranks, patience)
+        bootstrap = Bootstrap(
+            self._control, f"{self._library.name}/{name}", plan.spec.ranks, deadline
+        )
         try:
-            channel = self._agree_on_attempt(plan, talk, patience)
+            comm_stream = self._agree_on_attempt(plan, bootstrap, deadline)
         except BallotIncomplete as error:
             raise CommunicatorFailed(
                 f"{name}: the ranks did not all meet in time: no word from rank(s) {error.missing}"
@@ -174,69 +176,69 @@ class CommBuilder:
         finally:
             # After a success every member has heard everything, for its greeting has ended.
             with suppress(ControlError):
-                talk.withdraw()
+                bootstrap.withdraw()
         self._attempts.pop(name, None)
-        return channel
+        return comm_stream
 
-    def _agree_on_attempt(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
+    def _agree_on_attempt(
+        self, plan: CommPlan, bootstrap: Bootstrap, deadline: Deadline
+    ) -> CommStream:
         """Agree on the attempt, and that all members are about to make it."""
-        membership = plan.spec
-        talk.barrier("here", membership.ranks)
-        if membership.rank > 0:
-            number = self._receive_attempt(membership, talk, patience)
-            self._await_earlier(membership.name, patience)
-            return self._try(plan, number, patience)
-        with self._init_lock(membership, patience):
-            self._await_earlier(membership.name, patience)
-            number = self._attempts.get(membership.name, -1) + 1
-            talk.publish("turn", b"%d" % number)
-            return self._try(plan, number, patience)
+        spec = plan.spec
+        bootstrap.barrier("here", spec.ranks)
+        if spec.rank > 0:
+            number = self._receive_attempt(spec, bootstrap, deadline)
+            self._await_earlier(spec.name, deadline)
+            return self._try(plan, number, deadline)
+        with self._init_lock(spec, deadline):
+            self._await_earlier(spec.name, deadline)
+            number = self._attempts.get(spec.name, -1) + 1
+            bootstrap.publish("turn", b"%d" % number)
+            return self._try(plan, number, deadline)
 
-    def _init_lock(self, membership: CommSpec, patience: Deadline) -> AbstractContextManager[None]:
+    def _init_lock(self, spec: CommSpec, deadline: Deadline) -> AbstractContextManager[None]:
         """Of all members, where the library can make only one at a time on a rank."""
         if not self._library.one_at_a_time:
             return nullcontext()
-        return InitLock(
-            self._control, self._library.name, membership.name, membership.ranks, patience
-        )
+        return InitLock(self._control, self._library.name, spec.name, spec.ranks, deadline)
 
-    def _receive_attempt(self, membership: CommSpec, talk: Bootstrap, patience: Deadline) -> int:
+    def _receive_attempt(self, spec: CommSpec, bootstrap: Bootstrap, deadline: Deadline) -> int:
         """The number of the first member's attempt, a new one."""
-        (first, *_), name = membership.ranks, membership.name
+        (first, *_), name = spec.ranks, spec.name
         while True:
-            (said,) = talk.wait_for("turn", (first,))
+            (said,) = bootstrap.wait_for("turn", (first,))
             if int(said) > self._attempts.get(name, -1):
                 return int(said)
-            if patience.remaining == 0.0:
+            if deadline.remaining == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: rank {first} is still in attempt {int(said)}, which failed here"
                 )
             time.sleep(EARLIER_POLL_INTERVAL)
 
-    def _try(self, plan: CommPlan, number: int, patience: Deadline) -> CommStream:
+    def _try(self, plan: CommPlan, number: int, deadline: Deadline) -> CommStream:
         """One attempt. The members are asked whether they are ready before the library is: what it
         opens for a meeting that does not take place it never closes."""
-        membership = plan.spec
-        self._attempts[membership.name] = number
+        spec = plan.spec
+        self._attempts[spec.name] = number
         if number:
-            plan = replace(plan, spec=membership.for_attempt(number))
-        question = f"{self._library.name}/{membership.name}/{number}"
-        talk = Bootstrap(self._control, question, membership.ranks, patience)
-        if membership.rank > 0:
-            talk.publish("ready")
+            plan = replace(plan, spec=spec.for_attempt(number))
+        question = f"{self._library.name}/{spec.name}/{number}"
+        bootstrap = Bootstrap(self._control, question, spec.ranks, deadline)
+        if spec.rank > 0:
+            bootstrap.publish("ready")
         else:
-            talk.barrier("ready", membership.ranks)
-        channel = self._make(plan, talk, patience)
+            bootstrap.barrier("ready", spec.ranks)
+        comm_stream = self._make(plan, bootstrap, deadline)
         # Not after a failure: whoever comes later goes on to the library, and hears its reason.
         with suppress(ControlError):
-            talk.withdraw()
-        return channel
+            bootstrap.withdraw()
+        return comm_stream
 
-    def _await_earlier(self, name: str, patience: Deadline) -> None:
+    def _await_earlier(self, name: str, deadline: Deadline) -> None:
         """Wait until nothing is being made here that was given up, where the library needs that."""
         while self._library.one_at_a_time and (earlier := PENDING_COMMS.names()):
             self._drop_lost()
-            if patience.remaining == 0.0:
+            if deadline.remaining == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: {self._library.title} is still making {earlier[0]}, "
                     "which was begun before and cannot be stopped"
@@ -247,31 +249,31 @@ class CommBuilder:
         if PENDING_COMMS.names() and (loss := self._control.lost_rank(0.0)) is not None:
             PENDING_COMMS.forget_lost(self, loss.rank)
 
-    def _make(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
+    def _make(self, plan: CommPlan, bootstrap: Bootstrap, deadline: Deadline) -> CommStream:
         name, title = plan.spec.name, self._library.title
         made: Future[CommStream] = Future()
         PENDING_COMMS.add(made, self, plan.spec)
-        self._run_on_thread(lambda: self._init_and_warm_up(plan, talk), made, name)
+        self._run_on_thread(lambda: self._init_and_warm_up(plan, bootstrap), made, name)
         try:
-            channel = made.result(patience.remaining)
+            comm_stream = made.result(deadline.remaining)
         except TimeoutError as error:
             made.add_done_callback(_keep_late_comm)
             raise CommunicatorFailed(f"{name}: {title} did not make it in time") from error
         except RuntimeError as error:
             why = " ".join(str(error).split())
             raise CommunicatorFailed(f"{name}: {title} did not make it: {why}") from error
-        while (fate := channel.warmup.poll()) is OpStatus.IN_FLIGHT and patience.remaining:
+        while (status := comm_stream.warmup.poll()) is OpStatus.IN_FLIGHT and deadline.remaining:
             time.sleep(POLL_INTERVAL)
-        if fate is OpStatus.DONE:
-            return channel
-        UNRELEASED_COMMS.keep(channel)
-        raise CommunicatorFailed(f"{name}: the greeting did not end: {channel.warmup.error}")
+        if status is OpStatus.DONE:
+            return comm_stream
+        UNRELEASED_COMMS.keep(comm_stream)
+        raise CommunicatorFailed(f"{name}: the greeting did not end: {comm_stream.warmup.error}")
 
-    def _init_and_warm_up(self, plan: CommPlan, talk: Bootstrap) -> CommStream:
+    def _init_and_warm_up(self, plan: CommPlan, bootstrap: Bootstrap) -> CommStream:
         """Its first operations may block until every member has called them."""
         plan.device.set_current()
-        group, greeting = self._library.init_comm(plan.spec, plan.device, talk, plan.warmup)
-        return CommStream(plan.spec, self._library, group, plan.device, greeting)
+        group, warmup = self._library.init_comm(plan.spec, plan.device, bootstrap, plan.warmup)
+        return CommStream(plan.spec, self._library, group, plan.device, warmup)
 
     def _run_on_thread(
         self, call: Callable[[], CommStream], answer: Future[CommStream], name: str
@@ -280,13 +282,13 @@ class CommBuilder:
 
         def run() -> None:
             try:
-                channel = call()
+                comm_stream = call()
             except BaseException as error:  # the caller hears it
                 PENDING_COMMS.remove(answer)
                 answer.set_exception(error)
             else:
                 PENDING_COMMS.remove(answer)  # first: the caller may make the next one at once
-                answer.set_result(channel)
+                answer.set_result(comm_stream)
 
         title = f"equipoise.{self._library.name}.{name}"
         threading.Thread(target=NATIVE_CALL_GUARD(run), name=title, daemon=True).start()

@@ -53,7 +53,7 @@ class CommSet:
     Not for several threads: whoever issues holds the communicator's lock.
 
     Args:
-        setting: of the communicator.
+        context: of the communicator.
         ranks: members, numbers of the run.
         name: of this incarnation; no other of the run has it.
         expiry: when to give up making it, by the monotonic clock.
@@ -63,22 +63,20 @@ class CommSet:
     """
 
     def __init__(
-        self, setting: CommContext, ranks: Sequence[int], name: str, expiry: float
+        self, context: CommContext, ranks: Sequence[int], name: str, expiry: float
     ) -> None:
         self.ranks = tuple(ranks)
         self.failure: CommunicatorFailed | None = None
-        self._context = setting
+        self._context = context
         self._name = name
         self._links: dict[tuple[int, int], P2PLink] = {}
         self._works: list[DeviceWork] = []
         self._retired = False
-        members = self._membership(name, self.ranks, link=False)
-        self._comm_stream = self._build_comm(
-            members, warm_up_group, setting.builder.deadline(expiry)
-        )
-        library, index = setting.ccl, setting.device.index
+        spec = self._comm_spec(name, self.ranks, link=False)
+        self._comm_stream = self._build_comm(spec, warm_up_group, context.builder.deadline(expiry))
+        library, index = context.ccl, context.device.index
         self._releaser = StreamReleaser(
-            setting.device, library.release_stream(index), lambda: library.deferred_event(index)
+            context.device, library.release_stream(index), lambda: library.deferred_event(index)
         )
 
     @property
@@ -90,7 +88,7 @@ class CommSet:
         """An operation of the whole group. Raises `CommunicatorFailed`."""
         work = self._work(what)
         try:
-            flight = self._comm_stream.launch(launch, buffers)
+            inflight = self._comm_stream.launch(launch, buffers)
         except RuntimeError as error:
             work.fail(f"was not launched: {error}")
             work.result(0.0)  # raises that
@@ -98,7 +96,7 @@ class CommSet:
             work.fail(f"was interrupted by {error!r}")
             raise
         else:
-            work.set_inflight(flight, self._comm_stream.stream)
+            work.set_inflight(inflight, self._comm_stream.stream)
             self._context.watchdog.watch(work)
         return work
 
@@ -164,11 +162,11 @@ class CommSet:
     def _fail(self, failure: CommunicatorFailed) -> None:
         self.failure = self.failure or failure
 
-    def _tear_down(self, channel: CommStream) -> None:
+    def _tear_down(self, comm_stream: CommStream) -> None:
         """What hangs in a communicator that has failed would hang until the others come."""
-        if self.failure is not None and not channel.collect_completed():
-            channel.abort(self.failure)
-        self._context.teardowns.add(channel)
+        if self.failure is not None and not comm_stream.collect_completed():
+            comm_stream.abort(self.failure)
+        self._context.teardowns.add(comm_stream)
 
     def _link(self, pair: tuple[int, int]) -> P2PLink:
         if pair not in self._links:
@@ -177,20 +175,20 @@ class CommSet:
 
     def _new_link(self, pair: tuple[int, int]) -> P2PLink:
         name = f"{self._name}/{pair[0]}-{pair[1]}"
-        ends = tuple(self.ranks[place] for place in pair)
-        members = self._membership(name, ends, link=True)
-        word = "isend" if pair[0] == self.rank else "irecv"
+        ends = tuple(self.ranks[index] for index in pair)
+        spec = self._comm_spec(name, ends, link=True)
+        operation = "isend" if pair[0] == self.rank else "irecv"
 
         def make(deadline: Deadline) -> CommStream:
-            return self._build_comm(members, warm_up_link, deadline)
+            return self._build_comm(spec, warm_up_link, deadline)
 
-        spec = LinkSpec(self._context.ccl.name, name, word, self._context.device)
-        return P2PLink(spec, make, self._context.builder.deadline)
+        link = LinkSpec(self._context.ccl.name, name, operation, self._context.device)
+        return P2PLink(link, make, self._context.builder.deadline)
 
-    def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
+    def _comm_spec(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
         rank = ranks.index(self._context.rank)
         return CommSpec(name, ranks, rank, link, self._context.deadline)
 
-    def _build_comm(self, members: CommSpec, greet: Warmup, patience: Deadline) -> CommStream:
-        plan = CommPlan(members, greet, self._context.device)
-        return self._context.builder.build(plan, patience)
+    def _build_comm(self, spec: CommSpec, warmup: Warmup, deadline: Deadline) -> CommStream:
+        plan = CommPlan(spec, warmup, self._context.device)
+        return self._context.builder.build(plan, deadline)

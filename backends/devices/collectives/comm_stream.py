@@ -36,14 +36,14 @@ class CommStream:
 
     def __init__(
         self,
-        membership: CommSpec,
+        spec: CommSpec,
         library: Ccl,
         group: CclComm,
         device: Device,
-        greeting: WarmupOps,
+        warmup: WarmupOps,
     ) -> None:
-        self.spec = membership
-        self.scratch = greeting.scratch
+        self.spec = spec
+        self.scratch = warmup.scratch
         self.stream = group.stream
         self.aborted = False
         self.can_abort = library.capabilities.abort
@@ -51,9 +51,9 @@ class CommStream:
         self._device = device
         self._closing = False
         self._launch_failed = False
-        self.warmup = InflightOp(greeting.last, greeting.buffers, device)
+        self.warmup = InflightOp(warmup.last, warmup.buffers, device)
         self._inflight = [self.warmup]
-        COMM_MEMORY.add(membership.name, library.estimate_bytes(membership.is_link))
+        COMM_MEMORY.add(spec.name, library.estimate_bytes(spec.is_link))
 
     def launch(self, launch: Launch, buffers: Sequence[Tensor]) -> InflightOp:
         """Launch an operation behind the current stream. Raises RuntimeError as the vendor does.
@@ -68,14 +68,14 @@ class CommStream:
         except BaseException:
             self._launch_failed = self.can_abort
             raise
-        flight = InflightOp(handle, buffers, self._device)
-        self._inflight.append(flight)
-        return flight
+        inflight = InflightOp(handle, buffers, self._device)
+        self._inflight.append(inflight)
+        return inflight
 
     def collect_completed(self) -> bool:
         """Give back what the device has let go of; whether nothing is left."""
         if self.aborted:
-            self._inflight = [flight for flight in self._inflight if not flight.is_drained()]
+            self._inflight = [inflight for inflight in self._inflight if not inflight.is_drained()]
         else:
             self._inflight = [f for f in self._inflight if f.poll() is not OpStatus.DONE]
             if self._launch_failed:
@@ -90,8 +90,8 @@ class CommStream:
         if self._closing or not self.can_abort:
             return
         self._closing = self.aborted = True
-        for flight in self._inflight:
-            flight.fail(failure)
+        for inflight in self._inflight:
+            inflight.fail(failure)
         self._group.abort()
 
     def close(self) -> None:

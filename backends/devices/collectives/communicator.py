@@ -58,13 +58,13 @@ def plan_round(plan: Exchange) -> P2PRound:
     arriving, leaving = _sorted(plan.receives), _sorted(plan.sends)
     return P2PRound(
         operations=("irecv",) * len(arriving) + ("isend",) * len(leaving),
-        blobs=tuple(parcel.blob.view(torch.int8) for parcel in (*arriving, *leaving)),
-        peers=tuple(parcel.peer for parcel in (*arriving, *leaving)),
+        blobs=tuple(buffer.blob.view(torch.int8) for buffer in (*arriving, *leaving)),
+        peers=tuple(buffer.peer for buffer in (*arriving, *leaving)),
     )
 
 
-def _sorted(parcels: tuple[PeerBuffer, ...]) -> list[PeerBuffer]:
-    return sorted((p for p in parcels if p.blob.numel()), key=lambda parcel: parcel.peer)
+def _sorted(buffers: tuple[PeerBuffer, ...]) -> list[PeerBuffer]:
+    return sorted((p for p in buffers if p.blob.numel()), key=lambda buffer: buffer.peer)
 
 
 class DeviceCommunicator:
@@ -75,15 +75,15 @@ class DeviceCommunicator:
     under one lock (P6).
 
     Args:
-        setting: what it works with.
+        context: what it works with.
         ranks: members, numbers of the run.
 
     Raises:
         CommunicatorFailed: a member does not come in time.
     """
 
-    def __init__(self, setting: CommContext, ranks: Sequence[int]) -> None:
-        self._context = setting
+    def __init__(self, context: CommContext, ranks: Sequence[int]) -> None:
+        self._context = context
         self._rebuilds = 0
         self._closed = False
         self._issuing = threading.RLock()
@@ -195,10 +195,10 @@ class DeviceCommunicator:
 
     def exchange(self, round: Exchange) -> DeviceWork:
         """One round of blobs; empty blobs do not travel."""
-        for parcel in (*round.sends, *round.receives):
-            check_rank("exchange", parcel.peer, self._peers())
-            check_blob(parcel.blob)
-            self._check_move(parcel.blob)
+        for buffer in (*round.sends, *round.receives):
+            check_rank("exchange", buffer.peer, self._peers())
+            check_blob(buffer.blob)
+            self._check_move(buffer.blob)
         planned = plan_round(round)
         if not planned.blobs:
             with self._issuing:

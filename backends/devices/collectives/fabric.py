@@ -53,7 +53,7 @@ class DeviceFabric:
             raise Unsupported(f"communicator {purpose!r} was opened before")
         self._teardowns.tick()
         self._open = [communicator for communicator in self._open if not communicator.closed]
-        setting = CommContext(
+        context = CommContext(
             purpose=purpose,
             rank=where.rank,
             deadline=where.deadline,
@@ -64,7 +64,7 @@ class DeviceFabric:
             teardowns=self._teardowns,
         )
         try:
-            made = DeviceCommunicator(setting, members)
+            made = DeviceCommunicator(context, members)
         except CommunicatorFailed as error:
             raise CommunicatorFailed(f"communicator {purpose!r} was not opened: {error}") from error
         self._open.append(made)
@@ -110,8 +110,8 @@ class DeviceCommunicatorBackend:
 
     def device_bytes(self, communicators: int, links: int) -> int:
         """With today's settings; no library says it before it has made one."""
-        takes = self._library.estimate_bytes
-        return communicators * takes(link=False) + links * takes(link=True)
+        estimate = self._library.estimate_bytes
+        return communicators * estimate(link=False) + links * estimate(link=True)
 
     def launcher_rendezvous(self) -> Rendezvous | None:
         """The library brings no launcher."""

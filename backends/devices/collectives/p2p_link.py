@@ -100,15 +100,17 @@ class P2PLink:
     """One end of a link.
 
     Args:
-        way: from whom to whom.
+        operation: from whom to whom.
         make: makes its channel.
-        patience: how long until a moment of the monotonic clock, or until the fabric closes.
+        deadline: how long until a moment of the monotonic clock, or until the fabric closes.
     """
 
-    def __init__(self, way: LinkSpec, make: Make, patience: Callable[[float], Deadline]) -> None:
-        self._spec = way
+    def __init__(
+        self, operation: LinkSpec, make: Make, deadline: Callable[[float], Deadline]
+    ) -> None:
+        self._spec = operation
         self._make = make
-        self._deadline = patience
+        self._deadline = deadline
         self._state: LinkState = Unconnected()
         self._lock = threading.Lock()
         self._settled = threading.Event()
@@ -117,9 +119,9 @@ class P2PLink:
     def issue(self, work: DeviceWork, tensor: Tensor) -> None:
         """Send or receive, behind the current stream; never waits for the other end."""
         with self._lock:
-            why = self._launch_or_defer(work, tensor)
-        if why:
-            work.fail(why)
+            reason = self._launch_or_defer(work, tensor)
+        if reason:
+            work.fail(reason)
 
     def connect(self, expiry: float) -> None:
         """Make it now; the host waits for the other end. Raises `CommunicatorFailed`."""
@@ -132,20 +134,20 @@ class P2PLink:
         self._settled.wait(self._deadline(expiry).remaining)
         with self._lock:
             if not isinstance(self._state, Connected):
-                why = (
+                reason = (
                     self._state.reason
                     if isinstance(self._state, ConnectFailed)
                     else "did not come in time"
                 )
-                raise CommunicatorFailed(f"{self._spec.name} {why}")
+                raise CommunicatorFailed(f"{self._spec.name} {reason}")
 
-    def retire(self, part: Callable[[CommStream], None]) -> None:
+    def retire(self, teardown: Callable[[CommStream], None]) -> None:
         """Nothing is issued any more: hand over its channel, if one is there or still comes."""
         with self._lock:
-            self._teardown = part
-            channel = self._state.comm_stream if isinstance(self._state, Connected) else None
-        if channel is not None:
-            part(channel)
+            self._teardown = teardown
+            comm_stream = self._state.comm_stream if isinstance(self._state, Connected) else None
+        if comm_stream is not None:
+            teardown(comm_stream)
 
     def collect_completed(self) -> None:
         """Give back what the device has let go of."""
@@ -176,63 +178,63 @@ class P2PLink:
         """Make the channel, then launch what waits for it; a failure is told to whoever waits."""
         failed: list[tuple[DeviceWork, str]] = []
         try:
-            channel = self._make(self._deadline(expiry))
+            comm_stream = self._make(self._deadline(expiry))
             self._spec.device.set_current()
         except Exception as error:  # unheard, it would leave works that only their deadline ends
             failed = self._on_failed(f"found no link: {error}")
         else:
-            failed = self._on_connected(channel)
+            failed = self._on_connected(comm_stream)
         finally:
             self._settled.set()
-        for work, why in failed:
-            work.fail(why)
+        for work, reason in failed:
+            work.fail(reason)
 
-    def _on_connected(self, channel: CommStream) -> list[tuple[DeviceWork, str]]:
+    def _on_connected(self, comm_stream: CommStream) -> list[tuple[DeviceWork, str]]:
         """What was issued meanwhile goes first; what could not be launched, and why."""
         failed = []
         with self._lock:
             waiting = (
                 self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             )
-            self._state = Connected(channel)
+            self._state = Connected(comm_stream)
             for deferred in waiting:
-                if why := self._launch_late(channel, deferred):
-                    failed.append((deferred.work, why))
-            part = self._teardown
-        if part is not None:
-            part(channel)
+                if reason := self._launch_late(comm_stream, deferred):
+                    failed.append((deferred.work, reason))
+            teardown = self._teardown
+        if teardown is not None:
+            teardown(comm_stream)
         return failed
 
-    def _on_failed(self, why: str) -> list[tuple[DeviceWork, str]]:
+    def _on_failed(self, reason: str) -> list[tuple[DeviceWork, str]]:
         with self._lock:
             waiting = (
                 self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             )
-            self._state = ConnectFailed(why)
-        return [(deferred.work, why) for deferred in waiting]
+            self._state = ConnectFailed(reason)
+        return [(deferred.work, reason) for deferred in waiting]
 
-    def _launch(self, channel: CommStream, work: DeviceWork, tensor: Tensor) -> str:
+    def _launch(self, comm_stream: CommStream, work: DeviceWork, tensor: Tensor) -> str:
         """Why it could not be."""
         try:
-            flight = channel.launch(self._call(channel, tensor), (tensor,))
+            inflight = comm_stream.launch(self._call(comm_stream, tensor), (tensor,))
         except RuntimeError as error:
             return f"was not launched: {error}"
-        work.set_inflight(flight, channel.stream)
+        work.set_inflight(inflight, comm_stream.stream)
         return ""
 
-    def _launch_late(self, channel: CommStream, deferred: DeferredMessage) -> str:
+    def _launch_late(self, comm_stream: CommStream, deferred: DeferredMessage) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
-        with self._spec.device.runtime.current(channel.stream):
+        with self._spec.device.runtime.current(comm_stream.stream):
             try:
-                deferred.ready.wait(channel.stream)
+                deferred.ready.wait(comm_stream.stream)
             except RuntimeError as error:
                 return f"was not launched: {error}"
-            return self._launch(channel, deferred.work, deferred.tensor)
+            return self._launch(comm_stream, deferred.work, deferred.tensor)
 
-    def _call(self, channel: CommStream, tensor: Tensor) -> Launch:
+    def _call(self, comm_stream: CommStream, tensor: Tensor) -> Launch:
         """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
         whether its other end comes or not."""
-        moved = tensor if tensor.numel() else channel.scratch
+        moved = tensor if tensor.numel() else comm_stream.scratch
         return lambda group: group.message(self._spec.operation, moved, self._spec.peer)
 
     def _deferred(self, work: DeviceWork, tensor: Tensor) -> DeferredMessage:

@@ -37,11 +37,11 @@ class UnreleasedComms:
         self._kept: list[CommStream] = []
         self._guarded = False
 
-    def keep(self, channel: CommStream) -> None:
+    def keep(self, comm_stream: CommStream) -> None:
         """Nobody but this list uses it from now on."""
-        channel.abort(CommunicatorFailed(f"{channel.spec.name} was given up"))
+        comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name} was given up"))
         with self._lock:
-            self._kept.append(channel)
+            self._kept.append(comm_stream)
             if not self._guarded:
                 self._guarded = True
                 atexit.register(self._guard)
@@ -49,12 +49,12 @@ class UnreleasedComms:
     def release_idle(self) -> None:
         """Give back what has become idle by now."""
         with self._lock:
-            self._kept = [channel for channel in self._kept if not _over(channel)]
+            self._kept = [comm_stream for comm_stream in self._kept if not _over(comm_stream)]
 
     def names(self) -> tuple[str, ...]:
         """What is kept."""
         with self._lock:
-            return tuple(channel.spec.name for channel in self._kept)
+            return tuple(comm_stream.spec.name for comm_stream in self._kept)
 
     def _guard(self) -> None:
         """Vendors wait for the whole device when the interpreter ends; that may be for ever."""
@@ -63,11 +63,11 @@ class UnreleasedComms:
             faulthandler.dump_traceback_later(EXIT_TIMEOUT, exit=True)
 
 
-def _over(channel: CommStream) -> bool:
+def _over(comm_stream: CommStream) -> bool:
     """Whether it was idle, and was given back."""
-    if channel.collect_completed():
-        channel.close()
-    return channel.is_released()
+    if comm_stream.collect_completed():
+        comm_stream.close()
+    return comm_stream.is_released()
 
 
 UNRELEASED_COMMS = UnreleasedComms()
@@ -111,15 +111,15 @@ class TeardownQueue:
         self._lock = threading.Lock()
         self._open: list[Teardown] = []
 
-    def add(self, channel: CommStream) -> None:
+    def add(self, comm_stream: CommStream) -> None:
         """Give it back when that can be."""
         with self._lock:
-            self._open.append(Teardown(channel))
+            self._open.append(Teardown(comm_stream))
 
     def tick(self) -> bool:
         """Go as far as possible without waiting; whether something is left."""
         with self._lock:
-            self._open = [parting for parting in self._open if not self._advance(parting)]
+            self._open = [teardown for teardown in self._open if not self._advance(teardown)]
             return bool(self._open)
 
     def finish(self, timeout: Callable[[], float]) -> None:
@@ -129,8 +129,8 @@ class TeardownQueue:
             self._go_on(lambda: ABORT_TIMEOUT)
         with self._lock:
             left, self._open = self._open, []
-        for parting in left:
-            UNRELEASED_COMMS.keep(parting.comm_stream)
+        for teardown in left:
+            UNRELEASED_COMMS.keep(teardown.comm_stream)
 
     def _go_on(self, timeout: Callable[[], float]) -> None:
         start = time.monotonic()
@@ -140,45 +140,45 @@ class TeardownQueue:
     def _abort(self) -> bool:
         """Whether something could be."""
         with self._lock:
-            channels = [parting.comm_stream for parting in self._open]
-        for channel in channels:
-            channel.abort(CommunicatorFailed(f"{channel.spec.name}: its fabric was closed"))
-        return any(channel.aborted for channel in channels)
+            channels = [teardown.comm_stream for teardown in self._open]
+        for comm_stream in channels:
+            comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name}: its fabric was closed"))
+        return any(comm_stream.aborted for comm_stream in channels)
 
-    def _advance(self, parting: Teardown) -> bool:
+    def _advance(self, teardown: Teardown) -> bool:
         """Whether it is over and done with."""
-        channel = parting.comm_stream
-        idle = channel.collect_completed()
-        if not idle and not channel.aborted:
+        comm_stream = teardown.comm_stream
+        idle = comm_stream.collect_completed()
+        if not idle and not comm_stream.aborted:
             return False
         try:
-            self._farewell(parting)
+            self._farewell(teardown)
         except BallotIncomplete:
-            if channel.can_abort and self._member_lost(channel):
-                channel.abort(CommunicatorFailed(f"{channel.spec.name}: a member was lost"))
-            return channel.is_released()
+            if comm_stream.can_abort and self._member_lost(comm_stream):
+                comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name}: a member was lost"))
+            return comm_stream.is_released()
         except ControlError:
-            UNRELEASED_COMMS.keep(channel)
+            UNRELEASED_COMMS.keep(comm_stream)
             return True
-        return channel.is_released()
+        return comm_stream.is_released()
 
-    def _farewell(self, parting: Teardown) -> None:
+    def _farewell(self, teardown: Teardown) -> None:
         """Begin its end, if that can be now. Raises `BallotIncomplete` and `ControlError`."""
-        channel, membership = parting.comm_stream, parting.comm_stream.spec
-        question = f"{self._library}/{membership.name}/farewell"
-        if not parting.is_announced:
-            self._control.cast(question, ABORTED if channel.aborted else b"")
-            parting.is_announced = True
-        if parting.farewells_read:
+        comm_stream, spec = teardown.comm_stream, teardown.comm_stream.spec
+        question = f"{self._library}/{spec.name}/farewell"
+        if not teardown.is_announced:
+            self._control.cast(question, ABORTED if comm_stream.aborted else b"")
+            teardown.is_announced = True
+        if teardown.farewells_read:
             return  # the last member may be deleting the farewells
-        if not channel.aborted:
-            if ABORTED in self._control.collect(question, 0.0, membership.ranks):
-                channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
-            channel.close()
-        parting.farewells_read = True
-        self._control.forget_together(question, membership.ranks)
+        if not comm_stream.aborted:
+            if ABORTED in self._control.collect(question, 0.0, spec.ranks):
+                comm_stream.abort(CommunicatorFailed(f"{spec.name}: a member has aborted it"))
+            comm_stream.close()
+        teardown.farewells_read = True
+        self._control.forget_together(question, spec.ranks)
 
-    def _member_lost(self, channel: CommStream) -> bool:
+    def _member_lost(self, comm_stream: CommStream) -> bool:
         """Whether a member was lost, and will never say farewell."""
         loss = self._control.lost_rank(0.0)
-        return loss is not None and loss.rank in channel.spec.ranks
+        return loss is not None and loss.rank in comm_stream.spec.ranks

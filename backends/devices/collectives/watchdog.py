@@ -81,18 +81,18 @@ class Watchdog:
     def _round(self) -> None:
         now = time.monotonic()
         with self._changed:
-            late = [work for work in self._works if work.expiry <= now]
-            parting, self._tearing_down = self._tearing_down, False
-        for work in late:
+            overdue = [work for work in self._works if work.expiry <= now]
+            teardown, self._tearing_down = self._tearing_down, False
+        for work in overdue:
             work.done()
-        if parting and self._tick():
+        if teardown and self._tick():
             with self._changed:
                 self._tearing_down = True
 
-    def _shut(self, why: str) -> None:
+    def _shut(self, reason: str) -> None:
         with self._changed:
-            self._closed = self._closed or why
+            self._closed = self._closed or reason
             works, self._works = self._works, []
             self._changed.notify()
         for work in works:
-            work.fail(why)
+            work.fail(reason)

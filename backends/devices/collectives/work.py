@@ -79,8 +79,8 @@ class InflightOp:
     def fail(self, failure: CommunicatorFailed) -> None:
         """It has failed, or its group is about to be aborted: fail the streams that wait, for what
         they wait for will not be there (clauses E7, E10)."""
-        held, self._waiting_streams = self._waiting_streams, []
-        for stream in held:
+        waiting, self._waiting_streams = self._waiting_streams, []
+        for stream in waiting:
             own_stream(stream).fail(failure)  # no launch: one that stands in the driver may be why
 
     def is_drained(self) -> bool:
@@ -114,10 +114,10 @@ class StreamReleaser:
     stream: Any
     deferred_event: Callable[[], DeferredEvent]
 
-    def release(self, promise: DeferredEvent) -> None:
+    def release(self, deferred_event: DeferredEvent) -> None:
         """Let the one stream go on that waits for this; from any thread."""
         self.device.set_current()
-        promise.record(self.stream)
+        deferred_event.record(self.stream)
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ class WaitingStream:
     deferred_event: DeferredEvent
     stream: Stream
 
-    def release(self, bell: StreamReleaser, failure: CommunicatorFailed | None) -> None:
+    def release(self, releaser: StreamReleaser, failure: CommunicatorFailed | None) -> None:
         """Let the stream go; first fail it, for what it waits for is not there (clause E10): who
         synchronises it must not find it drained and well."""
         if failure is not None:
             own_stream(self.stream).fail(failure)  # no launch: another may stand in the driver
-        bell.release(self.deferred_event)
+        releaser.release(self.deferred_event)
 
 
 class DeviceWork:
@@ -147,7 +147,7 @@ class DeviceWork:
         what: the operation in words, for errors.
         deadline: seconds from now until it fails its communicator.
         failed: called with every failure, before anybody sees it.
-        bell: releases streams that wait in vain.
+        releaser: releases streams that wait in vain.
     """
 
     def __init__(
@@ -155,12 +155,12 @@ class DeviceWork:
         what: str,
         deadline: float,
         failed: Callable[[CommunicatorFailed], None],
-        bell: StreamReleaser,
+        releaser: StreamReleaser,
     ) -> None:
         self.what = what
         self.expiry = time.monotonic() + deadline
         self._on_failed = failed
-        self._releaser = bell
+        self._releaser = releaser
         self._inflight: InflightOp | None = None
         self._failure: CommunicatorFailed | None = None
         self._waiting_streams: list[WaitingStream] = []
@@ -172,14 +172,14 @@ class DeviceWork:
         """Whether its end is known; asks nobody."""
         return self._ended.is_set()
 
-    def set_inflight(self, flight: InflightOp, lane: Any) -> None:
-        """The device knows it now; `lane` is the vendor's stream that it runs on."""
+    def set_inflight(self, inflight: InflightOp, stream: Any) -> None:
+        """The device knows it now; `stream` is the vendor's stream that it runs on."""
         with self._lock:
-            self._inflight = None if self._ended.is_set() else flight
-            waiters, self._waiting_streams = self._waiting_streams, []
-        for waiter in waiters:
-            flight.add_waiting_stream(waiter.stream)
-            waiter.deferred_event.record(lane)
+            self._inflight = None if self._ended.is_set() else inflight
+            waiting_streams, self._waiting_streams = self._waiting_streams, []
+        for waiting in waiting_streams:
+            inflight.add_waiting_stream(waiting.stream)
+            waiting.deferred_event.record(stream)
 
     def done(self) -> bool:
         """Whether the operation ended, well or not; asks the device, never blocks."""
@@ -190,16 +190,16 @@ class DeviceWork:
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for the end, without the host. Raises `CommunicatorFailed` if it has
         failed already."""
-        waiter: WaitingStream | None = None
+        waiting: WaitingStream | None = None
         with self._lock:
-            flight = self._inflight
-            if flight is None and not self._ended.is_set():
-                waiter = WaitingStream(self._releaser.deferred_event(), stream)
-                self._waiting_streams.append(waiter)
-        if waiter is not None:
-            stream.launch(waiter.deferred_event.wait)
-        elif flight is not None:
-            flight.block_stream(stream)
+            inflight = self._inflight
+            if inflight is None and not self._ended.is_set():
+                waiting = WaitingStream(self._releaser.deferred_event(), stream)
+                self._waiting_streams.append(waiting)
+        if waiting is not None:
+            stream.launch(waiting.deferred_event.wait)
+        elif inflight is not None:
+            inflight.block_stream(stream)
         else:
             self._raise_failure()
 
@@ -222,17 +222,17 @@ class DeviceWork:
         """End it well, unless it has ended."""
         self._end(None)
 
-    def fail(self, why: str) -> None:
+    def fail(self, reason: str) -> None:
         """End it with `CommunicatorFailed`, unless it has ended."""
-        self._end(CommunicatorFailed(f"{self.what} {why}"))
+        self._end(CommunicatorFailed(f"{self.what} {reason}"))
 
     def _poll(self) -> None:
-        flight = self._inflight
-        fate = OpStatus.IN_FLIGHT if flight is None else flight.poll()
-        if fate is OpStatus.DONE:
+        inflight = self._inflight
+        status = OpStatus.IN_FLIGHT if inflight is None else inflight.poll()
+        if status is OpStatus.DONE:
             self._end(None)
-        elif fate is OpStatus.FAILED and flight is not None:
-            self.fail(f"failed on the device: {flight.error}")
+        elif status is OpStatus.FAILED and inflight is not None:
+            self.fail(f"failed on the device: {inflight.error}")
         elif time.monotonic() >= self.expiry:
             self._end(OperationTimeout(f"{self.what} passed its deadline"))
 
@@ -240,15 +240,15 @@ class DeviceWork:
         with self._lock:
             if self._ended.is_set():
                 return
-            self._failure, flight, self._inflight = failure, self._inflight, None
-            waiters, self._waiting_streams = self._waiting_streams, []
+            self._failure, inflight, self._inflight = failure, self._inflight, None
+            waiting_streams, self._waiting_streams = self._waiting_streams, []
             if failure is not None:
                 self._on_failed(failure)
             self._ended.set()
-        if failure is not None and flight is not None:
-            flight.fail(failure)  # whether or not anybody can end it on the device
-        for waiter in waiters:
-            waiter.release(self._releaser, failure)
+        if failure is not None and inflight is not None:
+            inflight.fail(failure)  # whether or not anybody can end it on the device
+        for waiting in waiting_streams:
+            waiting.release(self._releaser, failure)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
