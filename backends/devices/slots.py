@@ -1,7 +1,4 @@
-"""How a vendor's device copies and fingerprints bytes.
-
-Slots in device memory; every verb is a batch of byte copies on a stream.
-"""
+"""Slots in device memory; every operation is a batch of byte copies on a stream."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,19 +36,20 @@ from equipoise.hal.support.validation import (
 
 
 class ByteOps(Protocol):
-    """On the current stream, without the host ever waiting; all tensors are uint8 [n]."""
+    """How a vendor copies and checksums bytes: on the current stream, without blocking the host.
+    All tensors are uint8 [n]."""
 
     def view(self, segment: Segment) -> Tensor:
-        """What a copy of the segment takes, uint8 [type.nbytes], in place. Raises `SlotError`."""
+        """The bytes of a segment, uint8 [type.nbytes], in place. Raises `SlotError`."""
         ...
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Into the first of each pair, from the second, of equal size; no two overlap."""
+        """Copy the second of each pair into the first, of equal size; no two pairs overlap."""
         ...
 
     def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
-        """`equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []; on `stream`,
-        which is current."""
+        """Write `equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []. `stream`
+        is current."""
         ...
 
 
@@ -64,9 +62,9 @@ class DeviceSlotStore:
 
     A private format is copied as the bytes that it stores, like anything else (clause A10).
 
-    Blobs and sources may lie on the device or in host memory; a source in pageable host memory is
-    taken at the call, everything else when the stream comes to it. Whatever a verb touches is kept
-    by the allocator until the stream has passed, so the caller may drop it at once.
+    Blobs and sources may lie on the device or in host memory. A source in pageable host memory is
+    read during the call, everything else when the stream gets there. The allocator keeps whatever
+    an operation uses until the stream has passed, so the caller may drop it at once.
 
     Args:
         layout: the slots; their memory is the caller's.
@@ -195,7 +193,7 @@ class DeviceSlotStore:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
     ) -> None:
-        """Issue behind the earlier verbs that touch the same buffers (clause V5)."""
+        """Issue after the earlier operations that touch the same buffers (clause V5)."""
         read, written = tuple(reads), tuple(writes)
 
         @contextmanager
@@ -213,7 +211,8 @@ class DeviceSlotStore:
         slots: tuple[int, ...],
         reads: Iterable[Buffer] = (),
     ) -> None:
-        """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
+        """Issue an operation that writes slots: readers see all of it or nothing (A11), and leases
+        forbid it (A12)."""
         read, written = tuple(reads), _slots(slots)
 
         @contextmanager
@@ -228,9 +227,9 @@ class DeviceSlotStore:
         own_stream(stream).issue(op)
 
     def _register_stream(self, stream: DeviceStream) -> None:
-        """Order a stream behind the birth of the store; let the allocator know that it comes here.
+        """Make a stream wait for the zeroing of the staging, and record that it uses this memory.
 
-        The allocator asks at the time of freeing, so once a stream is enough.
+        Once per stream is enough: the allocator asks the stream when the memory is freed.
         """
         if stream not in self._seen_streams:
             stream.wait(self._zeroed)
@@ -249,7 +248,7 @@ class DeviceSlotStore:
         return list(blob.view(count, self._layout.slot_bytes))
 
     def _staged(self, source: Tensor) -> Tensor:
-        """What a copy may read when its stream comes to it; also in the middle of a capture."""
+        """Memory that a copy may read later on its stream; also works during a capture."""
         if not is_pageable(source):
             return source
         with self._device.runtime.allowed_in_capture():
@@ -266,7 +265,7 @@ class DeviceSlotStore:
 
 
 def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
-    """The staging, and an event behind the work that makes it zero, on the current stream."""
+    """The staging buffers, and an event after their zeroing, which runs on the current stream."""
     shape, born = (layout.staging, layout.slot_bytes), DeviceEvent()
     made = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
     born.start_recording(device).record(device.runtime.current_stream(device.index))
