@@ -1,15 +1,14 @@
-"""The first operations of a group: libraries build their links with them, and block meanwhile.
+"""Makes communicators of the library: agrees with the other members, bounds the wait, and warms up.
 
-Each kind of collective has links of its own, and so has every pair of ranks in a batch. So all of
-them are used once, by all ranks at once, before anybody else uses the group.
+**Warm-up.** A library builds its connections with the first operations and blocks meanwhile. Each
+kind of collective has connections of its own, and so has every pair of ranks in a batch. So every
+kind is used once, by all ranks at once, before the communicator is used.
 
-Makes channels: bounded, each on a stream of its own; one at a time on a rank where need be.
-
-**Attempts.** Where a channel was not made in time, its members may try again under the same name.
-Each takes back what it has said then: a rank that comes late must not take the "here" of an
-attempt that was given up for that of a rank which waits. The first member numbers the attempts and
-says the number with "turn"; all later words, and what the library gets to hear, carry it. A
-member never joins an attempt twice: where the library's members meet may be told once only.
+**Attempts.** If a communicator was not made in time, its members may try again under the same name.
+Each then withdraws what it has published: a late rank must not take the "here" of an attempt that
+was given up for that of a rank that waits. The first member numbers the attempts and publishes the
+number under "turn"; all later messages, and the name that the library gets, contain it. A member
+never joins an attempt twice, because the library's rendezvous may be used only once.
 """
 
 import threading
@@ -36,7 +35,8 @@ from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 
 def warm_up_group(group: CclComm, rank: int, size: int, device: Any) -> WarmupOps:
-    """Use every kind of operation of a communicator; the sum comes last, for it joins all."""
+    """Use every kind of operation of a communicator once. The all-reduce comes last: it ends only
+    when every member has called it, so its end means that all have done everything."""
     word, words = _zeros(1, torch.int32, device), _zeros(size, torch.int32, device)
     into, given = _zeros(size, torch.int8, device), _zeros(size, torch.int8, device)
     byte = _zeros(1, torch.int8, device)
@@ -66,14 +66,16 @@ def _zeros(count: int, dtype: torch.dtype, device: Any) -> Tensor:
 
 
 POLL_INTERVAL = 0.0005
-"""Seconds between two looks at whether the greeting has ended."""
+"""Seconds between two polls of the warm-up: short, it ends within milliseconds once all are
+there."""
 EARLIER_POLL_INTERVAL = 0.005
-"""Seconds between two looks at whether an earlier channel has been made."""
+"""Seconds between two polls of an earlier communicator that is still being made, or of the
+attempt's number: these take tenths of a second, and the second is a request to the store."""
 
 
 @dataclass(frozen=True)
 class CommPlan:
-    """What is to be made.
+    """A communicator that is to be made.
 
     Attributes:
         spec: of the group.
@@ -87,15 +89,15 @@ class CommPlan:
 
 
 class PendingComms:
-    """Channels of this process that are being made, also those that nobody waits for any more.
+    """Communicators of this process that are being made, also those that were given up.
 
-    Nobody can end a library's call, so one that was given up goes on, and the next has to wait for
-    it. Torch_npu takes the next stream of its pool for whatever is made: of two at once one would
-    run on a stream that is not its own, behind whatever hangs there. And each first operation
-    blocks torch_npu's launch queue until all members have issued it, so that they must come in one
-    order on all ranks.
+    A library's call cannot be interrupted, so one that was given up goes on, and the next has to
+    wait for it. Torch_npu takes the next stream of its pool for each communicator: of two made at
+    once, one would run on a stream that is not its own, queued after whatever hangs there. And each
+    first operation blocks torch_npu's launch queue until all members have issued it, so they must
+    come in the same order on all ranks.
 
-    For any number of threads.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -103,39 +105,39 @@ class PendingComms:
         self._under_way: dict[Future[CommStream], tuple[CommBuilder, CommSpec]] = {}
 
     def add(self, made: Future[CommStream], builder: "CommBuilder", spec: CommSpec) -> None:
-        """It is being made from now on."""
+        """Add a communicator that is being made."""
         with self._lock:
             self._under_way[made] = builder, spec
 
     def remove(self, made: Future[CommStream]) -> None:
-        """The library has returned, with or without a channel."""
+        """Remove it: the library has returned, with or without a communicator."""
         with self._lock:
             self._under_way.pop(made, None)
 
     def forget_lost(self, builder: "CommBuilder", lost: int) -> None:
-        """Forget what `builder` makes with a lost rank: it will never issue all of its operations,
-        and the survivors must be able to make others."""
+        """Forget what `builder` makes together with a lost rank: that never completes, and the
+        survivors must be able to make others."""
         with self._lock:
             for made, (owner, spec) in list(self._under_way.items()):
                 if owner is builder and lost in spec.ranks:
                     del self._under_way[made]
 
     def names(self) -> tuple[str, ...]:
-        """What is being made."""
+        """Names of what is being made."""
         with self._lock:
             return tuple(spec.name for _, spec in self._under_way.values())
 
 
 PENDING_COMMS = PendingComms()
-"""Of this process, for all fabrics: the launch queue is the process's."""
+"""Of this process, for all fabrics: there is one launch queue per process."""
 
 
 class CommBuilder:
-    """Makes channels for one fabric.
+    """Makes the communicators of one fabric.
 
     Args:
-        library: whose.
-        control: carries what the ranks tell each other.
+        library: makes them.
+        control: carries the bootstrap messages.
     """
 
     def __init__(self, library: Ccl, control: StoreControlPlane) -> None:
@@ -143,22 +145,22 @@ class CommBuilder:
         self._control = control
         self._given_up = threading.Event()
         self._attempts: dict[str, int] = {}
-        """By name of what could not be made yet: the last attempt that this rank took part in."""
+        """By name, for what could not be made yet: the last attempt that this rank joined."""
 
     def deadline(self, expiry: float) -> Deadline:
-        """Until that moment, or until the fabric closes."""
+        """A deadline that also ends when the fabric closes."""
         return Deadline(expiry, self._given_up)
 
     def give_up(self) -> None:
-        """What is being made will not be used."""
+        """End all waits: the fabric closes, and what is being made will not be used."""
         self._given_up.set()
-        self._drop_lost()  # later nobody can ask this control plane who was lost
+        self._drop_lost()  # now: the control plane is about to be closed
 
     def build(self, plan: CommPlan, deadline: Deadline) -> CommStream:
-        """Make a channel together with all its members, every one of which calls this.
+        """Make a communicator together with all its members, each of which calls this.
 
-        After a failure all of them may call it again. Raises `CommunicatorFailed` when a member
-        does not come in time; names it. Also when a channel that was given up is still being made.
+        After a failure all of them may call it again. Raises `CommunicatorFailed` when a member is
+        late, with its rank, or when a communicator that was given up is still being made.
         """
         UNRELEASED_COMMS.release_idle()
         name = plan.spec.name
@@ -174,7 +176,8 @@ class CommBuilder:
         except ControlError as error:
             raise CommunicatorFailed(f"{name}: {error}") from error
         finally:
-            # After a success every member has heard everything, for its greeting has ended.
+            # After a success every member has read everything, since its warm-up has ended. After a
+            # failure a late rank must not find the messages of this attempt.
             with suppress(ControlError):
                 bootstrap.withdraw()
         self._attempts.pop(name, None)
@@ -183,13 +186,14 @@ class CommBuilder:
     def _agree_on_attempt(
         self, plan: CommPlan, bootstrap: Bootstrap, deadline: Deadline
     ) -> CommStream:
-        """Agree on the attempt, and that all members are about to make it."""
+        """Wait for all members, agree on the number of the attempt, and make it."""
         spec = plan.spec
         bootstrap.barrier("here", spec.ranks)
         if spec.rank > 0:
             number = self._receive_attempt(spec, bootstrap, deadline)
             self._await_earlier(spec.name, deadline)
             return self._try(plan, number, deadline)
+        # Only the first member takes the locks: it takes those of all members, in rank order.
         with self._init_lock(spec, deadline):
             self._await_earlier(spec.name, deadline)
             number = self._attempts.get(spec.name, -1) + 1
@@ -197,13 +201,13 @@ class CommBuilder:
             return self._try(plan, number, deadline)
 
     def _init_lock(self, spec: CommSpec, deadline: Deadline) -> AbstractContextManager[None]:
-        """Of all members, where the library can make only one at a time on a rank."""
+        """The locks of all members, if the library makes only one communicator at a time."""
         if not self._library.one_at_a_time:
             return nullcontext()
         return InitLock(self._control, self._library.name, spec.name, spec.ranks, deadline)
 
     def _receive_attempt(self, spec: CommSpec, bootstrap: Bootstrap, deadline: Deadline) -> int:
-        """The number of the first member's attempt, a new one."""
+        """The number of the first member's attempt, which this rank has not joined before."""
         (first, *_), name = spec.ranks, spec.name
         while True:
             (said,) = bootstrap.wait_for("turn", (first,))
@@ -216,8 +220,8 @@ class CommBuilder:
             time.sleep(EARLIER_POLL_INTERVAL)
 
     def _try(self, plan: CommPlan, number: int, deadline: Deadline) -> CommStream:
-        """One attempt. The members are asked whether they are ready before the library is: what it
-        opens for a meeting that does not take place it never closes."""
+        """One attempt. The members confirm that they are ready before the library is called: what
+        it opens for a rendezvous that does not take place is never closed."""
         spec = plan.spec
         self._attempts[spec.name] = number
         if number:
@@ -229,13 +233,13 @@ class CommBuilder:
         else:
             bootstrap.barrier("ready", spec.ranks)
         comm_stream = self._make(plan, bootstrap, deadline)
-        # Not after a failure: whoever comes later goes on to the library, and hears its reason.
+        # Not after a failure: a member that is late goes on to the library and gets its error.
         with suppress(ControlError):
             bootstrap.withdraw()
         return comm_stream
 
     def _await_earlier(self, name: str, deadline: Deadline) -> None:
-        """Wait until nothing is being made here that was given up, where the library needs that."""
+        """Wait until no earlier communicator is being made, if the library needs that."""
         while self._library.one_at_a_time and (earlier := PENDING_COMMS.names()):
             self._drop_lost()
             if deadline.remaining == 0.0:
@@ -270,7 +274,7 @@ class CommBuilder:
         raise CommunicatorFailed(f"{name}: the greeting did not end: {comm_stream.warmup.error}")
 
     def _init_and_warm_up(self, plan: CommPlan, bootstrap: Bootstrap) -> CommStream:
-        """Its first operations may block until every member has called them."""
+        """Runs on a thread: the first operations may block until every member has called them."""
         plan.device.set_current()
         group, warmup = self._library.init_comm(plan.spec, plan.device, bootstrap, plan.warmup)
         return CommStream(plan.spec, self._library, group, plan.device, warmup)
@@ -278,16 +282,17 @@ class CommBuilder:
     def _run_on_thread(
         self, call: Callable[[], CommStream], answer: Future[CommStream], name: str
     ) -> None:
-        """On a thread of its own, for nobody can end the call."""
+        """Run `call` on a thread of its own, because it cannot be interrupted."""
 
         def run() -> None:
             try:
                 comm_stream = call()
-            except BaseException as error:  # the caller hears it
+            except BaseException as error:  # raised by `answer.result`
                 PENDING_COMMS.remove(answer)
                 answer.set_exception(error)
             else:
-                PENDING_COMMS.remove(answer)  # first: the caller may make the next one at once
+                # Before the result is set: the caller may make the next one at once.
+                PENDING_COMMS.remove(answer)
                 answer.set_result(comm_stream)
 
         title = f"equipoise.{self._library.name}.{name}"
@@ -295,6 +300,6 @@ class CommBuilder:
 
 
 def _keep_late_comm(made: Future[CommStream]) -> None:
-    """It came too late: keep what was made."""
+    """Keep a communicator that was made after its caller gave up, until it can be released."""
     if made.exception() is None:
         UNRELEASED_COMMS.keep(made.result())

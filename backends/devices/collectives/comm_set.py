@@ -1,4 +1,5 @@
-"""A communicator between two rebuilds: its channels, and whether it is still sound."""
+"""The communicators of the library that one communicator of the contract uses between two
+rebuilds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,17 +25,17 @@ from equipoise.hal.errors import CommunicatorFailed
 
 @dataclass(frozen=True)
 class CommContext:
-    """What a communicator works with, all its life.
+    """What a communicator needs for all its life.
 
     Attributes:
         purpose: what it is for, for errors.
         rank: this rank's number in the run.
         deadline: seconds that an operation may take.
-        ccl: whose channels.
-        device: where.
-        builder: makes channels.
+        ccl: the library.
+        device: where it runs.
+        builder: makes communicators of the library.
         watchdog: ends operations at their deadline.
-        teardowns: give channels back.
+        teardowns: release communicators of the library.
     """
 
     purpose: str
@@ -48,18 +49,18 @@ class CommContext:
 
 
 class CommSet:
-    """The channel of the whole group, and a link for each direction and pair that is in use.
+    """A communicator of the library for the whole group, and a link per pair and direction in use.
 
-    Not for several threads: whoever issues holds the communicator's lock.
+    Not thread-safe: callers hold the lock of the communicator.
 
     Args:
         context: of the communicator.
         ranks: members, numbers of the run.
-        name: of this incarnation; no other of the run has it.
+        name: unique in the run; another one after each rebuild.
         expiry: when to give up making it, by the monotonic clock.
 
     Raises:
-        CommunicatorFailed: a member does not come in time.
+        CommunicatorFailed: a member is late.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class CommSet:
         return work
 
     def completed_work(self, what: str) -> DeviceWork:
-        """An operation that has nothing to do."""
+        """The handle of an operation that has nothing to do."""
         work = self._work(what)
         work.complete()
         return work
@@ -118,19 +119,20 @@ class CommSet:
         return work
 
     def connect(self, pair: tuple[int, int], expiry: float) -> None:
-        """Make a link now, if this rank is an end of it."""
+        """Make a link now, if this rank is one of its ends."""
         if self.rank in pair and pair[0] != pair[1]:
             self._link(pair).connect(expiry)
 
     def abort(self) -> None:
-        """End everything in flight with an error, and give every channel back."""
+        """End everything in flight with an error, and release all communicators of the library."""
         self._fail(CommunicatorFailed("it was aborted"))
         for work in self._works:
             work.fail("was aborted")
         self.retire()
 
     def retire(self) -> None:
-        """Give every channel back, as soon as that can be; nothing is issued any more."""
+        """Release all communicators of the library as soon as they are idle on all members. Nothing
+        is issued any more."""
         if self._retired:
             return
         self._retired = True
@@ -140,13 +142,13 @@ class CommSet:
         self._context.watchdog.start_teardown()
 
     def barrier(self) -> Launch:
-        """A sum of nothing; torch's own barriers make the host wait for the device."""
+        """An all-reduce of a byte: torch's own barriers make the host wait for the device."""
         scratch = self._comm_stream.scratch
         return lambda group: group.all_reduce(scratch)
 
     @property
     def scratch(self) -> Tensor:
-        """int8 [1], whose contents nobody wants."""
+        """int8 [1], whose contents do not matter."""
         return self._comm_stream.scratch
 
     def _work(self, what: str) -> DeviceWork:
@@ -163,7 +165,8 @@ class CommSet:
         self.failure = self.failure or failure
 
     def _tear_down(self, comm_stream: CommStream) -> None:
-        """What hangs in a communicator that has failed would hang until the others come."""
+        """Release a communicator of the library. After a failure what hangs there would hang until
+        the other members join, so it is aborted instead of waited for."""
         if self.failure is not None and not comm_stream.collect_completed():
             comm_stream.abort(self.failure)
         self._context.teardowns.add(comm_stream)

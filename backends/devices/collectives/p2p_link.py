@@ -1,14 +1,15 @@
-"""Messages from one rank to another: each direction of a pair has a channel of its own.
+"""Point-to-point messages: each direction of each pair of ranks has a communicator of its own.
 
-All operations of a communicator run on one stream, in the order of their launch, and a send ends
-when its receive does. If messages shared one, two ranks that both send first would wait
+All operations of a communicator of the library run on one stream, in the order of their launch, and
+a send ends when its receive does. If messages shared one, two ranks that both send first would wait
 for each other for ever; so would three, whichever way a stream is shared by several pairs. So a
 link is one direction between two ranks, with a communicator and a stream to itself: messages of a
 pair stay in order (P2), those of different pairs never wait for each other (P1).
 
-A link is made when both ends have asked for it, the sender by its first send, the receiver by its
-first receive, or both by `warm`. Until then neither host waits: a thread makes the link, and what
-was issued meanwhile is launched when it is there, behind what its caller's stream had been given.
+A link is made when both ends have asked for it: the sender by its first send, the receiver by its
+first receive, or both by `warm`. Neither host waits for that: a thread makes the link, and messages
+issued in the meantime are launched as soon as it is there, after what their callers' streams had
+been given before.
 """
 
 import threading
@@ -27,15 +28,15 @@ from equipoise.hal.errors import CommunicatorFailed
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 Make = Callable[[Deadline], CommStream]
-"""Makes a link's channel together with the other end. Raises `CommunicatorFailed`."""
+"""Makes a link's communicator together with the other end. Raises `CommunicatorFailed`."""
 
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """What a link is, as its end here sees it.
+    """One end of a link.
 
     Attributes:
-        library: by its name.
+        library: name of the library.
         name: of the link, for errors and threads.
         operation: isend or irecv.
         device: the device.
@@ -54,12 +55,12 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class DeferredMessage:
-    """An operation that was issued before its link was there.
+    """A message that was issued before its link was made.
 
     Attributes:
         work: its handle.
         tensor: what is sent or received into.
-        ready: an event of the vendor's: what the caller's stream had been given until then.
+        ready: an event of the vendor's, after what the caller's stream had been given until then.
     """
 
     work: DeviceWork
@@ -69,26 +70,26 @@ class DeferredMessage:
 
 @dataclass(frozen=True)
 class Unconnected:
-    """Nobody has asked for the link yet."""
+    """No message was issued yet."""
 
 
 @dataclass(frozen=True)
 class Connecting:
-    """A thread is making it; what was issued meanwhile, in order."""
+    """A thread is making the link; messages issued in the meantime, in order."""
 
     deferred_messages: deque[DeferredMessage] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
 class Connected:
-    """It can be used."""
+    """The link can be used."""
 
     comm_stream: CommStream
 
 
 @dataclass(frozen=True)
 class ConnectFailed:
-    """It could not be made."""
+    """The link could not be made."""
 
     reason: str
 
@@ -101,7 +102,7 @@ class P2PLink:
 
     Args:
         operation: from whom to whom.
-        make: makes its channel.
+        make: makes its communicator.
         deadline: how long until a moment of the monotonic clock, or until the fabric closes.
     """
 
@@ -125,6 +126,8 @@ class P2PLink:
 
     def connect(self, expiry: float) -> None:
         """Make it now; the host waits for the other end. Raises `CommunicatorFailed`."""
+        # The lock is not held while the link is made: a thread that issues a message meanwhile
+        # defers it instead of waiting.
         with self._lock:
             absent = isinstance(self._state, Unconnected)
             if absent:
@@ -142,7 +145,8 @@ class P2PLink:
                 raise CommunicatorFailed(f"{self._spec.name} {reason}")
 
     def retire(self, teardown: Callable[[CommStream], None]) -> None:
-        """Nothing is issued any more: hand over its channel, if one is there or still comes."""
+        """Nothing is issued any more: pass the communicator to `teardown`, now or when it is
+        made."""
         with self._lock:
             self._teardown = teardown
             comm_stream = self._state.comm_stream if isinstance(self._state, Connected) else None
@@ -150,13 +154,13 @@ class P2PLink:
             teardown(comm_stream)
 
     def collect_completed(self) -> None:
-        """Give back what the device has let go of."""
+        """Release the buffers of completed messages."""
         with self._lock:
             if isinstance(self._state, Connected):
                 self._state.comm_stream.collect_completed()
 
     def _launch_or_defer(self, work: DeviceWork, tensor: Tensor) -> str:
-        """Launch it, or keep it for later; why neither was possible."""
+        """Launch the message or defer it. Returns why neither was possible, or nothing."""
         match self._state:
             case Connected(channel):
                 return self._launch(channel, work, tensor)
@@ -175,28 +179,30 @@ class P2PLink:
         threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
 
     def _connect(self, expiry: float) -> None:
-        """Make the channel, then launch what waits for it; a failure is told to whoever waits."""
+        """Make the communicator, then launch the deferred messages, or fail them."""
         failed: list[tuple[DeviceWork, str]] = []
         try:
             comm_stream = self._make(self._deadline(expiry))
             self._spec.device.set_current()
-        except Exception as error:  # unheard, it would leave works that only their deadline ends
+        except Exception as error:  # else only their deadline would end the deferred messages
             failed = self._on_failed(f"found no link: {error}")
         else:
             failed = self._on_connected(comm_stream)
         finally:
             self._settled.set()
+        # Outside the lock: failing a work calls the communicator.
         for work, reason in failed:
             work.fail(reason)
 
     def _on_connected(self, comm_stream: CommStream) -> list[tuple[DeviceWork, str]]:
-        """What was issued meanwhile goes first; what could not be launched, and why."""
+        """Launch the deferred messages. Returns those that could not be launched, and why."""
         failed = []
         with self._lock:
             waiting = (
                 self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             )
             self._state = Connected(comm_stream)
+            # Under the lock, so that messages issued from now on come after these (P2).
             for deferred in waiting:
                 if reason := self._launch_late(comm_stream, deferred):
                     failed.append((deferred.work, reason))
@@ -214,7 +220,7 @@ class P2PLink:
         return [(deferred.work, reason) for deferred in waiting]
 
     def _launch(self, comm_stream: CommStream, work: DeviceWork, tensor: Tensor) -> str:
-        """Why it could not be."""
+        """Returns why it could not be launched, or nothing."""
         try:
             inflight = comm_stream.launch(self._call(comm_stream, tensor), (tensor,))
         except RuntimeError as error:
@@ -223,7 +229,8 @@ class P2PLink:
         return ""
 
     def _launch_late(self, comm_stream: CommStream, deferred: DeferredMessage) -> str:
-        """On the link's own stream, which waits for what the caller's stream had been given."""
+        """Launch a deferred message on the link's own stream, after what its caller's stream had
+        been given when it was issued."""
         with self._spec.device.runtime.current(comm_stream.stream):
             try:
                 deferred.ready.wait(comm_stream.stream)
@@ -232,8 +239,8 @@ class P2PLink:
             return self._launch(comm_stream, deferred.work, deferred.tensor)
 
     def _call(self, comm_stream: CommStream, tensor: Tensor) -> Launch:
-        """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
-        whether its other end comes or not."""
+        """An empty message travels as one byte: libraries end an empty one at once, whether or not
+        the other end takes part."""
         moved = tensor if tensor.numel() else comm_stream.scratch
         return lambda group: group.message(self._spec.operation, moved, self._spec.peer)
 

@@ -1,7 +1,4 @@
-"""What the device has under way for one operation.
-
-Handles of operations as their issuers see them.
-"""
+"""Handles of operations: as the device runs them (`InflightOp`), and as their issuers see them."""
 
 import threading
 import time
@@ -21,20 +18,20 @@ from equipoise.hal.stream import Stream
 
 
 class OpStatus(Enum):
-    """What became of an operation on the device."""
+    """The state of an operation on the device."""
 
     IN_FLIGHT = auto()
     DONE = auto()
-    """The device has let go of the buffers."""
+    """The device does not use the buffers any more."""
     FAILED = auto()
-    """An error of the device or of the library: whether the buffers are in use nobody knows."""
+    """An error of the device or of the library: the buffers may still be in use."""
 
 
 class InflightOp:
-    """An operation that was launched, and its buffers until it really ended (clause K1).
+    """A launched operation. It keeps its buffers until the device has finished (clause K1).
 
     Args:
-        handle: the library's.
+        handle: the library's handle.
         buffers: tensors that the operation reads or writes.
         device: where it runs.
     """
@@ -48,6 +45,7 @@ class InflightOp:
 
     def poll(self) -> OpStatus:
         """Ask the device; never blocks."""
+        # Read once: another thread that polls may drop the handle.
         handle = self._handle
         if handle is None:
             return OpStatus.DONE
@@ -66,32 +64,34 @@ class InflightOp:
         return OpStatus.DONE
 
     def block_stream(self, stream: Stream) -> None:
-        """Make `stream` wait for the end, without the host."""
+        """Make `stream` wait for the end, without blocking the host."""
         handle = self._handle
         if handle is not None:
             self.add_waiting_stream(stream)
             stream.launch(handle.block_stream)
 
     def add_waiting_stream(self, stream: Stream) -> None:
-        """That stream waits for the end, in whatever way."""
+        """Note that `stream` waits for the end, so that a failure reaches it."""
         self._waiting_streams.append(stream)
 
     def fail(self, failure: CommunicatorFailed) -> None:
-        """It has failed, or its group is about to be aborted: fail the streams that wait, for what
-        they wait for will not be there (clauses E7, E10)."""
+        """Fail the streams that wait: the operation has failed, or is about to be aborted, and its
+        output will not be there (clauses E7, E10)."""
         waiting, self._waiting_streams = self._waiting_streams, []
         for stream in waiting:
-            own_stream(stream).fail(failure)  # no launch: one that stands in the driver may be why
+            # Not by a launch: another launch that blocks in the driver, with the issue lock, may be
+            # the reason for the abort.
+            own_stream(stream).fail(failure)
 
     def is_drained(self) -> bool:
-        """Whether the device has come behind an operation whose group was aborted."""
+        """Whether the device has finished an operation whose communicator was aborted."""
         handle = self._handle
         if handle is not None:
             self._device.set_current()
             try:
                 if not handle.is_complete():
                     return False
-            except RuntimeError:  # an error of the device: it will say nothing else any more
+            except RuntimeError:  # an error of the device, which does not go away
                 return False
             self._release_buffers()
         return True
@@ -102,7 +102,7 @@ class InflightOp:
 
 @dataclass(frozen=True)
 class StreamReleaser:
-    """What releases streams that wait for an operation which never came to the device.
+    """Releases streams that wait for an operation which was never launched.
 
     Attributes:
         device: the device.
@@ -115,39 +115,40 @@ class StreamReleaser:
     deferred_event: Callable[[], DeferredEvent]
 
     def release(self, deferred_event: DeferredEvent) -> None:
-        """Let the one stream go on that waits for this; from any thread."""
+        """Let the stream continue that waits for this event; from any thread."""
         self.device.set_current()
         deferred_event.record(self.stream)
 
 
 @dataclass(frozen=True)
 class WaitingStream:
-    """A stream that waits for an operation which the device does not know yet.
+    """A stream that waits for an operation which was not launched yet.
 
     Attributes:
         deferred_event: what it waits for.
-        stream: who waits.
+        stream: the stream.
     """
 
     deferred_event: DeferredEvent
     stream: Stream
 
     def release(self, releaser: StreamReleaser, failure: CommunicatorFailed | None) -> None:
-        """Let the stream go; first fail it, for what it waits for is not there (clause E10): who
-        synchronises it must not find it drained and well."""
+        """Let the stream continue. After a failure it is failed first, because the output is not
+        there (clause E10): a caller that synchronises it must not find it idle and healthy."""
         if failure is not None:
-            own_stream(self.stream).fail(failure)  # no launch: another may stand in the driver
+            own_stream(self.stream).fail(failure)  # not by a launch, which may block
         releaser.release(self.deferred_event)
 
 
 class DeviceWork:
-    """One operation as its issuer sees it; what the device does with it is its `Flight`'s business.
+    """One operation as its issuer sees it. It may end, at its deadline or by an abort, before the
+    device has finished; `InflightOp` keeps the buffers then.
 
     Args:
         what: the operation in words, for errors.
         deadline: seconds from now until it fails its communicator.
-        failed: called with every failure, before anybody sees it.
-        releaser: releases streams that wait in vain.
+        failed: called with every failure, before any caller sees it.
+        releaser: releases streams that wait for what is never launched.
     """
 
     def __init__(
@@ -169,11 +170,11 @@ class DeviceWork:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is known; asks nobody."""
+        """Whether its end is known, without asking the device."""
         return self._ended.is_set()
 
     def set_inflight(self, inflight: InflightOp, stream: Any) -> None:
-        """The device knows it now; `stream` is the vendor's stream that it runs on."""
+        """The operation was launched; `stream` is the vendor's stream that it runs on."""
         with self._lock:
             self._inflight = None if self._ended.is_set() else inflight
             waiting_streams, self._waiting_streams = self._waiting_streams, []
@@ -188,14 +189,15 @@ class DeviceWork:
         return self._ended.is_set()
 
     def wait(self, stream: Stream) -> None:
-        """Make `stream` wait for the end, without the host. Raises `CommunicatorFailed` if it has
-        failed already."""
+        """Make `stream` wait for the end, without blocking the host. Raises `CommunicatorFailed` if
+        it has failed already."""
         waiting: WaitingStream | None = None
         with self._lock:
             inflight = self._inflight
             if inflight is None and not self._ended.is_set():
                 waiting = WaitingStream(self._releaser.deferred_event(), stream)
                 self._waiting_streams.append(waiting)
+        # Launched outside the lock: a launch may block, and the watchdog needs the lock to end it.
         if waiting is not None:
             stream.launch(waiting.deferred_event.wait)
         elif inflight is not None:
@@ -210,9 +212,9 @@ class DeviceWork:
         self._raise_failure()
 
     def cancel(self) -> None:
-        """Stop waiting; the channel keeps the buffers until the device lets go of them (E4).
+        """Stop waiting; the buffers are kept until the device has finished with them (E4).
 
-        Fails the communicator even after the end: whether that came first is a matter of luck.
+        Fails the communicator even if the operation has just ended: that would be a race otherwise.
         """
         failure = CommunicatorFailed(f"{self.what} was cancelled")
         self._on_failed(failure)
@@ -242,16 +244,17 @@ class DeviceWork:
                 return
             self._failure, inflight, self._inflight = failure, self._inflight, None
             waiting_streams, self._waiting_streams = self._waiting_streams, []
+            # First the communicator, so that a caller who sees the end finds it failed.
             if failure is not None:
                 self._on_failed(failure)
             self._ended.set()
         if failure is not None and inflight is not None:
-            inflight.fail(failure)  # whether or not anybody can end it on the device
+            inflight.fail(failure)  # also if the library cannot abort it
         for waiting in waiting_streams:
             waiting.release(self._releaser, failure)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            # Afresh: a kept exception would keep the frames that it was raised through, and what
-            # the device never lets go of is kept for ever (R1).
+            # A new exception each time: one that is raised again would keep the frames of its
+            # earlier callers, and with them their tensors (R1).
             raise type(self._failure)(str(self._failure))
