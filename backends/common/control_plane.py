@@ -293,13 +293,13 @@ class _Heartbeat:
         silences = [
             (self._last_check - since, rank) for rank, (_, since) in enumerate(self._last_beats)
         ]
-        patience = [
+        deadline = [
             HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._last_beats
         ]
         silent = [
             (seconds, rank)
             for seconds, rank in silences
-            if rank != self._where.rank and seconds >= patience[rank]
+            if rank != self._where.rank and seconds >= deadline[rank]
         ]
         if not silent:
             return None
