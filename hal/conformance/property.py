@@ -71,7 +71,7 @@ class StatefulPrograms:
     """Programs composed by a rule-based machine, which knows at each rule what can follow.
 
     Attributes:
-        new_machine: a fresh machine for these traits; at its teardown it plays the case it composed.
+        new_machine: makes a machine for these traits; its teardown plays the composed case.
     """
 
     new_machine: Callable[[Traits, Callable[[Case], None]], RuleBasedStateMachine]
@@ -121,8 +121,8 @@ class Property:
         scope: whether it needs a fabric.
         threads: threads of control on each rank.
         deadline: what deadline it needs.
-        lost_ranks: given by a property that breaks things on purpose: each of its cases has a fabric of
-            its own, and what the survivors hold afterwards is measured.
+        lost_ranks: set by a property that breaks things on purpose: each of its cases gets its own
+            fabric, and the resources of the survivors are measured afterwards.
         ends_store: whether its cases end the store as well: it is held where that harms nobody.
         large: whether a case has the sizes of a real model. One case then holds every size, and
             `search` plays a sixtieth of the cases of other properties, two at least.

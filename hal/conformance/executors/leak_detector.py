@@ -46,10 +46,11 @@ class ProcessUsage:
 
     def excess_over(self, base: "ProcessUsage") -> str:
         """What it holds beyond `base`, in words; empty when it holds no more."""
+        threads = _more(self.thread_names, base.thread_names)
+        descriptors = _more(self.descriptor_targets, base.descriptor_targets)
         counts = {
-            f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
-            f"descriptors ({_more(self.descriptor_targets, base.descriptor_targets)})": self.descriptors
-            - base.descriptors,
+            f"threads ({threads})": self.threads - base.threads,
+            f"descriptors ({descriptors})": self.descriptors - base.descriptors,
             "names in shared memory": len(self.shm_names - base.shm_names),
             "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }

@@ -181,7 +181,8 @@ class _LargeModelRunner:
         out = routing_tables.empty_output(self.bench, ids.numel(), self.tables.experts)
         launch(out)
         self.bench.drain(self.stream)
-        what = f"{name}, {ids.numel()} ids of {self.tables.experts} experts in {self.tables.slots} slots"
+        tables = self.tables
+        what = f"{name}, {ids.numel()} ids of {tables.experts} experts in {tables.slots} slots"
         require_equal(clause, out.slots, due[0], f"{what}: slots")
         require_equal(clause, out.counts, due[1], f"{what}: counts")
 

@@ -202,7 +202,7 @@ class SystemRunner:
         pool: the host pool.
         event: the one that streams wait for each other with.
         model: what is due.
-        expected_reads: clause, words, where the bytes of a read land, and the version they are due to be.
+        expected_reads: clause, description, where the bytes of a read land, expected version.
         signed_version: the version that the mover signed last.
         waiting_read: a read under the lock for which nothing was signed yet.
     """

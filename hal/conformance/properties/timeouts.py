@@ -203,8 +203,8 @@ def _play_late_peer(bench: RankContext, found: Program) -> Play:
     if work is None:
         return
     failed = catch(partial(work.result, bench.timeout), CommunicatorFailed, ResultPending)
-    what = f"rank {bench.rank}: {step.op}, whose peer came after {LATE_PEER_FRACTION:g} of its deadline,"
-    require("E11", not failed, f"{what} failed: {failed!r}")
+    when = f"whose peer came after {LATE_PEER_FRACTION:g} of its deadline"
+    require("E11", not failed, f"rank {bench.rank}: {step.op}, {when}, failed: {failed!r}")
 
 
 def _issue_part(bench: RankContext, group: Communicator, op: str) -> Work | None:

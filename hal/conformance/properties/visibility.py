@@ -158,7 +158,7 @@ class _StoreRunner:
 
     Attributes:
         fixture: the store.
-        expected_reads: of each read, in words what it is, where its bytes land, and the version due.
+        expected_reads: of each read its description, where its bytes land, expected version.
         slot_versions: the version of each slot, by the order of issue.
         staging_used: how many staging buffers were used up.
     """
