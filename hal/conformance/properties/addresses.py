@@ -280,7 +280,7 @@ def _require_checksums(clause: str, seen: Sequence[_Checksums]) -> None:
 
 CONTENTS = (
     Property(
-        name="a-slot-is-its-segments",
+        name="verbs-move-every-byte-of-the-segments",
         family=FAMILY,
         clauses=("A6", "A1", "A4"),
         claim="Verbs move the bytes of every segment, at any offset, in place, and no others.",
@@ -305,7 +305,7 @@ CONTENTS = (
         needs=_private_format_support,
     ),
     Property(
-        name="any-mapping-of-slots-ends-as-proposed",
+        name="any-slot-mapping-is-committed-correctly",
         family=FAMILY,
         clauses=("A5",),
         claim="Duplicates, self-moves, cycles and one source for many slots end as proposed.",

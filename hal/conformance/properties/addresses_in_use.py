@@ -233,7 +233,7 @@ def _play_leases(bench: RankContext, found: Program) -> Play:
 
 LEASES = (
     Property(
-        name="a-leased-slot-is-written-by-nobody",
+        name="writes-to-a-leased-slot-are-refused",
         family="addresses",
         clauses=("A11",),
         claim="Commits and writes to a leased slot are refused, whole, until its last release.",

@@ -92,7 +92,7 @@ def _require_no_loss(bench: RankContext) -> None:
 
 
 LOST_STORE = Property(
-    name="a-lost-store-is-said-to-be",
+    name="a-lost-store-raises-control-lost",
     family="control",
     clauses=("C6", "C5", "R1"),
     claim="Once the store is gone or silent every question ends with ControlLost, in time.",
@@ -175,7 +175,7 @@ def _ask_again(bench: RankContext, prefix: str, gone: set[str]) -> Play:
 
 
 FORGETTING = Property(
-    name="what-is-forgotten-was-never-asked",
+    name="a-forgotten-question-leaves-nothing-behind",
     family="control",
     clauses=(CLAUSE,),
     claim="Whoever forgets a question, it is gone for all, its name is free, and others stay.",
@@ -433,7 +433,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="nobody-who-beats-is-accused",
+        name="a-rank-with-a-heartbeat-is-not-reported-lost",
         family=FAMILY,
         clauses=("C5",),
         claim="While every rank beats, none is reported lost, whatever it does or waits for.",
@@ -442,7 +442,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="what-a-rank-said-outlives-it",
+        name="ballots-outlive-the-rank-that-cast-them",
         family=FAMILY,
         clauses=("C3", "C5", "R1"),
         claim="A rank that leaves or dies is named with the operation; what it said stays.",

@@ -134,7 +134,7 @@ def _use_failing_stream(bench: RankContext, stream: Stream, step: Step) -> None:
 
 FAILED_WAITS = (
     Property(
-        name="a-stream-that-waits-for-what-fails-has-failed",
+        name="a-stream-that-waits-for-a-failed-work-fails",
         family="failures",
         clauses=("E10", "P3"),
         claim="It never drains well; what has failed already is refused, and the stream goes on.",
@@ -415,7 +415,7 @@ def _cancel(bench: RankContext, group: Communicator, step: Step) -> Work:
 
 GIVING_UP = (
     Property(
-        name="a-soft-wait-that-gives-up-changes-nothing",
+        name="result-timeout-does-not-cancel-the-operation",
         family=FAMILY,
         clauses=("E3",),
         claim="result(timeout) raises ResultPending; the operation lives on and owns its buffers.",
@@ -565,7 +565,7 @@ def _play_rebuild(bench: RankContext, found: Program) -> Play:
 
 PROPERTIES = (
     Property(
-        name="what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        name="an-unmatched-operation-fails-only-its-communicator",
         clauses=("X3", "P3", "E1", "E2", "C8"),
         family=FAMILY,
         claim="Every rank's wait ends with an error that names operation and purpose.",

@@ -120,7 +120,7 @@ def _play_verbs(bench: RankContext, found: Program) -> Play:
 
 VERBS = (
     Property(
-        name="memory-dropped-behind-a-verb-still-counts",
+        name="slot-verbs-own-their-buffers",
         family=FAMILY,
         clauses=("K1",),
         claim="A verb of a store owns what it was given: its caller may drop that at once.",
@@ -211,7 +211,7 @@ def _play_done(bench: RankContext, found: Program) -> Play:
     for transfer in (yield from _issue_all(bench, found)).values():
         raised = yield from result_after_done(bench, transfer.work, transfer.what)
         require("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
-        transfer.check("K5")
+        transfer.check_outputs("K5")
 
 
 def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -268,7 +268,7 @@ def _ask_failed(bench: RankContext, work: Work, question: str) -> None:
 
 HANDLES = (
     Property(
-        name="a-work-may-be-asked-again-by-anyone-after-its-end",
+        name="an-ended-work-may-be-queried-by-any-thread",
         family=FAMILY,
         clauses=("K3",),
         claim="done, wait and result may be called any number of times from any thread.",
@@ -279,7 +279,7 @@ HANDLES = (
         threads=THREADS,
     ),
     Property(
-        name="done-means-that-the-result-is-there",
+        name="result-does-not-block-after-done",
         family=FAMILY,
         clauses=("K5",),
         claim="Once done is true result returns at once, and everything has arrived.",
@@ -289,7 +289,7 @@ HANDLES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="a-failed-work-says-so-every-time",
+        name="a-failed-work-raises-at-every-call",
         family=FAMILY,
         clauses=("K3", "K5"),
         claim="After a failure done is true, and result raises it to everyone who asks.",
@@ -457,7 +457,7 @@ def _play_order(bench: RankContext, found: Program) -> Play:
 
 PROPERTIES = (
     Property(
-        name="buffers-dropped-in-flight-still-travel",
+        name="operations-own-their-buffers",
         family=FAMILY,
         clauses=("K1",),
         claim="An operation owns its buffers: its caller may drop them at once.",

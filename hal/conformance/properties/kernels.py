@@ -265,7 +265,7 @@ VALUES = Property(
     play=_play_values,
 )
 SALTED = Property(
-    name="ranks-and-layers-make-choices-of-their-own",
+    name="rank-and-layer-enter-the-routing-hash",
     family=FAMILY,
     clauses=("G5",),
     claim="The same ids on other ranks or layers go to other replicas.",

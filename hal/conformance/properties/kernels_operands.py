@@ -278,7 +278,7 @@ OPERANDS = (
         needs=holdable_stream,
     ),
     Property(
-        name="shares-of-a-layer-without-tables-are-left-alone",
+        name="solve-shares-ignores-layers-without-tables",
         family=FAMILY,
         clauses=("G12",),
         claim="Solving ahead of the first commit writes nothing, and fails no stream.",

@@ -312,7 +312,7 @@ def _play_weights(bench: RankContext, found: Program) -> Play:
 
 
 TABLES_AND_WEIGHTS = Property(
-    name="no-token-finds-another-experts-weights",
+    name="tables-and-weights-of-a-layer-change-together",
     family="kernels",
     clauses=("V3",),
     claim="Between two reads, a layer's slots and its tables change together.",

@@ -222,7 +222,7 @@ SHAPES = (
 )
 PROGRESS = (
     Property(
-        name="a-crowd-of-messages-keeps-its-order",
+        name="many-messages-in-flight-match-in-order",
         family="progress",
         clauses=("P2",),
         claim="Messages between two ranks are matched in order, however many are in flight.",

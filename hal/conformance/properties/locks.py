@@ -147,7 +147,7 @@ def _require_turns(found: Program, rows: Tensor) -> None:
 
 
 TURNS = Property(
-    name="the-mover-and-the-model-take-turns",
+    name="the-lock-alternates-writer-and-reader",
     family="locks",
     clauses=("O5", "L5", "L7"),
     claim="Each section between acquire and release sees the slots as one turn left them, whole.",
@@ -276,7 +276,7 @@ ONE_WAITER = Property(
     needs=lock_support,
 )
 UNSIGNALLED = Property(
-    name="a-lock-that-nobody-signals-is-poisoned",
+    name="an-unsignalled-lock-is-poisoned-at-its-deadline",
     family=FAMILY,
     clauses=("L6",),
     claim="At the lock's deadline all waiters go on, and the epoch is void until the lock drains.",
@@ -285,7 +285,7 @@ UNSIGNALLED = Property(
     needs=lock_support,
 )
 OTHER_STREAMS = Property(
-    name="a-stream-that-waits-for-a-signal-leaves-the-device-free",
+    name="other-streams-run-while-one-waits-for-a-signal",
     family=FAMILY,
     clauses=("L4",),
     claim="While streams wait for signals, the others run what is launched on them.",
@@ -538,7 +538,7 @@ def _play_lock(bench: RankContext, found: Program) -> Play:
 
 
 EPOCHS = Property(
-    name="a-lock-does-what-its-model-does",
+    name="lock-calls-match-the-lock-model",
     family="locks",
     clauses=("O5", "L3", "L6"),
     claim="Out of turn, late or void: every verb says so, nothing leaks into the next epoch.",

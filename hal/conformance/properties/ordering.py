@@ -142,7 +142,7 @@ def _passed_on(bench: RankContext, stream: Stream, desk: _FailedStreamRunner) ->
 
 
 FAILED_STREAM = Property(
-    name="a-stream-whose-program-raised-says-so-at-every-call",
+    name="a-failed-stream-raises-at-every-call",
     family="ordering",
     clauses=("E7",),
     claim="After a program raised, nothing more runs on its stream, and calls raise that cause.",

@@ -275,7 +275,7 @@ def _play_awaited(bench: RankContext, found: Program) -> Play:
 
 STREAMED = (
     Property(
-        name="operations-come-after-what-the-current-stream-was-given",
+        name="operations-are-ordered-after-the-current-stream",
         family=FAMILY,
         clauses=("X6",),
         claim="What was launched on the current stream before a message comes before the message.",
@@ -431,8 +431,10 @@ def _operations_by_thread(
     traits: Traits, most: int, kinds: Sequence[str]
 ) -> st.SearchStrategy[list[Step]]:
     """Operations, each by one host of every rank."""
-    host = st.integers(0, THREADS - 1)
-    one = st.builds(lambda step, host: replace(step, host=host), operations(traits, kinds), host)
+    thread = st.integers(0, THREADS - 1)
+    one = st.builds(
+        lambda step, thread: replace(step, thread=thread), operations(traits, kinds), thread
+    )
     return st.lists(one, min_size=2, max_size=most)
 
 
@@ -540,7 +542,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="two-communicators-go-on-without-each-other",
+        name="communicators-progress-independently",
         family=FAMILY,
         clauses=("P4",),
         claim="A host for each communicator: in whatever order they issue, everything ends.",

@@ -282,7 +282,7 @@ def _play_import(bench: RankContext, _: Program) -> Play:
 
 DEVICES = (
     Property(
-        name="a-backend-is-known-before-it-is-opened",
+        name="probe-opens-nothing-and-capabilities-are-frozen",
         family=FAMILY,
         clauses=("B2", "B1"),
         claim="Probing answers and opens nothing; what is declared before opening stays true.",
@@ -290,7 +290,7 @@ DEVICES = (
         play=_play_declarations,
     ),
     Property(
-        name="a-device-hands-out-the-same-streams-and-its-own-memory",
+        name="streams-are-cached-by-role-and-pinned-memory-is-not-shared",
         family=FAMILY,
         clauses=("B4", "B5", "B6", "E7"),
         claim="One stream a role, no stream from what is none, host memory that nobody shares.",
@@ -298,7 +298,7 @@ DEVICES = (
         play=_play_device,
     ),
     Property(
-        name="what-is-not-declared-is-refused",
+        name="undeclared-capabilities-raise-unsupported",
         family=FAMILY,
         clauses=("R2",),
         claim="Where a capability is declared the call works, where it is not it is Unsupported.",
@@ -417,7 +417,7 @@ def _is_alive(made: weakref.ref[object]) -> bool:
 
 REPEATED_USE = (
     Property(
-        name="what-was-used-up-is-given-back",
+        name="dropped-objects-release-their-resources",
         family="resources",
         clauses=("R1",),
         claim="Events, stores, readers, leases, pages, locks and graphs go when they are dropped.",
@@ -503,7 +503,7 @@ def _require_topology(said: Topology) -> None:
 
 CLOSED_DEVICES = (
     Property(
-        name="a-closed-device-takes-nothing",
+        name="a-closed-device-refuses-launches",
         family=FAMILY,
         clauses=("E5",),
         claim="After close every launch is refused, no thread is left, and close may come again.",
@@ -511,7 +511,7 @@ CLOSED_DEVICES = (
         play=_play_closed,
     ),
     Property(
-        name="a-device-says-what-it-is",
+        name="memory-and-topology-are-plausible",
         family=FAMILY,
         clauses=("B10",),
         claim="Memory and topology are within their bounds, and stay what they are.",

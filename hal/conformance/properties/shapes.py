@@ -256,7 +256,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="every-shape-travels",
+        name="every-dtype-and-shape-is-transported",
         family=FAMILY,
         clauses=("S1",),
         claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",

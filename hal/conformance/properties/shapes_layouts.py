@@ -351,7 +351,7 @@ def _play_unsupported(bench: RankContext, found: Program) -> Play:
 
 REJECTIONS = (
     Property(
-        name="what-is-not-supported-is-refused-without-a-trace",
+        name="unsupported-calls-raise-before-any-side-effect",
         family="shapes",
         clauses=(CLAUSE,),
         claim="Dtypes, sums, shapes, counts and peers that cannot be raise at the call, before "

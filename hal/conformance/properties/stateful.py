@@ -611,7 +611,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
 
 PROPERTIES = (
     Property(
-        name="everything-at-once-shows-what-is-due",
+        name="accelerator-state-machine-matches-its-model",
         family="visibility",
         clauses=("V5", "V1", "A11", "A12", "L3", "L7", "G2"),
         claim="Streams, events, slots, readers, leases, pages, lock and tables do not disturb "

@@ -222,7 +222,7 @@ def _issue_part(bench: RankContext, group: Communicator, op: str) -> Work | None
 
 PROPERTIES = (
     Property(
-        name="a-wait-that-ends-in-vain-says-so",
+        name="a-wait-raises-at-its-timeout",
         family=FAMILY,
         clauses=("E11",),
         claim="Every wait of the host raises at its time-out, and may be repeated.",
@@ -231,7 +231,7 @@ PROPERTIES = (
         needs=lock_support,
     ),
     Property(
-        name="a-wait-lasts-as-long-as-it-may",
+        name="a-wait-does-not-raise-before-its-timeout",
         family=FAMILY,
         clauses=("E11",),
         claim="What comes ahead of the time-out ends every wait well, and poisons no lock.",
@@ -242,7 +242,7 @@ PROPERTIES = (
         large=True,
     ),
     Property(
-        name="an-operation-has-all-of-its-deadline",
+        name="an-operation-does-not-fail-before-its-deadline",
         family=FAMILY,
         clauses=("E11",),
         claim="A peer that comes late, within the deadline, finds the operation waiting.",

@@ -375,7 +375,7 @@ PROPERTIES = (
         play=_play_staging_reuse,
     ),
     Property(
-        name="who-waits-for-a-commit-sees-it",
+        name="a-commit-is-visible-after-its-event",
         family=FAMILY,
         clauses=("V1",),
         claim="Behind the event of a commit or write, streams and the host see all of its bytes.",

@@ -158,13 +158,13 @@ class WordSums(VirtualSlotStore):
         out[place] = as_int64(_native.checksum(row[: len(row) // WORD * WORD]))
 
 
-CONTENTS = "a-slot-is-its-segments"
+CONTENTS = "verbs-move-every-byte-of-the-segments"
 FLOATS = "floats-that-arithmetic-would-change-survive"
 PRIVATE = "private-formats-travel-whole"
-MAPPINGS = "any-mapping-of-slots-ends-as-proposed"
+MAPPINGS = "any-slot-mapping-is-committed-correctly"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 SUMS = "checksums-are-those-of-the-definition"
-MACHINE = "everything-at-once-shows-what-is-due"
+MACHINE = "accelerator-state-machine-matches-its-model"
 LONG = "slots-of-any-length-are-copied-whole"
 MANY = "a-verb-takes-hundreds-of-slots"
 MUTANTS = (
@@ -176,14 +176,14 @@ MUTANTS = (
         # Whatever reads through the layout's own tensors reads what was there before, and a
         # checksum on its way finds the other memory.
         also=(
-            "who-waits-for-a-commit-sees-it",
+            "a-commit-is-visible-after-its-event",
             "a-batch-is-seen-whole",
-            "no-token-finds-another-experts-weights",
+            "tables-and-weights-of-a-layer-change-together",
             READERS,
             SUMS,
             MACHINE,
             "private-formats-travel-whole",
-            "memory-dropped-behind-a-verb-still-counts",
+            "slot-verbs-own-their-buffers",
         ),
         subject=device_with(slots=SwappingStore),
     ),

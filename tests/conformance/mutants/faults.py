@@ -148,7 +148,7 @@ MUTANTS = (
         property=FAULTS.name,
         subject=network_with(control=WrongRankIsAccused),
         # Ranks are lost there, too.
-        also=("what-a-rank-said-outlives-it",),
+        also=("ballots-outlive-the-rank-that-cast-them",),
     ),
     Mutant(
         name="a-loss-is-told-without-the-operation",
@@ -157,6 +157,6 @@ MUTANTS = (
         property=FAULTS.name,
         subject=network_with(control=LossNamesNoOperation),
         # Ranks are lost there, too.
-        also=("what-a-rank-said-outlives-it",),
+        also=("ballots-outlive-the-rank-that-cast-them",),
     ),
 )

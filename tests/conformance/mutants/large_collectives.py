@@ -173,7 +173,7 @@ MUTANTS = (
         name="the-hundredth-message-is-lost",
         clause="P2",
         broken="Of many messages in flight the hundredth arrives as zeros.",
-        property="a-crowd-of-messages-keeps-its-order",
+        property="many-messages-in-flight-match-in-order",
         subject=gloo_with(communicator=LosesMessage100),
         real=True,
     ),
