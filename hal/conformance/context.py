@@ -260,17 +260,17 @@ def to_host(held: Tensor) -> Tensor:
     return flat.view(held.dtype).view(held.shape)
 
 
-def wait_for_success(bench: RankContext, work: Work, what: str = "an operation") -> Play:
+def wait_for_success(ctx: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that must end well; to be used with `yield from`."""
     yield Until(work.done, what)
-    work.result(bench.timeout)
+    work.result(ctx.timeout)
 
 
-def wait_for_outcome(bench: RankContext, work: Work, what: str = "an operation") -> Play:
+def wait_for_outcome(ctx: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that may fail; returns the error, or None when it ended well."""
     yield Until(work.done, what)
     try:
-        work.result(bench.timeout)
+        work.result(ctx.timeout)
     except EquipoiseError as error:
         return error
     return None
@@ -301,21 +301,23 @@ def require_equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None
     wrong = (left != right).nonzero()
     if wrong.numel():
         place = int(wrong[0])
-        seen, due = int(left[place]), int(right[place])
+        seen, expected = int(left[place]), int(right[place])
         count = f"{wrong.numel()} of {left.numel()} bytes differ"
-        raise Violation(clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {due:#04x}")
+        raise Violation(
+            clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {expected:#04x}"
+        )
 
 
-def control_plane(bench: RankContext) -> ControlPlane:
+def control_plane(ctx: RankContext) -> ControlPlane:
     """The rank's control plane. Raises `Unsupported` where there is no fabric."""
-    if bench.fabric is None:
+    if ctx.fabric is None:
         raise Unsupported("a device by itself has no control plane")
-    return bench.fabric.control
+    return ctx.fabric.control
 
 
-def gather_ballots(bench: RankContext, question: str, ranks: Sequence[int] | None = None) -> Play:
+def gather_ballots(ctx: RankContext, question: str, ranks: Sequence[int] | None = None) -> Play:
     """Wait for all ballots, and return them; to be used with `yield from`."""
-    control = control_plane(bench)
+    control = control_plane(ctx)
 
     def complete() -> bool:
         try:
@@ -325,22 +327,22 @@ def gather_ballots(bench: RankContext, question: str, ranks: Sequence[int] | Non
         return True
 
     yield Until(complete, f"ballots on {question!r}")
-    return control.collect(question, bench.timeout, ranks)
+    return control.collect(question, ctx.timeout, ranks)
 
 
-def control_barrier(bench: RankContext, point: str) -> Play:
+def control_barrier(ctx: RankContext, point: str) -> Play:
     """Wait until every rank has come to this point; to be used with `yield from`."""
-    control_plane(bench).cast(point, b"here")
-    yield from gather_ballots(bench, point)
+    control_plane(ctx).cast(point, b"here")
+    yield from gather_ballots(ctx, point)
 
 
 JUNK_BYTE = 0x3C
 
 
-def occupy_freed_memory(bench: RankContext, *dropped: int) -> list[Tensor]:
+def occupy_freed_memory(ctx: RankContext, *dropped: int) -> list[Tensor]:
     """Buffers of these sizes (bytes): they take the memory of what was dropped, if it is free."""
-    bench.scribble_freed_memory()
-    return [bench.full((nbytes,), JUNK_BYTE) for nbytes in dropped]
+    ctx.scribble_freed_memory()
+    return [ctx.full((nbytes,), JUNK_BYTE) for nbytes in dropped]
 
 
 def require_junk_untouched(clause: str, junk: list[Tensor]) -> None:

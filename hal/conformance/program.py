@@ -73,7 +73,7 @@ class Case:
     schedule: bytes = b""
 
 
-def program(
+def make_program(
     steps: Iterable[Step], size: int = 1, settings: Mapping[str, Argument] | None = None
 ) -> Program:
     """A program with sorted settings."""
@@ -94,5 +94,5 @@ def case_to_json(case: Case) -> dict[str, Any]:
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """The case that `to_json` was given. Raises `KeyError` or `ValueError` on anything else."""
     steps = [Step(op, tuple(args), rank, host) for op, args, rank, host in data["steps"]]
-    found = program(steps, data["size"], data["settings"])
+    found = make_program(steps, data["size"], data["settings"])
     return Case(found, base64.b64decode(data["schedule"]))

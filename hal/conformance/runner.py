@@ -111,10 +111,10 @@ def _cases(bout: PropertyRun, profile: Profile) -> int:
     return cases
 
 
-def _fits(claim: Property, executor: Executor) -> bool:
+def _fits(prop: Property, executor: Executor) -> bool:
     if executor is Executor.VIRTUAL:
         return True
-    return (claim.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
+    return (prop.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
 
 
 def _play(bout: PropertyRun, how: SearchSettings) -> Finding:

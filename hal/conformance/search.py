@@ -98,13 +98,13 @@ class _Trial:
             raise
 
 
-def search(claim: Property, subject: Subject, effort: SearchSettings) -> Verdict:
+def search(prop: Property, subject: Subject, effort: SearchSettings) -> Verdict:
     """Try `effort.cases` cases; the smallest one that breaks the property, if any does."""
-    lacking = missing_capability(claim, subject.traits)
+    lacking = missing_capability(prop, subject.traits)
     if lacking is not None:
         return PropertyUnsupported(lacking)
-    trial = _Trial(claim, subject, _fewer(effort) if claim.large else effort)
-    test = _test(trial, claim.programs)
+    trial = _Trial(prop, subject, _fewer(effort) if prop.large else effort)
+    test = _test(trial, prop.programs)
     try:
         test()
     except Violation as violation:

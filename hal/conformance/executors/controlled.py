@@ -262,21 +262,21 @@ class ControlledSubject:
         """As declared; any number of ranks."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> str | None:
+    def play(self, prop: Property, case: Case) -> str | None:
         """On a fresh world."""
         world = self._backend.world(case.program.size, case.schedule)
         try:
             actors = [
                 actor
                 for rank in range(case.program.size)
-                for actor in _threads_of_rank(self._backend, world, claim, case, rank)
+                for actor in _threads_of_rank(self._backend, world, prop, case, rank)
             ]
-            reported = compare_answers(claim, case, run_schedule(world, actors))
-            if claim.lost_ranks is not None:
-                _close_and_check_leaks(world, case.program.size, claim.lost_ranks(case.program))
+            reported = compare_answers(prop, case, run_schedule(world, actors))
+            if prop.lost_ranks is not None:
+                _close_and_check_leaks(world, case.program.size, prop.lost_ranks(case.program))
             return reported
         except Exception as error:
-            raise to_violation(claim, error) from error
+            raise to_violation(prop, error) from error
         finally:
             world.close()
 
@@ -300,14 +300,14 @@ def _close_and_check_leaks(world: ControlledWorld, size: int, lost: frozenset[in
 
 
 def _threads_of_rank(
-    backend: ControlledBackend, world: ControlledWorld, claim: Property, case: Case, rank: int
+    backend: ControlledBackend, world: ControlledWorld, prop: Property, case: Case, rank: int
 ) -> list[ScheduledThread]:
-    fabric = world.fabric(rank) if claim.scope is PropertyScope.GROUP else None
+    fabric = world.fabric(rank) if prop.scope is PropertyScope.GROUP else None
     around = ControlledEnvironment(world, rank)
     shared: dict[str, Any] = {}
     actors = []
-    for host in range(claim.threads):
-        bench = RankContext(
+    for host in range(prop.threads):
+        ctx = RankContext(
             rank=rank,
             size=case.program.size,
             thread=host,
@@ -319,5 +319,5 @@ def _threads_of_rank(
             environment=around,
             shared=shared,
         )
-        actors.append(ScheduledThread(rank, host, claim.play(bench, case.program)))
+        actors.append(ScheduledThread(rank, host, prop.play(ctx, case.program)))
     return actors

@@ -36,30 +36,30 @@ WATCHDOG = 60.0
 """Seconds that the hosts of a rank may take for one case."""
 
 
-def play_threads(claim: Property, case: Case, bench: RankContext) -> list[Any]:
+def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
     """What each host returned. Raises what the first of them raised, or `Violation` of C8."""
-    if claim.threads == 1:
-        return [play_to_end(claim.play(bench, case.program))]
+    if prop.threads == 1:
+        return [play_to_end(prop.play(ctx, case.program))]
     answers: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 
     def serve(host: int) -> None:
         try:
-            seat = dataclasses.replace(bench, thread=host)
-            answers[host] = play_to_end(claim.play(seat, case.program))
+            seat = dataclasses.replace(ctx, thread=host)
+            answers[host] = play_to_end(prop.play(seat, case.program))
         except BaseException as error:
             errors[host] = error
 
-    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(claim.threads)]
+    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(prop.threads)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WATCHDOG)
     if errors:
         raise errors[min(errors)]
-    if len(answers) < claim.threads:
-        raise Violation("C8", f"a host of {claim.name} did not end within {WATCHDOG:g} s")
-    return [answers[host] for host in range(claim.threads)]
+    if len(answers) < prop.threads:
+        raise Violation("C8", f"a host of {prop.name} did not end within {WATCHDOG:g} s")
+    return [answers[host] for host in range(prop.threads)]
 
 
 def play_to_end(play: Play) -> Any:
@@ -220,7 +220,7 @@ class DeviceSubject:
         """As declared; one rank."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> str | None:
+    def play(self, prop: Property, case: Case) -> str | None:
         """On the device, as it schedules itself or as the case says.
 
         Raises `UsageError` where the device cannot be steered; that breaks no clause.
@@ -229,24 +229,24 @@ class DeviceSubject:
             self._steer(case.schedule)
         try:
             with closing(open_for_rank(self._backend, 0)) as accelerator:
-                return compare_answers(claim, case, self._answers(claim, case, accelerator))
+                return compare_answers(prop, case, self._answers(prop, case, accelerator))
         except Exception as error:
-            raise to_violation(claim, error) from error
+            raise to_violation(prop, error) from error
 
-    def _answers(self, claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
+    def _answers(self, prop: Property, case: Case, accelerator: Accelerator) -> list[object]:
         kind = DeviceEnvironment if self._steer is None else SteeredEnvironment
         around = kind(accelerator, case.schedule)
-        return play_on_device(claim, case, self._backend, around)
+        return play_on_device(prop, case, self._backend, around)
 
     def close(self) -> None:
         """Nothing is held between cases."""
 
 
 def play_on_device(
-    claim: Property, case: Case, backend: Backend, around: DeviceEnvironment
+    prop: Property, case: Case, backend: Backend, around: DeviceEnvironment
 ) -> list[object]:
     """The answers of the hosts of a rank that needs no fabric."""
-    bench = RankContext(
+    ctx = RankContext(
         rank=0,
         size=1,
         thread=0,
@@ -257,4 +257,4 @@ def play_on_device(
         timeout=WAIT_TIMEOUT,
         environment=around,
     )
-    return play_threads(claim, case, bench)
+    return play_threads(prop, case, ctx)

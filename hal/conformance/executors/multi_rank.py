@@ -171,32 +171,32 @@ class MultiRankSubject:
         """What properties may ask of it."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> str | None:
+    def play(self, prop: Property, case: Case) -> str | None:
         """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
-        reference = property_reference(claim)
+        reference = property_reference(prop)
         while True:
             try:
-                return compare_answers(claim, case, self._play_case(claim, case, reference))
+                return compare_answers(prop, case, self._play_case(prop, case, reference))
             except Exception as error:
                 self._close_fabrics_quietly()
-                if not self._retry_with_longer_deadline(claim, error):
-                    raise to_violation(claim, error) from error
+                if not self._retry_with_longer_deadline(prop, error):
+                    raise to_violation(prop, error) from error
 
     def close(self) -> None:
         """End every rank, and every store."""
         self._close_fabrics_quietly()
         self._rank_group.close()
 
-    def _play_case(self, claim: Property, case: Case, reference: str) -> list[Any]:
+    def _play_case(self, prop: Property, case: Case, reference: str) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
-        if claim.lost_ranks is None:
-            stage = self._fabric_for(claim, case)
-            return self._ask(claim, stage, self._play_request(case, stage, reference), frozenset())
-        self._deadline_for(claim)  # while others may still be open
+        if prop.lost_ranks is None:
+            stage = self._fabric_for(prop, case)
+            return self._ask(prop, stage, self._play_request(case, stage, reference), frozenset())
+        self._deadline_for(prop)  # while others may still be open
         self._close_all_fabrics()
-        stage, lost = self._fabric_for(claim, case), claim.lost_ranks(case.program)
-        told = self._ask(claim, stage, self._play_request(case, stage, reference), lost)
-        self._close_fabric((stage.size, claim.deadline))
+        stage, lost = self._fabric_for(prop, case), prop.lost_ranks(case.program)
+        told = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
+        self._close_fabric((stage.size, prop.deadline))
         survivors = stage.without(lost)
         orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
         answers_or_raise("R1", self._request(orders, survivors.gather_options()))
@@ -213,33 +213,33 @@ class MultiRankSubject:
         }
 
     def _ask(
-        self, claim: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
+        self, prop: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
     ) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
         replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost))
         if lost:
             self._rank_group.replace(lost)
-            self._fabrics[stage.size, claim.deadline] = stage.without(lost)
-        told, absent = answers_or_raise(claim.clauses[0], replies), [None] * claim.threads
+            self._fabrics[stage.size, prop.deadline] = stage.without(lost)
+        told, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
         return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
 
-    def _fabric_for(self, claim: Property, case: Case) -> _OpenFabric:
+    def _fabric_for(self, prop: Property, case: Case) -> _OpenFabric:
         """The fabric for so many ranks and that pace; opened if there is none."""
-        key = case.program.size, claim.deadline
-        deadline = self._deadline_for(claim)
+        key = case.program.size, prop.deadline
+        deadline = self._deadline_for(prop)
         if (
             key in self._fabrics
             and not deadline <= self._fabrics[key].deadline <= MAX_DEADLINE_RATIO * deadline
         ):
             self._close_fabric(key)
         if key not in self._fabrics:
-            host, holder = self._open_store(claim)
-            self._open_fabric(claim, key, deadline, host, holder)
+            host, holder = self._open_store(prop)
+            self._open_fabric(prop, key, deadline, host, holder)
         return self._fabrics[key]
 
     def _open_fabric(
         self,
-        claim: Property,
+        prop: Property,
         key: tuple[int, DeadlineLength],
         deadline: float,
         host: RankStore,
@@ -255,65 +255,65 @@ class MultiRankSubject:
         replies = self._request(
             {rank: stage.open_request(rank) for rank in stage.ranks}, stage.gather_options()
         )
-        answers_or_raise(claim.clauses[0], replies)
+        answers_or_raise(prop.clauses[0], replies)
         return stage
 
-    def _deadline_for(self, claim: Property) -> float:
+    def _deadline_for(self, prop: Property) -> float:
         """Of a fabric for that property, in seconds."""
-        deadline = self._deadlines[claim.deadline]
-        if claim.deadline is not DeadlineLength.SHORT:
+        deadline = self._deadlines[prop.deadline]
+        if prop.deadline is not DeadlineLength.SHORT:
             return deadline
-        stretch = RETRY_DEADLINE_FACTOR if claim.name in self._retried - self._failed else 1.0
-        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(claim))
+        stretch = RETRY_DEADLINE_FACTOR if prop.name in self._retried - self._failed else 1.0
+        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(prop))
 
-    def _retry_with_longer_deadline(self, claim: Property, error: Exception) -> bool:
+    def _retry_with_longer_deadline(self, prop: Property, error: Exception) -> bool:
         """Whether a case that failed is to be played again, with a longer deadline.
 
         On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
         property: what goes wrong for another reason fails again, in this case or in a later one.
         """
-        if claim.deadline is not DeadlineLength.SHORT or claim.name in self._failed:
+        if prop.deadline is not DeadlineLength.SHORT or prop.name in self._failed:
             return False
         if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
-        if claim.name in self._retried:
+        if prop.name in self._retried:
             # Shrinking plays many that fail, and need not wait so long.
-            self._failed.add(claim.name)
+            self._failed.add(prop.name)
             return False
-        self._retried.add(claim.name)
+        self._retried.add(prop.name)
         self._open_time = ("", 0.0)
         LOG.warning(
             "%s: a case failed under a brisk deadline and is played again with one %g times as "
             "long, in case the machine was only too busy: %s",
-            claim.name,
+            prop.name,
             RETRY_DEADLINE_FACTOR,
             " ".join(str(error).split()),
         )
         return True
 
-    def _slowest_open_time(self, claim: Property) -> float:
+    def _slowest_open_time(self, prop: Property) -> float:
         """Seconds that the slowest of all ranks needs to open a communicator.
 
         Gauged anew for each property: a machine may be busier than it was before.
         """
-        if self._open_time[0] != claim.name:
+        if self._open_time[0] != prop.name:
             key = max(self._traits.group_sizes), DeadlineLength.LONG
             stage, fresh = self._fabrics.get(key), key not in self._fabrics
             if stage is None:
                 deadline = self._deadlines[DeadlineLength.LONG]
-                stage = self._open_fabric(claim, key, deadline, self._rank_group.open_store(), None)
+                stage = self._open_fabric(prop, key, deadline, self._rank_group.open_store(), None)
             self._open_measurements += 1
             order = {"do": "gauge", "fabric": stage.name, "number": self._open_measurements}
             replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
-            told = answers_or_raise(claim.clauses[0], replies)
+            told = answers_or_raise(prop.clauses[0], replies)
             if fresh:
                 self._close_fabric(key)
-            self._open_time = claim.name, max(float(seconds) for (seconds,) in told.values())
+            self._open_time = prop.name, max(float(seconds) for (seconds,) in told.values())
         return self._open_time[1]
 
-    def _open_store(self, claim: Property) -> tuple[RankStore, int | None]:
+    def _open_store(self, prop: Property) -> tuple[RankStore, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""
-        if not claim.ends_store:
+        if not prop.ends_store:
             return self._rank_group.open_store(), None
         expendable = self._rank_group.open_disposable_store()
         return expendable, expendable.pid

@@ -130,11 +130,11 @@ class RankWorker:
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
             self._leftovers = around.communicators
-            bench = _rank_context(self._backend, around, place.rendezvous, case)
+            ctx = _rank_context(self._backend, around, place.rendezvous, case)
             found = resolve_property(order["property"])
             if found.large:
                 self._leaks.expect_growth()
-            return play_threads(found, case, bench)
+            return play_threads(found, case, ctx)
         finally:
             self._leaks.note_shm_names()
             accelerator.close()

@@ -19,7 +19,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     make_plain_slot_store,
     versions_in,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import PoolExhausted, SlotError, SlotLeased
 from equipoise.hal.slots import Lease, Reader
@@ -39,7 +39,7 @@ def _reader_programs(traits: Traits) -> st.SearchStrategy[Program]:
         st.builds(lambda op, reader: Step(op, (reader,)), by_reader, st.integers(0, 2)),
     )
     return st.builds(
-        lambda first, then: program(_valid_reader_steps([*first, *then])),
+        lambda first, then: make_program(_valid_reader_steps([*first, *then])),
         st.lists(attach, min_size=1, max_size=3),
         st.lists(steps, min_size=1, max_size=MAX_READER_STEPS),
     )
@@ -83,7 +83,7 @@ class _AttachedReaderRunner:
             self.change(number, step.op, str(step.args[0]))
 
     def attach(self, role: str) -> None:
-        reader = self.fixture.store.attach(self.fixture.bench.accelerator.stream(Role(role)))
+        reader = self.fixture.store.attach(self.fixture.ctx.accelerator.stream(Role(role)))
         self.readers.append((role, reader))
 
     def detach(self, number: int, which: int) -> None:
@@ -98,8 +98,8 @@ class _AttachedReaderRunner:
 
     def replay(self, role: str) -> Tensor:
         """What a graph replayed on the stream reads, which was captured at once before."""
-        graph, stream = self.fixture.bench.accelerator.graph(), self.fixture.stream(role)
-        (view,), blob = self.fixture.segment_views(0), self.fixture.bench.empty((1,))
+        graph, stream = self.fixture.ctx.accelerator.graph(), self.fixture.stream(role)
+        (view,), blob = self.fixture.segment_views(0), self.fixture.ctx.empty((1,))
         graph.capture(stream, lambda: stream.launch(lambda: blob.copy_(view)))
         graph.replay(stream)
         self.graphs.append(graph)
@@ -114,13 +114,13 @@ class _AttachedReaderRunner:
         self.version = number
 
 
-def _play_readers(bench: RankContext, found: Program) -> Play:
-    desk = _AttachedReaderRunner(make_plain_slot_store(bench, 1, len(found.steps) + 1, 1))
-    for number, step in enumerate(found.steps, start=1):
-        desk.run_step(number, step)
+def _play_readers(ctx: RankContext, program: Program) -> Play:
+    runner = _AttachedReaderRunner(make_plain_slot_store(ctx, 1, len(program.steps) + 1, 1))
+    for number, step in enumerate(program.steps, start=1):
+        runner.run_step(number, step)
         yield NEXT
-    bench.drain()
-    for what, blob, version in desk.expected_reads:
+    ctx.drain()
+    for what, blob, version in runner.expected_reads:
         seen = versions_in(blob)
         require("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
 
@@ -149,7 +149,7 @@ def _lease_programs(_: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("lease", "commit", "write", "release"))
     steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SLOT_SETS - 1))
     return st.lists(steps, min_size=1, max_size=MAX_LEASE_STEPS).map(
-        lambda drawn: program(_valid_lease_steps(drawn))
+        lambda drawn: make_program(_valid_lease_steps(drawn))
     )
 
 
@@ -218,17 +218,17 @@ class _LeaseRunner:
         self.fixture.store.commit([(slot, slot) for slot in slots], self.fixture.stream(ROLE))
 
 
-def _play_leases(bench: RankContext, found: Program) -> Play:
-    desk = _LeaseRunner(make_plain_slot_store(bench, SLOTS, SLOTS, 1))
-    for number, step in enumerate(found.steps, start=1):
-        desk.run_step(number, step)
+def _play_leases(ctx: RankContext, program: Program) -> Play:
+    runner = _LeaseRunner(make_plain_slot_store(ctx, SLOTS, SLOTS, 1))
+    for number, step in enumerate(program.steps, start=1):
+        runner.run_step(number, step)
         yield NEXT
     for slot in range(SLOTS):
-        desk.change(len(found.steps) + 1, "write", [slot])
-    bench.drain()
-    for number, blob, due in desk.packs:
-        what = f"after step {number} the slots hold versions {blob.tolist()}, not {due}"
-        require("A11", blob.tolist() == due, what)
+        runner.change(len(program.steps) + 1, "write", [slot])
+    ctx.drain()
+    for number, blob, expected in runner.packs:
+        what = f"after step {number} the slots hold versions {blob.tolist()}, not {expected}"
+        require("A11", blob.tolist() == expected, what)
 
 
 LEASES = (
@@ -253,7 +253,7 @@ def _page_programs(_: Traits) -> st.SearchStrategy[Program]:
     copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(SLOT_ROLES))
     steps = st.one_of(st.just(Step("take")), copy, st.just(Step("give_back")))
     return st.lists(steps, min_size=1, max_size=MAX_PAGE_STEPS).map(
-        lambda drawn: program(_valid_page_steps(drawn))
+        lambda drawn: make_program(_valid_page_steps(drawn))
     )
 
 
@@ -300,7 +300,7 @@ class _PageRunner:
             refusal = catch(lambda: self.pool.take(0.0), PoolExhausted)
             require("A13", refusal, f"step {number}: the page in hand was handed out again")
             return
-        self.page = self.pool.take(self.fixture.bench.timeout)
+        self.page = self.pool.take(self.fixture.ctx.timeout)
         self.page.data.fill_(number)
         self.version, self.last_copy = number, None
 
@@ -311,7 +311,7 @@ class _PageRunner:
             stream.wait(self.last_copy)
         self.fixture.store.write([len(self.expected_versions)], [[page.data]], stream)
         self.expected_versions.append(self.version)
-        self.last_copy = self.fixture.bench.accelerator.event()
+        self.last_copy = self.fixture.ctx.accelerator.event()
         stream.record(self.last_copy)
 
     def give_back(self, page: Page) -> None:
@@ -322,14 +322,14 @@ class _PageRunner:
         require("A13", again, f"the page of version {self.version} could be given back twice")
 
 
-def _play_pages(bench: RankContext, found: Program) -> Play:
-    place = make_plain_slot_store(bench, MAX_PAGE_STEPS, 0, PAGE_BYTES)
-    desk = _PageRunner(place, bench.accelerator.host_pool(PAGE_BYTES, 1))
-    for number, step in enumerate(found.steps, start=1):
-        desk.run_step(number, step)
+def _play_pages(ctx: RankContext, program: Program) -> Play:
+    place = make_plain_slot_store(ctx, MAX_PAGE_STEPS, 0, PAGE_BYTES)
+    runner = _PageRunner(place, ctx.accelerator.host_pool(PAGE_BYTES, 1))
+    for number, step in enumerate(program.steps, start=1):
+        runner.run_step(number, step)
         yield NEXT
-    bench.drain()
-    for slot, version in enumerate(desk.expected_versions):
+    ctx.drain()
+    for slot, version in enumerate(runner.expected_versions):
         seen = versions_in(place.read_slot(slot))
         what = f"copy {slot} read version {format_versions(seen)} of its page, not {version}"
         require("A13", seen == [version], what)

@@ -33,7 +33,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import schedules
-from equipoise.hal.conformance.program import Argument, Case, Program, Step, program
+from equipoise.hal.conformance.program import Argument, Case, Program, Step, make_program
 from equipoise.hal.conformance.property import Property, StatefulPrograms, Traits
 from equipoise.hal.errors import EquipoiseError, SlotLeased, StaleEpoch
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -262,8 +262,8 @@ class SystemRunner:
 
     def attach(self, _: int, role: str) -> None:
         """What is in flight ends first: only what is issued from now on is ordered."""
-        self.fixture.bench.drain()
-        reader = self.fixture.store.attach(self.fixture.bench.accelerator.stream(Role(role)))
+        self.fixture.ctx.drain()
+        reader = self.fixture.store.attach(self.fixture.ctx.accelerator.stream(Role(role)))
         self.readers.setdefault(role, []).append(reader)
         self.model.attach(role)
 
@@ -292,13 +292,13 @@ class SystemRunner:
 
     def join(self, _: int, first: str, second: str) -> None:
         """The second stream waits for what the first was given so far; the event is used again."""
-        self.fixture.bench.accelerator.stream(Role(first)).record(self.event)
-        self.fixture.bench.accelerator.stream(Role(second)).wait(self.event)
+        self.fixture.ctx.accelerator.stream(Role(first)).record(self.event)
+        self.fixture.ctx.accelerator.stream(Role(second)).wait(self.event)
         self.model.join(first, second)
 
     def take(self, number: int) -> None:
         """A page, written at once: a copy that still reads it shows it."""
-        self.pages[number] = self.pool.take(self.fixture.bench.timeout)
+        self.pages[number] = self.pool.take(self.fixture.ctx.timeout)
         self.pages[number].data.fill_(number)
         self.model.pages.append(number)
 
@@ -309,7 +309,7 @@ class SystemRunner:
             stream.wait(self.copy_events[page])
         refusal = catch(lambda: self.fixture.store.write([slot], [[data]], stream), SlotLeased)
         self.check_refusal(number, slot, refusal)
-        self.copy_events[page] = self.fixture.bench.accelerator.event()
+        self.copy_events[page] = self.fixture.ctx.accelerator.event()
         stream.record(self.copy_events[page])
         self.model.write(page, slot, role)
 
@@ -324,7 +324,7 @@ class SystemRunner:
         """The mover writes the memory under the lock, when it has it, and signals."""
         lock, cell = self.lock_and_memory()
         if self.model.lock_turn is LockTurn.READER_RELEASED:
-            lock.wait(lock.epoch, self.fixture.bench.timeout)
+            lock.wait(lock.epoch, self.fixture.ctx.timeout)
         cell.fill_(number)
         lock.signal(lock.epoch)
         self.signed_version = number
@@ -336,7 +336,7 @@ class SystemRunner:
     def acquire(self, number: int, role: str) -> None:
         """A stream reads the memory under the lock, and releases."""
         (lock, cell), stream = self.lock_and_memory(), self.fixture.stream(role)
-        blob = self.fixture.bench.empty((ITEM_BYTES,))
+        blob = self.fixture.ctx.empty((ITEM_BYTES,))
         lock.acquire(stream)
         # Not blocking: the host must not wait for a stream that waits for its signal.
         stream.launch(lambda: blob.copy_(cell, non_blocking=True))
@@ -352,24 +352,24 @@ class SystemRunner:
         """A new epoch, in which the mover of the old one can do nothing."""
         lock, _cell = self.lock_and_memory()
         old = lock.epoch
-        lock.drain(self.fixture.bench.timeout)
+        lock.drain(self.fixture.ctx.timeout)
         late = catch(lambda: lock.signal(old), EquipoiseError)
         require("L3", isinstance(late, StaleEpoch), f"step {number}: a late signal, and {late!r}")
         self.model.lock_turn = LockTurn.MOVER
 
     def lock_and_memory(self) -> tuple[StreamLock, Tensor]:
         """The lock and what is under it: host memory that the mover writes."""
-        bench = self.fixture.bench
+        ctx = self.fixture.ctx
         if self.lock is None or self.locked_memory is None:
-            self.lock = bench.accelerator.stream_lock(bench.deadline)
-            self.locked_memory = bench.accelerator.pinned(ITEM_BYTES)
+            self.lock = ctx.accelerator.stream_lock(ctx.deadline)
+            self.locked_memory = ctx.accelerator.pinned(ITEM_BYTES)
         return self.lock, self.locked_memory
 
     # ----- tables --------------------------------------------------------------------------------
 
     def install(self, _: int, which: int) -> None:
         """One of the placements becomes the one that is routed by."""
-        device = self.fixture.bench.accelerator
+        device = self.fixture.ctx.accelerator
         if self.tables is None:
             self.tables = Tables.empty(1, 2, 2, 1, device.device)
         rows = [[0, 1, 2], list(PLACEMENTS[which]), [FULL_SHARE, FULL_SHARE]]
@@ -382,13 +382,13 @@ class SystemRunner:
 
     def route(self, _: int) -> None:
         """Both experts are routed."""
-        bench, tables = self.fixture.bench, self.tables
-        ids = bench.copy_of(torch.tensor([0, 1], dtype=torch.int32))
-        slots, counts = (bench.empty((2,), torch.int32) for _ in range(2))
+        ctx, tables = self.fixture.ctx, self.tables
+        ids = ctx.copy_of(torch.tensor([0, 1], dtype=torch.int32))
+        slots, counts = (ctx.empty((2,), torch.int32) for _ in range(2))
         self.fixture.keepalive.append(ids)
         assert tables is not None
         assert self.model.tables is not None
-        bench.accelerator.kernels.route_and_count(
+        ctx.accelerator.kernels.route_and_count(
             ids, tables, Salt(0, 0, 0), slots, counts, self.fixture.stream(ROUTER_ROLE)
         )
         self.routing_passes.append((slots, counts, self.model.tables))
@@ -401,27 +401,27 @@ class SystemRunner:
             self.sign(number)
         for slot in range(SLOTS):
             self.pack(number, slot, ROUTER_ROLE)
-        self.fixture.bench.drain()
+        self.fixture.ctx.drain()
         for clause, what, blob, version in self.expected_reads:
             seen = versions_in(blob)
             require(
                 clause, seen == [version], f"{what}: version {format_versions(seen)}, not {version}"
             )
         for slots, counts, which in self.routing_passes:
-            seen, wanted = slots.tolist(), list(PLACEMENTS[which])
-            require("G2", seen == wanted, f"routed to slots {seen}, installed were {wanted}")
+            seen, expected = slots.tolist(), list(PLACEMENTS[which])
+            require("G2", seen == expected, f"routed to slots {seen}, installed were {expected}")
             require("G2", counts.tolist() == [1, 1], f"counted {counts.tolist()}, not 1 each")
 
 
-def play_system(bench: RankContext, found: Program) -> Play:
+def play_system(ctx: RankContext, program: Program) -> Play:
     """Every step is the name of a method."""
-    place = make_plain_slot_store(bench, SLOTS, STAGING, ITEM_BYTES)
-    pool, event = bench.accelerator.host_pool(ITEM_BYTES, PAGES), bench.accelerator.event()
-    shop = SystemRunner(place, pool, event)
-    for number, step in enumerate(found.steps, start=1):
-        getattr(shop, step.op)(number, *step.args)
+    place = make_plain_slot_store(ctx, SLOTS, STAGING, ITEM_BYTES)
+    pool, event = ctx.accelerator.host_pool(ITEM_BYTES, PAGES), ctx.accelerator.event()
+    runner = SystemRunner(place, pool, event)
+    for number, step in enumerate(program.steps, start=1):
+        getattr(runner, step.op)(number, *step.args)
         yield NEXT
-    shop.end(len(found.steps) + 1)
+    runner.end(len(program.steps) + 1)
 
 
 # Mostly one slot and two streams: what never meets cannot disturb each other.
@@ -472,7 +472,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Play what was composed."""
         if self._steps:
-            self._played(Case(program(self._steps), self._schedule))
+            self._played(Case(make_program(self._steps), self._schedule))
 
     @initialize(schedule=schedules(MAX_STATEFUL_CHOICES))
     def choose(self, schedule: bytes) -> None:

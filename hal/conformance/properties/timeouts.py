@@ -25,7 +25,7 @@ from equipoise.hal.conformance.context import (
 )
 from equipoise.hal.conformance.fixtures.comm_operations import UNMATCHED_BYTES, several_ranks
 from equipoise.hal.conformance.fixtures.strategies import one_common_size
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import (
     DeadlineLength,
     Property,
@@ -69,7 +69,7 @@ class _HeldStream:
         pool: of one page, given back behind.
     """
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     gate: StreamLock
     lock: StreamLock
@@ -86,7 +86,7 @@ class _HeldStream:
         return {
             "stream": self.stream.synchronize,
             "event": self.event.synchronize,
-            "accelerator": self.bench.accelerator.synchronize,
+            "accelerator": self.ctx.accelerator.synchronize,
             "lock": partial(self.lock.wait, self.lock.epoch),
             "drain": self.lock.drain,
             "pool": self.pool.take,
@@ -96,19 +96,19 @@ class _HeldStream:
 WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 
 
-def _hold_stream(bench: RankContext, role: str) -> _HeldStream:
+def _hold_stream(ctx: RankContext, role: str) -> _HeldStream:
     """The stream holds a lock, and then waits for a signal that nobody has given."""
-    accelerator, stream = bench.accelerator, bench.accelerator.stream(Role(role))
-    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(bench.timeout)
+    accelerator, stream = ctx.accelerator, ctx.accelerator.stream(Role(role))
+    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
     pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
-    page = pool.take(bench.timeout)
+    page = pool.take(ctx.timeout)
     lock.acquire(stream)
     lock.signal(lock.epoch)
     gate.acquire(stream)
     lock.release(stream)
     stream.record(point)
     page.give_back(point)
-    return _HeldStream(bench, stream, gate, lock, point, pool)
+    return _HeldStream(ctx, stream, gate, lock, point, pool)
 
 
 def _roles() -> st.SearchStrategy[str]:
@@ -119,28 +119,30 @@ def _expiring_wait_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`wait(what)` in vain, some of them; all of them follow when the stream has been let go."""
     waits = st.lists(st.sampled_from(WAITS), min_size=1, max_size=4)
     return st.builds(
-        lambda role, names: program([Step("wait", (n,)) for n in names], settings={"role": role}),
+        lambda role, names: make_program(
+            [Step("wait", (n,)) for n in names], settings={"role": role}
+        ),
         _roles(),
         waits,
     )
 
 
-def _play_expiring_waits(bench: RankContext, found: Program) -> Play:
-    held = _hold_stream(bench, str(found.setting("role")))
+def _play_expiring_waits(ctx: RankContext, program: Program) -> Play:
+    held = _hold_stream(ctx, str(program.setting("role")))
     yield NEXT
-    for step in found.steps:
+    for step in program.steps:
         name = str(step.args[0])
         raised = catch(partial(held.waits()[name], EXPIRING_WAIT), StreamTimeout, PoolExhausted)
-        due = PoolExhausted if name == "pool" else StreamTimeout
+        expected = PoolExhausted if name == "pool" else StreamTimeout
         told = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
         what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {told}"
-        require("E11", isinstance(raised, due), what)
+        require("E11", isinstance(raised, expected), what)
         require("E11", not held.event.query(), f"{what}, after the point was reached")
         yield NEXT
     held.release()
     yield NEXT
     for name in ("event", "stream", "accelerator", "lock", "pool"):
-        failed = catch(partial(held.waits()[name], bench.timeout), EquipoiseError)
+        failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
         require("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
     failed = catch(partial(held.event.synchronize, 0.0), EquipoiseError)
     require(
@@ -151,7 +153,7 @@ def _play_expiring_waits(bench: RankContext, found: Program) -> Play:
 def _late_release_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`wait(what)` of every kind for a stream that a timer lets go."""
     return _roles().map(
-        lambda role: program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
+        lambda role: make_program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
     )
 
 
@@ -166,17 +168,17 @@ def _call_after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
         timer.join()
 
 
-def _play_late_release(bench: RankContext, found: Program) -> Play:
-    for step in found.steps:
+def _play_late_release(ctx: RankContext, program: Program) -> Play:
+    for step in program.steps:
         name = str(step.args[0])
-        held = _hold_stream(bench, str(found.setting("role")))
+        held = _hold_stream(ctx, str(program.setting("role")))
         with _call_after(RELEASE_DELAY, held.release):
-            failed = catch(partial(held.waits()[name], bench.timeout), EquipoiseError)
+            failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
         told = f"raised {failed!r}, which was ahead of its time-out"
         require(
             "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {told}"
         )
-        bench.drain()
+        ctx.drain()
         poisoned = catch(held.gate.check, LockPoisoned)
         require("E11", not poisoned, f"a lock was poisoned ahead of its deadline: {poisoned}")
         yield NEXT
@@ -189,35 +191,35 @@ def _has_own_clock(traits: Traits) -> bool:
 
 def _late_peer_programs(traits: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("irecv", "isend", "barrier"))
-    return st.builds(lambda size, op: program([Step(op)], size), one_common_size(traits), ops)
+    return st.builds(lambda size, op: make_program([Step(op)], size), one_common_size(traits), ops)
 
 
-def _play_late_peer(bench: RankContext, found: Program) -> Play:
+def _play_late_peer(ctx: RankContext, program: Program) -> Play:
     """The last rank comes late, and well within the deadline."""
-    group = yield from bench.communicator()
-    yield from control_barrier(bench, f"{group.purpose}/opened")
-    (step,) = found.steps
-    if group.rank == group.size - 1:
-        time.sleep(LATE_PEER_FRACTION * bench.deadline)
-    work = _issue_part(bench, group, step.op)
+    comm = yield from ctx.communicator()
+    yield from control_barrier(ctx, f"{comm.purpose}/opened")
+    (step,) = program.steps
+    if comm.rank == comm.size - 1:
+        time.sleep(LATE_PEER_FRACTION * ctx.deadline)
+    work = _issue_part(ctx, comm, step.op)
     if work is None:
         return
-    failed = catch(partial(work.result, bench.timeout), CommunicatorFailed, ResultPending)
+    failed = catch(partial(work.result, ctx.timeout), CommunicatorFailed, ResultPending)
     when = f"whose peer came after {LATE_PEER_FRACTION:g} of its deadline"
-    require("E11", not failed, f"rank {bench.rank}: {step.op}, {when}, failed: {failed!r}")
+    require("E11", not failed, f"rank {ctx.rank}: {step.op}, {when}, failed: {failed!r}")
 
 
-def _issue_part(bench: RankContext, group: Communicator, op: str) -> Work | None:
+def _issue_part(ctx: RankContext, comm: Communicator, op: str) -> Work | None:
     """Between the first rank and the last; of other operations everybody's part."""
     if op == "barrier":
-        return group.barrier()
-    ends = (0, group.size - 1)
-    if group.rank not in ends:
+        return comm.barrier()
+    ends = (0, comm.size - 1)
+    if comm.rank not in ends:
         return None
-    peer = ends[group.rank == 0]
-    sends = (op == "isend") == (group.rank == 0)
-    buffer = bench.full((UNMATCHED_BYTES,), group.rank)
-    return group.isend(buffer, peer) if sends else group.irecv(buffer, peer)
+    peer = ends[comm.rank == 0]
+    sends = (op == "isend") == (comm.rank == 0)
+    buffer = ctx.full((UNMATCHED_BYTES,), comm.rank)
+    return comm.isend(buffer, peer) if sends else comm.irecv(buffer, peer)
 
 
 PROPERTIES = (

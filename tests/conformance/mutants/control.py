@@ -198,9 +198,9 @@ class Checked:
     def traits(self) -> Traits:
         return self.inner.traits
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         with patch.object(control_checked_mode, "CHECKED", self.checked):
-            self.inner.play(claim, case)
+            self.inner.play(prop, case)
 
     def close(self) -> None:
         self.inner.close()

@@ -27,7 +27,7 @@ class Listener:
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         self.cases.append(case)
 
     def close(self) -> None:
