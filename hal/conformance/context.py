@@ -1,8 +1,7 @@
-"""What a host of one rank works with while it plays a program.
+"""What the code of a property works with: its rank, device and fabric, waiting, and checks.
 
-What properties do with the control plane, on every executor alike.
-
-What takes the memory of buffers that were dropped in flight, and tells who still wrote to it.
+A check names the clause that it judges. `Play` is the generator that an executor runs: it yields
+each condition that it waits for, so that a controlled world can choose every interleaving.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

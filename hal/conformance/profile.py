@@ -1,4 +1,4 @@
-"""How hard the suite looks, and where."""
+"""How many cases the suite plays, and how far it shrinks a violation."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,7 +1,4 @@
-"""Properties: what must be true of every backend, and how to find out.
-
-What several properties cannot do without.
-"""
+"""What a property is: programs, play and judge, and the capabilities that it needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Runs properties on subjects, one after the other.
-
-One run of the suite on one backend: which executors, which properties, what came of it.
-"""
+"""One run of the suite on one backend: which properties on which executors, and their results."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

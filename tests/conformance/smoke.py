@@ -1,4 +1,4 @@
-"""Twenty innocent steps: every mutant must survive them where nothing is ever late."""
+"""A smoke program of twenty steps that every mutant must pass where nothing is late."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

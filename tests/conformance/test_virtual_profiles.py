@@ -1,4 +1,4 @@
-"""Vendors' traps: whoever copes keeps the contract, and the trap bites whoever does not."""
+"""Traps of vendors: code that handles one keeps the contract, code that does not breaks it."""
 
 from dataclasses import replace
 

@@ -1,8 +1,7 @@
-"""Worlds whose every interleaving somebody else decides: the contract of the virtual executor.
+"""Plays cases on a controlled world: all ranks in one thread, every interleaving chosen.
 
-Plays hosts on a controlled world: one thread, every choice taken from the schedule.
-
-The executor for controlled worlds: all ranks in one thread, every interleaving chosen.
+The choices come from the schedule of the case, so hypothesis can vary and shrink them. A backend
+offers such a world by implementing `ControlledBackend`, as `backends/virtual` does.
 """
 
 import gc

@@ -1,6 +1,6 @@
-"""Plays the hosts of one rank for real: each in a thread of its own.
+"""Plays cases on one real device; delays from the schedule widen races.
 
-The executor for one real device: hardware schedules, delays widen the races.
+Each thread of a rank is a thread of the operating system.
 """
 
 import dataclasses

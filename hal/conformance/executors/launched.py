@@ -1,8 +1,8 @@
-"""The executor for ranks that the communicator's own launcher started: this process is one of them.
+"""Plays cases on ranks that the communicator's own launcher started, this process included.
 
-Rank 0 owns hypothesis and is a rank itself. It broadcasts each order through the control plane of
-a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the answers before
-the next order. Only ballots are used for that, so nothing that is under test has to work for it.
+Rank 0 runs hypothesis and is a rank itself. It broadcasts each request through the control plane of
+a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the replies before
+the next request. Only ballots are used for that, so nothing under test has to work for it.
 """
 
 import json

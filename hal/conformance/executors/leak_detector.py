@@ -1,4 +1,4 @@
-"""What a process holds of the operating system (clause R1)."""
+"""What a process holds of the operating system, and what it has leaked (clause R1)."""
 
 import gc
 import os

@@ -1,7 +1,7 @@
-"""A subject of several ranks, each in a process of its own: who starts them is another's business.
+"""Plays cases on several ranks, each in its own process; a `RankGroup` starts them.
 
-This side owns hypothesis. Every order goes to the ranks it concerns, and all their answers are
-there before the next one, so that a rank which fails strands nobody.
+This side runs hypothesis. Every request goes to the ranks that it concerns, and all their replies
+are collected before the next one, so a rank that fails strands no other.
 """
 
 import logging

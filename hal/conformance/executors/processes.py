@@ -1,4 +1,4 @@
-"""The executor for ranks as processes of this machine, which the suite itself starts."""
+"""Plays cases on rank processes that the suite itself starts on this machine."""
 
 from collections.abc import Collection, Mapping
 

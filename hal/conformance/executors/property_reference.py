@@ -1,4 +1,4 @@
-"""Properties by reference: how a rank in another process finds the one that is to be played."""
+"""Refers to a property by name, so that a rank in another process can find it."""
 
 import sys
 from importlib import import_module

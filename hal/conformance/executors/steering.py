@@ -1,4 +1,4 @@
-"""Devices whose schedule can be chosen: who is told the choices of a case."""
+"""Devices whose schedule can be chosen: finds the function that receives a case's choices."""
 
 from collections.abc import Callable
 from importlib import import_module

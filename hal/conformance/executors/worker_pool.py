@@ -1,8 +1,6 @@
-"""The process that rank processes are copies of, as their driver sees it.
+"""Rank processes as their driver sees them: forked from one server, replaced when broken.
 
-One rank process as its driver sees it.
-
-Rank processes: copied when first needed, used by every case, replaced when broken.
+Each is forked when it is first needed and serves every later case.
 """
 
 import json

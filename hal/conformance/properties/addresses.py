@@ -1,13 +1,7 @@
-"""Properties of family *addresses* about what slots hold: every byte, at its own place.
+"""Family *addresses*: slots stay where they are; verbs write their bytes and no others.
 
-Family *addresses*: slots as long as real experts, stores with hundreds of them.
-
-A copy is made in chunks, a call is packed into a list of so many pairs: each case plays every
-length and every count below.
-
-Property of family *addresses* about bad arguments of the slot verbs.
-
-Family *addresses*: slots stay where they are, hold what they should, and nothing beside them.
+Also bad arguments, slots as long as real experts, and calls with hundreds of slots: a copy is made
+in chunks and a call is packed into a list of so many pairs, so a case plays every length and count.
 """
 
 from collections.abc import Callable, Mapping, Sequence

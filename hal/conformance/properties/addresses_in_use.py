@@ -1,9 +1,4 @@
-"""Property of family *addresses* about readers: streams whose own launches read the slots.
-
-Property of family *addresses* about leases: slots that a peer still reads.
-
-Property of family *addresses* about the host pool: pages under copies in flight.
-"""
+"""Family *addresses*: slots under readers and leases, host pages under copies."""
 
 from dataclasses import dataclass, field
 

@@ -1,9 +1,4 @@
-"""Part of family *control*: the store goes away while every rank is still there.
-
-Part of family *control*: what somebody forgets is gone, and nothing else is.
-
-Family *control*: ballots, decisions and losses, as every rank is told of them.
-"""
+"""Family *control*: ballots, decisions, lost ranks, forgotten questions, a lost store."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

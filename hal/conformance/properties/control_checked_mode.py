@@ -1,4 +1,4 @@
-"""Part of family *control*: ranks that issue different operations are told, and nothing starts."""
+"""Family *control*: checked mode reports operations that differ between ranks, starts none."""
 
 from collections.abc import Sequence
 from dataclasses import replace

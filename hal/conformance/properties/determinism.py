@@ -1,4 +1,4 @@
-"""Family *determinism*: what must be the same each time, on every rank, to the last bit."""
+"""Family *determinism*: results that must be equal each time, on every rank, to the last bit."""
 
 import math
 from collections.abc import Sequence

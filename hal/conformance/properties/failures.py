@@ -1,10 +1,6 @@
-"""Part of family *failures*: streams that wait for what fails.
+"""Family *failures*: unmatched, cancelled, aborted and closed operations, and rebuild.
 
-Part of family *failures*: what becomes of work in flight when its communicator ends.
-
-Part of family *failures*: a host that stops waiting, softly or for good.
-
-Family *failures*: what nobody answers ends in an error that says what it was, and no other.
+An unmatched operation must end in an error that names it, without failing any other communicator.
 """
 
 import threading

@@ -1,17 +1,13 @@
-"""What ranks do to each other while something breaks: operations that know what is due.
-
-A step is `(op, (n, a, b))`: `n` elements, and two ranks where the operation needs them. Every rank
-computes by itself what it must receive, and from whom it depends.
-
-Programs with a fault in them: what breaks, where, and what that may and must bring down.
-
-Faults, injected at random points of random programs of operations.
+"""Family *faults*: a rank is killed, stopped, delayed or drops an operation in a random program.
 
 Each program plays on one communicator, and one rank breaks at one of its steps: it is killed, it
 stops for good, it pauses for less than the deadline, or it drops one operation. Everything that
 depends on it afterwards must fail by the deadline with an error that names operation and purpose;
-the control plane must name the lost rank and accuse nobody else; a communicator that the fault did
-not touch must go on working; and nothing of the survivors may stay behind.
+the control plane must report the lost rank and no other; a communicator that the fault did not
+touch must still work; and the survivors must leak nothing.
+
+A step is `(op, (n, a, b))`: `n` elements, and two ranks where the operation needs them. Every rank
+computes by itself what it must receive, and which ranks it depends on.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,4 @@
-"""Family *keepalive*, one device: what a verb of a slot store is given is its own until it ran.
-
-Part of family *keepalive*: what a handle says after the end, however often it is asked.
-
-Family *keepalive*: who owns what is in flight, and what a handle may be asked.
-"""
+"""Family *keepalive*: operations own their buffers; what a work answers, and how often."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

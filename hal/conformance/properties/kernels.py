@@ -1,9 +1,4 @@
-"""Family *kernels*: the values of every kernel, compared with the reference.
-
-Family *kernels*: other engines' rules for choosing a replica.
-
-Family *kernels*: routing, its tables, and graphs.
-"""
+"""Family *kernels*: values of every kernel against the reference, and published routing rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Family *kernels*: what is captured runs at the replays, and only there.
-
-Family *kernels*: kernels are launches like any others, also in a graph.
-"""
+"""Family *kernels*: kernels and launches in stream order, also in a captured graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

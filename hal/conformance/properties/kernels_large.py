@@ -1,7 +1,7 @@
 """Family *kernels*: tables and batches as large as those of real models.
 
-A kernel that is right for three experts may be wrong for 257: it works in blocks, and searches in
-powers of two. Each case plays every size below; what is drawn is what stands in the tables.
+A kernel that is right for three experts may be wrong for 257: it works in blocks and searches in
+powers of two. Each case plays every size below; the contents of the tables are drawn.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Family *kernels*: what kernels are given, and when they take it."""
+"""Family *kernels*: operands that must be refused, and when a kernel reads its operands."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,4 @@
-"""Family *kernels*: tables that change while somebody reads them.
-
-Family *kernels*: tables and weights of a layer change together.
-"""
+"""Family *kernels*: tables, and weights with them, that change while they are read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""Families *shapes* and *progress*: what travels is as large, and as much, as in real models.
+"""Families *shapes* and *progress*: messages as large and as many as in real models.
 
-Libraries choose other algorithms and protocols by size, and cut what is long into chunks.
+Libraries choose other algorithms and protocols by size, and cut long messages into chunks.
 """
 
 import torch

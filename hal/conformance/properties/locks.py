@@ -1,12 +1,7 @@
-"""Family *locks*: a mover's thread and a model's thread take turns at the slots.
+"""Family *locks*: hand-over of slots between a stream and a thread on the host.
 
-Family *locks*: streams that wait for a signal.
-
-Family *locks*: a lock whose verbs were captured once and are replayed often.
-
-Family *locks*: the verbs of a lock in any order, compared with a model of it.
-
-Family *locks*: hand-over between a stream and a mover on the host.
+Also streams that wait for a signal, locks in captured graphs, and calls in any order, compared with
+a model of the lock.
 """
 
 from collections.abc import Callable

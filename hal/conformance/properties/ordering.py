@@ -1,9 +1,4 @@
-"""Family *ordering*: what is left of a stream whose program raised.
-
-Family *ordering*: what an event says by itself, without a lock that holds the stream.
-
-Family *ordering*: who runs after whom.
-"""
+"""Family *ordering*: order of launches, events, and streams that have failed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Family *overlap*: what runs at the same time, and what that saves."""
+"""Family *overlap*: how much time running two streams at once saves; measured, not judged."""
 
 import statistics
 import time

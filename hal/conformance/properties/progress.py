@@ -1,10 +1,6 @@
-"""Part of family *progress*: rounds of blobs, and links that are built ahead of them.
+"""Family *progress*: sends, matching order, independent communicators, streams that wait.
 
-Part of family *progress*: operations and streams, without the host in between.
-
-Part of family *progress*: collectives whose output overlaps their input.
-
-Family *progress*: nothing waits for what it need not, and everything finds its match.
+Also rounds of blobs, links that are built ahead, and collectives whose output overlaps their input.
 """
 
 import threading

@@ -1,11 +1,4 @@
-"""Properties of family *resources* about backends and what their devices hand out.
-
-Property of family *resources* about what is given back: after every use, everything.
-
-Family *resources*: devices that are closed, and what a device says of itself.
-
-Family *resources*: what is declared, what is handed out, and what is given back.
-"""
+"""Family *resources*: what is declared, handed out, given back and closed."""
 
 import dataclasses
 import functools

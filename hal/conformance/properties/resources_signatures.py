@@ -1,4 +1,4 @@
-"""Clause R3: what is handed out has the protocol's signatures, name by name."""
+"""Family *resources*: objects have the signatures of their protocol, name by name (clause R3)."""
 
 import inspect
 from collections.abc import Iterable

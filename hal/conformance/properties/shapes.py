@@ -1,9 +1,4 @@
-"""Part of family *shapes*: all-to-all with as many rows a pair as a program says.
-
-Part of family *shapes*: groups of any size, and groups among some of the ranks.
-
-Family *shapes*: every dtype, shape, address and group size that is declared or required.
-"""
+"""Family *shapes*: dtypes, shapes, addresses, uneven rows, group sizes."""
 
 import torch
 from hypothesis import strategies as st

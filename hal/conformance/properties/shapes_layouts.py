@@ -1,7 +1,4 @@
-"""Part of family *shapes*: operands that are not contiguous.
-
-Part of family *shapes*: what cannot be done is refused at the call, without a trace.
-"""
+"""Family *shapes*: operands that are not contiguous, and calls that must be refused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
-"""What one accelerator is due to show, whatever its streams do: the oracle of the machine.
+"""Family *visibility*: a rule-based state machine over everything that an accelerator has.
 
-Everything one accelerator has, at work at once, with the ledger saying what is due.
-
-The rule-based machine: hypothesis composes programs for everything that an accelerator has.
+Hypothesis composes the programs; `SystemModel` computes what every read must see.
 """
 
 from collections import Counter

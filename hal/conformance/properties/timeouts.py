@@ -1,7 +1,7 @@
-"""Family *timeouts*: waits of the host that end in vain, in time, and not before.
+"""Family *timeouts*: waits of the host raise at their timeout, and not before.
 
-No property measures time. A wait that must not end well is one for what stands still until the host
-lets it go; a wait that must is one for what a timer lets go, long before its time-out.
+No property measures time. A wait that must time out waits for something that stays still until the
+host releases it; a wait that must not waits for something that a timer releases long before.
 """
 
 import threading

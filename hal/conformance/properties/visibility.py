@@ -1,7 +1,4 @@
-"""Properties of family *visibility* about attached readers: whole slots, whole batches.
-
-Family *visibility*: who sees which version of a slot, and when.
-"""
+"""Family *visibility*: which version of a slot a read sees, and when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

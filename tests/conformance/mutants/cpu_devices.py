@@ -1,4 +1,4 @@
-"""Mutants of the CPU about events, failed streams, replays, verbs, and devices that close."""
+"""Mutants of the CPU: events, failed streams, replays, slot verbs, and closed devices."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Mutants of gloo about works that fail or are cancelled, and streams that wait for them."""
+"""Mutants of gloo: works that fail or are cancelled, and streams that wait for them."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Mutants of family *faults*: what goes wrong only once something else has gone wrong."""
+"""Mutants of family *faults*: what breaks only after another fault."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Mutants of family *keepalive*: what a handle says."""
+"""Mutants of family *keepalive*: handles of operations."""
 
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with

@@ -1,4 +1,4 @@
-"""Mutants about operands of kernels, and about tables that are not there yet."""
+"""Mutants of kernels: operands, and tables that are not there yet."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Mutants of gloo that are right for what is small, and for little of it."""
+"""Mutants of gloo that are right for small messages, and for few of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Mutants of the CPU and gloo about waits of the host: too early, in silence, without an end."""
+"""Mutants of the CPU and gloo: host waits that end too early, silently, or never."""
 
 from collections.abc import Sequence
 from contextlib import suppress

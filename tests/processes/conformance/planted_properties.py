@@ -1,4 +1,4 @@
-"""Small properties with something planted in them, played by ranks in other processes."""
+"""Small properties with a planted fault, played by ranks in other processes."""
 
 import os
 import signal

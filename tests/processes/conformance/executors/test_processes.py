@@ -1,4 +1,4 @@
-"""Ranks as processes: what goes wrong on one of them is found, told, and strands nobody."""
+"""Ranks as processes: a failure on one is found and reported, and strands no other."""
 
 from collections.abc import Iterator
 

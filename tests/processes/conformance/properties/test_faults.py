@@ -1,4 +1,4 @@
-"""Faults at random points of random programs: the survivors of each are told, and go on."""
+"""Faults at random points of random programs: the survivors notice each, and continue."""
 
 from collections import Counter
 from collections.abc import Iterator

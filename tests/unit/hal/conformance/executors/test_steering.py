@@ -1,4 +1,4 @@
-"""Devices whose schedule can be chosen: they are told it, and it is varied and shrunk."""
+"""Devices whose schedule can be chosen receive it; it is varied and shrunk."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the machine composes can be played, and its ledger knows what must come first."""
+"""The state machine composes valid programs, and its model computes what must come first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
