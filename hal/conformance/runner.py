@@ -39,7 +39,7 @@ class PropertyRun:
 
 
 class ProgressListener(Protocol):
-    """Who is told how far the run is."""
+    """Called with the progress of the run."""
 
     def begin(self, total: int) -> None:
         """So many bouts are to come."""
@@ -139,7 +139,7 @@ class ConformanceRun:
         families: which properties.
         seed: what the draws start from.
         cases: how many of each property, where the profile is not to say so.
-        steer: who is told the schedule of each case, as PACKAGE:OBJECT; then one device by itself
+        steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
     """
 

@@ -17,7 +17,7 @@ from equipoise.hal.errors import Violation
 RULES = 20
 """Rules that a machine applies to compose one program."""
 LARGE_CASES_DIVISOR = 60
-"""A property with the sizes of a real model is played on so many times fewer cases."""
+"""A property with the sizes of a real model gets this many times fewer cases."""
 MIN_LARGE_CASES = 2
 """Cases of such a property, unless fewer are asked for."""
 
@@ -31,7 +31,7 @@ class PropertyHeld:
 
 @dataclass(frozen=True)
 class PropertyReported:
-    """It is measured, and nobody is judged by it."""
+    """It is measured, not judged."""
 
     figure: str
 
@@ -58,7 +58,7 @@ Verdict = PropertyHeld | PropertyReported | PropertyViolated | PropertyUnsupport
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """How hard to look.
+    """How many cases to play.
 
     Attributes:
         cases: how many to try.

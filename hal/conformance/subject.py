@@ -31,12 +31,12 @@ class Subject(Protocol):
 
 
 def compare_answers(prop: Property, case: Case, answers: Sequence[Any]) -> str | None:
-    """Let the property compare what all hosts observed; what it reports."""
+    """Let the property compare what all threads observed; returns what it reports."""
     return prop.judge(case.program, answers)
 
 
 def to_violation(prop: Property, error: BaseException) -> Violation:
-    """The violation that an error means: a `Violation` is one already, any other was not due."""
+    """The violation that an error means: itself if it is one, else that of an unexpected error."""
     if isinstance(error, Violation):
         return error
     return Violation(prop.clauses[0], describe_error(error))

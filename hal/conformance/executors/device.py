@@ -33,11 +33,11 @@ from equipoise.hal.errors import Unsupported, Violation
 from equipoise.hal.stream import Stream
 
 WATCHDOG = 60.0
-"""Seconds that the hosts of a rank may take for one case."""
+"""Seconds that the threads of a rank may take for one case."""
 
 
 def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
-    """What each host returned. Raises what the first of them raised, or `Violation` of C8."""
+    """What each thread returned. Raises what the first of them raised, or `Violation` of C8."""
     if prop.threads == 1:
         return [play_to_end(prop.play(ctx, case.program))]
     answers: dict[int, Any] = {}
@@ -79,19 +79,19 @@ MATRIX_SIDE = 64
 """Rows and columns of the matrices that delay a device: small, since a simulated one multiplies
 them on the host."""
 MAX_PRODUCTS = 16
-"""How many of them are multiplied at most."""
+"""Maximum number of products."""
 SCRIBBLE = 0xA5
 MAX_REMEMBERED_SIZES = 64
-"""How many sizes of dropped memory `churn` writes over."""
+"""How many sizes of dropped memory `scribble_freed_memory` overwrites."""
 
 
 @dataclass
 class DeviceEnvironment:
-    """What a real device does for its bench.
+    """What a real device does for the context of a rank.
 
     Attributes:
         accelerator: the device.
-        schedule: what delays are taken from.
+        schedule: bytes that delays are taken from.
         fabric: the rank's connection to the others, if there are any.
         purpose_prefix: of the purposes that this case opens communicators for.
         store_pid: the process that holds the store, where it may be ended.
@@ -108,7 +108,7 @@ class DeviceEnvironment:
     delays_drawn: int = 0
 
     def empty(self, nbytes: int) -> Tensor:
-        """Memory of the device, scribbled before anybody else can write to it."""
+        """Memory of the device, overwritten before any other stream can write to it."""
         self.allocated_sizes = [*self.allocated_sizes[1 - MAX_REMEMBERED_SIZES :], nbytes]
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
         return sync_current_stream(flat.fill_(SCRIBBLE))
@@ -133,7 +133,7 @@ class DeviceEnvironment:
             sync_current_stream(block)
 
     def hold(self, stream: Stream) -> Callable[[], None]:
-        """By a stream lock that nobody has signalled yet."""
+        """Holds it by a stream lock that was not signalled yet."""
         lock = self.accelerator.stream_lock(WAIT_TIMEOUT)
         lock.acquire(stream)
         return lambda: lock.signal(lock.epoch)
@@ -170,7 +170,7 @@ class DeviceEnvironment:
             time.sleep(POLL_INTERVAL)
 
     def pause(self, seconds: float) -> None:
-        """Stopped by somebody who then lets it go on."""
+        """Stopped by another process, which then lets it continue."""
         script = f"kill -STOP {os.getpid()}; sleep {seconds:g}; kill -CONT {os.getpid()}"
         subprocess.run(["/bin/sh", "-c", script], check=True)
 
@@ -188,10 +188,10 @@ def _multiply(device: torch.device, count: int) -> None:
 
 
 class SteeredEnvironment(DeviceEnvironment):
-    """Those of a device whose schedule was chosen before the case began."""
+    """The environment of a device whose schedule was chosen before the case began."""
 
     def inject_delay(self, stream: Stream) -> None:
-        """Nothing to do: the schedule disturbs enough."""
+        """Does nothing: the schedule already varies the interleaving."""
 
 
 class DeviceSubject:
@@ -199,7 +199,7 @@ class DeviceSubject:
 
     Args:
         backend: of the device.
-        steer: given the schedule of each case before it is played, where the device has one that
+        steer: receives the schedule of each case before it is played, where the device has one that
             can be chosen; else the schedule is what delays are taken from.
     """
 
@@ -245,7 +245,7 @@ class DeviceSubject:
 def play_on_device(
     prop: Property, case: Case, backend: Backend, around: DeviceEnvironment
 ) -> list[object]:
-    """The answers of the hosts of a rank that needs no fabric."""
+    """The answers of the threads of a rank that needs no fabric."""
     ctx = RankContext(
         rank=0,
         size=1,

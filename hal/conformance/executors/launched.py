@@ -79,7 +79,7 @@ class LaunchedRankGroup:
         raise Unsupported(f"ranks {sorted(ranks)} were started by the communicator's launcher")
 
     def close(self) -> None:
-        """Let the others go; the store may end with this rank, so they have to have heard it."""
+        """Dismiss the other ranks and wait for their replies: the store may end with this rank."""
         self._broadcast({"orders": {}, "end": True})
         with suppress(Violation, ControlPlaneLost):
             self._collect(set(range(1, self._fabric.control.size)), REPLY_GRACE)
@@ -127,7 +127,7 @@ class LaunchedSubject(MultiRankSubject):
 def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
     """Be a rank other than 0, until rank 0 says that this is the end.
 
-    Raises `ControlPlaneLost` when rank 0, or the store, is gone before it has said so.
+    Raises `ControlPlaneLost` when rank 0 or the store ends without dismissing this rank.
     """
     seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
     fabric = registry.communicator(communicator).connect(where)

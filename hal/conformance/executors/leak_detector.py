@@ -78,7 +78,7 @@ def process_usage() -> ProcessUsage:
 
 
 def _text(path: Path) -> str:
-    """What stands there; nothing when it is gone by now."""
+    """Contents of the file; empty when it no longer exists."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -145,7 +145,7 @@ class LeakDetector:
 
 
 def _state(stat: Path) -> str:
-    """One letter; "X" when the thread is gone by now."""
+    """One letter; "X" when the thread has ended by now."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:

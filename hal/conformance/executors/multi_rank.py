@@ -24,15 +24,15 @@ GROUP_SIZES = (1, 2, 3, 4, 5, 8)
 DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
 """Seconds that an operation may last; a brisk one at least."""
 OPEN_TIMES_PER_DEADLINE = 10.0
-"""A brisk deadline is so many times what it takes to open a communicator: that has to be possible
-where deadlines strike, and some libraries take seconds for it."""
+"""A short deadline is this many times what opening a communicator takes: opening must be possible
+within it, and some libraries need seconds for it."""
 RETRY_DEADLINE_FACTOR = 3.0
-"""A brisk case that fails is played once more with a deadline so many times as long."""
+"""A failing case with a short deadline is replayed once with a deadline this many times as long."""
 TIME_INDEPENDENT_CLAUSES = ("C8", "R1")
 """Clauses that are not broken for want of time: a rank that does not answer had `WATCHDOG` seconds
 more, and what is left over in the end is counted."""
 MAX_DEADLINE_RATIO = 2.0
-"""A fabric serves later cases, too, unless its deadline is so many times longer than they need."""
+"""A fabric serves later cases too, unless its deadline is this many times longer than they need."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
@@ -43,8 +43,8 @@ class GatherOptions:
 
     Attributes:
         watchdog: seconds that a rank may take.
-        expected_exits: ranks whose end is due, and whose answers nobody awaits.
-        on_exit: told of every rank that ends.
+        expected_exits: ranks that are expected to end, and whose answers are not awaited.
+        on_exit: called for every rank that ends.
     """
 
     watchdog: float
@@ -61,7 +61,7 @@ class RankStore(Protocol):
         ...
 
     def report_loss(self, rank: int, how: str) -> None:
-        """Tell the ranks that `rank` is gone."""
+        """Tell the ranks that `rank` is lost."""
         ...
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class RankGroup(Protocol):
         ...
 
     def close(self) -> None:
-        """Dismiss everybody; bounded."""
+        """Dismiss all ranks, within a bounded time."""
         ...
 
 
@@ -188,7 +188,7 @@ class MultiRankSubject:
         self._rank_group.close()
 
     def _play_case(self, prop: Property, case: Case, reference: str) -> list[Any]:
-        """What all hosts observed; None for those of ranks that were lost."""
+        """What all threads observed; None for those of lost ranks."""
         if prop.lost_ranks is None:
             stage = self._fabric_for(prop, case)
             return self._ask(prop, stage, self._play_request(case, stage, reference), frozenset())
@@ -215,7 +215,7 @@ class MultiRankSubject:
     def _ask(
         self, prop: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
     ) -> list[Any]:
-        """What all hosts observed; None for those of ranks that were lost."""
+        """What all threads observed; None for those of lost ranks."""
         replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost))
         if lost:
             self._rank_group.replace(lost)
@@ -224,7 +224,7 @@ class MultiRankSubject:
         return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
 
     def _fabric_for(self, prop: Property, case: Case) -> _OpenFabric:
-        """The fabric for so many ranks and that pace; opened if there is none."""
+        """The fabric for that many ranks and that deadline; opened if there is none."""
         key = case.program.size, prop.deadline
         deadline = self._deadline_for(prop)
         if (
@@ -277,7 +277,7 @@ class MultiRankSubject:
         if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
         if prop.name in self._retried:
-            # Shrinking plays many that fail, and need not wait so long.
+            # Shrinking plays many failing cases, which need not wait that long.
             self._failed.add(prop.name)
             return False
         self._retried.add(prop.name)
@@ -344,7 +344,7 @@ class MultiRankSubject:
     ) -> dict[int, RankReply]:
         try:
             return self._rank_group.request(orders, call)
-        except Violation:  # the ranks are gone, and their fabrics with them
+        except Violation:  # the ranks have ended, and their fabrics with them
             while self._fabrics:
                 self._fabrics.popitem()[1].store.close()
             raise

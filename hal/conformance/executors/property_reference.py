@@ -24,7 +24,7 @@ def property_reference(prop: Property) -> str:
 
 
 def resolve_property(reference: str) -> Property:
-    """The property that `refer` was given. Raises `UsageError` when there is none."""
+    """The property of that reference. Raises `UsageError` when there is none."""
     module, colon, name = reference.partition(":")
     try:
         found: object = getattr(import_module(module), name) if colon else _of_suite(reference)

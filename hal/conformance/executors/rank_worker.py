@@ -6,7 +6,7 @@ Orders and answers are JSON. Orders: `{"do": "greet"}`,
 `{"do": "gauge", "fabric": NAME, "number": N}`: how many seconds does opening a communicator take?
 `{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
 `{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
-Answers: `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+Replies: `{"answers": [...]}` of the rank's threads, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Family *addresses*: slots stay where they are; verbs write their bytes and no others.
 
 Also bad arguments, slots as long as real experts, and calls with hundreds of slots: a copy is made
-in chunks and a call is packed into a list of so many pairs, so a case plays every length and count.
+in chunks and a call is packed into lists of limited length, so a case plays many of both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ DTYPES = ("uint8", "int16", *FLOATS)
 OFFSETS = 4
 """Elements at most by which a segment is off the alignment."""
 PADDINGS = 4
-"""Elements at most that a private segment stores behind those that its tensor shows."""
+"""Maximum number of elements that a private segment stores after those of its tensor."""
 SLOT = st.integers(0, SLOTS - 1)
 BUFFER = st.integers(0, STAGING - 1)
 _Checksums = tuple[str, Tensor, list[Tensor]]
@@ -200,7 +200,7 @@ def _mappings(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_mappings(ctx: RankContext, program: Program) -> Play:
     """Step *each* brings every slot through a staging buffer of its own; in *shared*, slots with
-    one source share a buffer. Digit k of the mapping is the slot whose contents go to slot k."""
+    one source share a buffer. Digit k of the mapping is the slot that slot k is copied from."""
     place = shelf(
         ctx,
         MAPPED_SLOTS,
@@ -331,7 +331,7 @@ CONTENTS = (
 SEGMENT_BYTES = (4097, 65_535, 65_536, (1 << 20) + 1, (4 << 20) - 1, (4 << 20) + 1)
 """Bytes of a segment: powers of two, a copy's chunk of 4 MiB, and neighbours."""
 SECOND_SEGMENT_BYTES = 3
-"""Bytes of the segment that stands behind it."""
+"""Bytes of the following segment."""
 STORE_SIZES = ((300, 70),)
 """Slots and staging buffers of a store."""
 SMALL_SLOT_BYTES = 5
@@ -480,7 +480,7 @@ class _BadCallRunner:
         return self.fixture.stream(CALL_ROLE)
 
     def output(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """An output of so many elements."""
+        """An output of that many elements."""
         made = self.fixture.ctx.full((count * dtype.itemsize,), UNTOUCHED_BYTE)
         self.outputs.append(made)
         return made.view(dtype)

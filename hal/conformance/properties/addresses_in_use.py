@@ -21,7 +21,7 @@ from equipoise.hal.slots import Lease, Reader
 from equipoise.hal.stream import Event, Role
 
 MAX_READER_STEPS = 12
-"""Steps of a program, behind those that attach: only what comes later is ordered."""
+"""Steps of a program after those that attach: only later calls are ordered."""
 STREAM = st.sampled_from(SLOT_ROLES[:2])
 
 
@@ -82,7 +82,7 @@ class _AttachedReaderRunner:
         self.readers.append((role, reader))
 
     def detach(self, number: int, which: int) -> None:
-        """Right behind a last look, which is still waited for."""
+        """Detach right after a last read, which is still waited for."""
         role, reader = self.readers.pop(which)
         self.read(number, "look", role)
         reader.detach()
@@ -174,7 +174,7 @@ class _LeaseRunner:
     packs: list[tuple[int, Tensor, list[int]]] = field(default_factory=list)
 
     def run_step(self, number: int, step: Step) -> None:
-        """Make one call; behind it, the slots are packed, which no lease forbids."""
+        """Make one call; then pack the slots, which no lease forbids."""
         given = int(step.args[0])
         slots = [slot for slot in range(SLOTS) if given + 1 >> slot & 1]
         if step.op == "release":
@@ -253,7 +253,7 @@ def _page_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _valid_page_steps(steps: list[Step]) -> list[Step]:
-    """Only a page in hand is copied, or given back."""
+    """Only a page that was taken can be copied or given back."""
     held, kept = False, []
     for step in steps:
         if step.op == "take" or held:
@@ -264,12 +264,12 @@ def _valid_page_steps(steps: list[Step]) -> list[Step]:
 
 @dataclass
 class _PageRunner:
-    """Takes the one page there is, fills it, lets copies read it, gives it back behind the last.
+    """Takes the only page, fills it, copies from it, and gives it back after the last copy.
 
     Attributes:
         page: the page in hand.
         version: what it was filled with.
-        last_copy: recorded behind the last copy that reads it.
+        last_copy: recorded after the last copy that reads it.
         expected_versions: the version of each copy.
     """
 
@@ -300,7 +300,7 @@ class _PageRunner:
         self.version, self.last_copy = number, None
 
     def copy(self, page: Page, role: str) -> None:
-        """Into a slot of its own, behind the page's earlier copies."""
+        """Into its own slot, after the page's earlier copies."""
         stream = self.fixture.stream(role)
         if self.last_copy is not None:
             stream.wait(self.last_copy)

@@ -41,9 +41,9 @@ STORE_CALLS: dict[str, Callable[[RankContext, str], object]] = {
     "decide": lambda ctx, question: control_plane(ctx).decide(question, b"a"),
     "forget": lambda ctx, question: control_plane(ctx).forget(question),
 }
-"""What nobody can be told any more."""
+"""Calls that cannot succeed without the store."""
 OTHERS = ("lost", "leave")
-"""What ends all the same: one has nothing to tell, the other nobody."""
+"""Calls that succeed without the store."""
 MAX_STEPS = 6
 
 
@@ -60,7 +60,7 @@ def _lost_store_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_lost_store(ctx: RankContext, program: Program) -> Play:
-    """Every rank takes the store away, so that none has to be told that another one did."""
+    """Every rank ends the store, so that no rank has to learn that another one did."""
     ctx.environment.lose_store(Termination(str(program.setting("store"))))
     for number, step in enumerate(program.steps_of(ctx.rank)):
         yield NEXT
@@ -103,12 +103,12 @@ LOST_STORE = Property(
 
 CLAUSE = "C9"
 NAMES = ("q", "q/0", "q/0/1")
-"""Each goes on where the one before ends, as keys are put together in a store."""
+"""Each is a prefix of the next, as keys in a store may be."""
 FIRST, ANEW = b"first", b"anew"
 
 
 def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """Who forgets what: several ranks may, and over and over."""
+    """Which rank forgets which question; several ranks may, repeatedly."""
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank, name = st.integers(0, size - 1), st.sampled_from(NAMES)
@@ -120,7 +120,7 @@ def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_forgetting(ctx: RankContext, program: Program) -> Play:
-    """All say something, some forget, all look; then what is gone is asked once more."""
+    """All cast ballots, some forget, all read; then forgotten questions are asked once more."""
     control, prefix = control_plane(ctx), (yield from ctx.communicator()).purpose
     gone = {str(step.args[0]) for step in program.steps}
     for name in NAMES:
@@ -288,7 +288,7 @@ def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_decisions(ctx: RankContext, program: Program) -> Play:
-    """Each rank proposes its own values; then all ask once more, with one nobody proposed."""
+    """Each rank proposes its own values; then all ask again, with a value that no rank proposed."""
     prefix = (yield from ctx.communicator()).purpose
     control = control_plane(ctx)
     learned = []

@@ -43,10 +43,10 @@ OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "shift")
 
 
 class BallotOnlyControlPlane:
-    """A control plane that takes ballots and lets nobody wait for the others'.
+    """A control plane that accepts ballots but never waits for those of others.
 
-    A checked operation that is issued on it is announced, and does not start. So a host can yield
-    between its ballot and the outcome, without which one thread could not play several ranks.
+    A checked operation that is issued on it casts its ballot and does not start. So a thread can
+    yield between its ballot and the outcome, as one thread that plays several ranks must.
     """
 
     def __init__(self, control: ControlPlane) -> None:
@@ -99,7 +99,7 @@ class BallotOnlyControlPlane:
 
 
 def _programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """A call of all ranks; a step of one rank behind it is what that rank issues instead.
+    """A call of all ranks; a step of one rank after it is what that rank issues instead.
 
     *resize* is the same call with units of another size.
     """
@@ -174,7 +174,7 @@ def _cast_ballot(ctx: RankContext, announced: Communicator, call: CollectiveCall
 
 
 def _play_round(ctx: RankContext, checked: Communicator, calls: Sequence[CollectiveCall]) -> Play:
-    """Equal operations end well; of different ones every rank is told, naming every rank's."""
+    """Equal operations end well; different ones raise on every rank and name every rank's."""
     call = calls[ctx.rank]
     said = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
     try:

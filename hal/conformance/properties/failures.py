@@ -63,15 +63,15 @@ WAITING_ROLE, LATE_ROLE = Role.AUX, Role.COPY
 
 
 def _stream_release_support(traits: Traits) -> str | None:
-    """On a device that cannot end an operation, a stream that waits for it stands for good."""
+    """On a device that cannot end an operation, a stream that waits for it is blocked for good."""
     on_device = traits.comm_capabilities.stream_ordered and not traits.comm_capabilities.abort
     return several_ranks(traits) or ("abort" if on_device else None)
 
 
 def _failed_wait_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """`lonely(...)`, then what the stream that waits for it is given: launches and recordings.
+    """`lonely(...)`, then launches and recordings on the stream that waits for it.
 
-    Not a round: each rank answers in its own way what it expects, so that what nobody sends can
+    Not a round: each rank answers in its own way what it expects, so that what no rank sends can
     still meet something else, and end in an error of the device, which the stream never loses.
     """
     alone = unmatched_steps().filter(lambda step: step.args[0] != "exchange")
@@ -100,7 +100,7 @@ def _play_failed_wait(ctx: RankContext, program: Program) -> Play:
     raised = catch(partial(work.result, ctx.timeout), CommunicatorFailed)
     require("P3", raised, f"rank {ctx.rank}: {op}, which nobody answers, ended well")
     if comm.capabilities.abort:
-        comm.abort()  # a device holds the stream until then: nobody else can end the operation
+        comm.abort()  # a device blocks the stream until then: only this ends the operation
     if not refused:  # at the call it was not known yet
         failed = catch(partial(ctx.drain, waiting), StreamFailed)
         require("E10", failed, f"{what} is said to have drained")
@@ -160,7 +160,7 @@ def _close_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_close(ctx: RankContext, program: Program) -> Play:
-    """Issue until this rank closes; then nothing works, nothing waits, nobody writes."""
+    """Issue until this rank closes; then every call raises, no wait blocks, nothing is written."""
     before = set(threading.enumerate())
     comm = yield from ctx.communicator()
     works: list[Work] = []
@@ -327,7 +327,7 @@ def _play_soft(ctx: RankContext, program: Program) -> Play:
 
 
 def _parties(step: Step, size: int) -> tuple[list[int], int]:
-    """Who gives up, and who comes late."""
+    """The thread that gives up, and the rank that comes late."""
     if step.op == "message":
         early, late = _message_parties(step)
         return [early], late
@@ -336,7 +336,7 @@ def _parties(step: Step, size: int) -> tuple[list[int], int]:
 
 
 def _message_parties(step: Step) -> tuple[int, int]:
-    """Who gives up, and who comes late."""
+    """The thread that gives up, and the rank that comes late."""
     source, target = int(step.args[0]), int(step.args[1])
     return (source, target) if step.args[3] == SENDER else (target, source)
 

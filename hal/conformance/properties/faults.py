@@ -59,7 +59,7 @@ class RankOperation:
 
 
 def steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
-    """Any step that this communicator can do, for so many ranks."""
+    """Any step that this communicator can do, for that many ranks."""
     summed = REDUCE_OPS if torch.int64 in traits.comm_capabilities.reductions else ()
     rank = st.integers(0, size - 1)
     others = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
@@ -214,7 +214,7 @@ class FaultPlan:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Who is not there any more afterwards."""
+        """The ranks that the fault ends."""
         return frozenset({self.victim} if self.fault in RANK_ENDING_FAULTS else ())
 
     def never_comes(self, number: int) -> bool:
@@ -326,7 +326,7 @@ class _FaultRunner:
             require_equal("E1", deed.output, deed.expected, what)
 
     def _require_error_is_due(self, number: int, deed: RankOperation, error: Exception) -> None:
-        """An error must be due, and must name operation and purpose."""
+        """The error must be expected, and must name operation and purpose."""
         told = f"{type(error).__name__}: {error}"
         expected = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
         require("E1", expected, f"step {number}, {deed.op} was not to fail: {told}")
@@ -335,7 +335,7 @@ class _FaultRunner:
         require("E1", named, f"{deed.op} of {self.communicator.purpose!r} is not named: {told}")
 
     def check_reported_loss(self) -> Play:
-        """Who was lost, from the control plane (clause C5)."""
+        """The lost rank, from the control plane (clause C5)."""
         if not self.plan.lost:
             loss = self.control.lost_rank(0.0)
             require("C5", loss is None, f"nobody was lost, yet: {loss}")
@@ -378,13 +378,13 @@ def _require_spared_works(ctx: RankContext, spared: Communicator) -> Play:
 
 
 def _play(ctx: RankContext, program: Program) -> Play:
-    """One communicator suffers the fault, the other goes on without whoever is lost."""
+    """One communicator has the fault, the other continues without the lost rank."""
     assert ctx.fabric is not None
     told, control = plot(program), ctx.fabric.control
     hit = yield from ctx.communicator("hit")
     left = [rank for rank in range(ctx.size) if rank not in told.lost]
     spared = hit if ctx.rank in told.lost else (yield from ctx.communicator("spared", left))
-    # Nothing breaks before everybody is there: opening is not what is tried here.
+    # The fault strikes only after every rank has opened: opening is not tested here.
     yield from _barrier_of(ctx, control, "begin", range(ctx.size))
     survivor = _FaultRunner(ctx, told, control, hit)
     yield from survivor.run()

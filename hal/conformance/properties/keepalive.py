@@ -78,7 +78,7 @@ class _VerbRunner:
     junk: list[Tensor] = field(default_factory=list)
 
     def run_step(self, version: int, slot: int, step: Step) -> None:
-        """Make one call, drop what it was given, and let somebody else have that memory."""
+        """Make one call, drop its buffers, and reuse their memory."""
         stream = self.fixture.stream(str(step.args[1]))
         sizes = [self.fixture.slot_bytes]
         if step.op == "pack":
@@ -137,7 +137,7 @@ def _question(which: int, call: str, host: int) -> Step:
 
 
 def _questions(count: int) -> st.SearchStrategy[list[Step]]:
-    """Questions to works by either host."""
+    """Queries of works by either thread."""
     which, host = st.integers(0, count - 1), st.integers(0, THREADS - 1)
     return st.lists(st.builds(_question, which, st.sampled_from(QUESTIONS), host), max_size=6)
 
@@ -154,7 +154,7 @@ def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_ended(ctx: RankContext, program: Program) -> Play:
-    """Host 0 issues, host 1 waits for the ends, then both ask."""
+    """Thread 0 issues, thread 1 waits for the ends, then both query."""
     issued, ended = thread_future(ctx, "issued"), thread_future(ctx, "ended")
     if ctx.thread == 0:
         issued.set_result((yield from _issue_all(ctx, program)))
@@ -307,7 +307,7 @@ MAX_OPERATIONS = 6
 BATCHES = ("exchange", "message", "all_gather")
 """Operations, many of them several messages."""
 LATER_CALLS = 12
-"""Later calls by which the memory of dropped works is given back (clause K2)."""
+"""Number of later calls by which the memory of dropped works is released (clause K2)."""
 MAX_HELD_OPERATIONS = 2
 """Operations that a backend may hold on to: gloo's two threads each keep their latest one."""
 
@@ -392,7 +392,7 @@ def _keep_work(held: list[IssuedOperation], transfer: IssuedOperation | None) ->
 
 
 def _freed_checks(transfer: IssuedOperation) -> list[IsFreed]:
-    """Whether the memory of each buffer has been given back; does not keep it alive."""
+    """Whether the memory of each buffer has been released; does not keep it alive."""
     buffers = [*transfer.operands, *(found for found, _ in transfer.outputs)]
     return [_freed_check(buffer) for buffer in buffers]
 

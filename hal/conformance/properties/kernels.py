@@ -122,7 +122,7 @@ class _KernelValueRunner:
 
     Attributes:
         host_tables: tables by layer.
-        solved_tables: the same with the shares that an apportioned pass is given.
+        solved_tables: the same with the shares of an apportioned pass.
     """
 
     ctx: RankContext

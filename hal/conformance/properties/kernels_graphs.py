@@ -28,7 +28,7 @@ from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Role, Stream
 
 BASE = 4
-"""Every launch appends a digit of this base to one number: it shows who ran, and when."""
+"""Every launch appends a digit of this base to one number, which shows the launch order."""
 MAX_CAPTURED = 3
 MAX_GRAPH_STEPS = 6
 ROLES = tuple(role.value for role in Role)[:2]
@@ -243,7 +243,7 @@ class _KernelRunner:
             kernels.checksum(ids, self.total, self.stream)
 
     def copy_result(self, name: str) -> None:
-        """Copy what the kernel has left, behind it on the stream."""
+        """Copy the kernel's result, after it on the stream."""
         results = {"count": self.counts, "solve": self.shares, "checksum": self.total}
         result = results.get(name, self.slots)
         row = self.ctx.empty(result.shape, result.dtype)

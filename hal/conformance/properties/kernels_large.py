@@ -117,7 +117,7 @@ class _LargeModelRunner:
         self.ctx.drain(self.stream)
 
     def check_installed(self) -> None:
-        """Every layer's live set holds its own tables, and its word has gone on."""
+        """Every layer's live set holds its own tables, and its word has advanced."""
         words = to_host(self.tables.generation).tolist()
         for layer, table in self.host_tables.items():
             for name in ("start", "replicas", "cumulative"):

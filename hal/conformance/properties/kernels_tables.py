@@ -45,7 +45,7 @@ def _table_programs(_: Traits) -> st.SearchStrategy[Program]:
 class _TableRunner:
     """Commits on one stream, reads on another.
 
-    A read may run beside one commit, never beside two: the second one fills the set that the read
+    A read may overlap one commit, never two: the second one fills the set that the read
     has chosen. So a read comes after the commits issued before it, and a commit after the reads
     that were issued before the commit before it.
     """
@@ -77,7 +77,7 @@ class _TableRunner:
 
 
 Read = Callable[[_TableRunner], Tensor]
-"""Launches a read on the compute stream; where its result will stand."""
+"""Launches a read on the compute stream; returns the buffer of its result."""
 
 
 def _read_tables(runner: _TableRunner) -> Tensor:

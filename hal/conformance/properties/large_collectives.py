@@ -63,7 +63,7 @@ def _values(call: CollectiveCall, giver: int, taker: int) -> Tensor:
 
 
 def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
-    """`operation(key)` of every kind, each at every size; `key` draws what is given."""
+    """`operation(key)` of every kind, each at every size; `key` draws the contents."""
 
     def made(size: int, key: int) -> Program:
         ops = [op for op in (*COPY_OPS, *REDUCE_OPS) if size > 1 or op not in POINT_TO_POINT_OPS]
@@ -75,7 +75,7 @@ def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _calls(program: Program, step: Step) -> list[CollectiveCall]:
-    """What a step stands for: every declared dtype, at every size."""
+    """The calls of a step: every declared dtype, at every size."""
     sums = step.op in REDUCE_OPS
     names = str(program.setting("summed" if sums else "moved")).split("+")
     (key,) = (int(number) for number in step.args)
@@ -89,7 +89,7 @@ def _calls(program: Program, step: Step) -> list[CollectiveCall]:
 
 
 def _play_collectives(ctx: RankContext, program: Program) -> Play:
-    """One after another; compared in the end, so that who sees a mistake leaves nobody alone."""
+    """One after another; compared at the end, so a rank that sees an error strands no other."""
     comm = yield from ctx.communicator()
     flights = []
     for step in program.steps:
@@ -166,7 +166,7 @@ def _play_messages(ctx: RankContext, program: Program) -> Play:
 
 
 def _many_messages(traits: Traits) -> st.SearchStrategy[Program]:
-    """`crowd(count, key)`: so many messages each way, whose lengths `key` draws."""
+    """`crowd(count, key)`: that many messages each way; `key` draws their lengths."""
     return st.builds(
         lambda size, key: make_program([Step("crowd", (MESSAGES_IN_FLIGHT, key))], size),
         one_common_size(traits),

@@ -39,7 +39,7 @@ MODEL, MOVER = 0, 1
 
 
 def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """Turn by turn, which slots the mover writes; the model reads all of them."""
+    """The slots that the writer writes in each turn; the model reads all of them."""
     slots = st.sets(st.integers(0, SLOTS - 1), min_size=1).map(sorted)
     turns = st.lists(slots, min_size=1, max_size=MAX_TURNS)
     return turns.map(lambda drawn: make_program(step for slots in drawn for step in _turn(slots)))
@@ -58,7 +58,7 @@ class _TurnState:
         lock: between them.
         store: of these slots.
         launched: sections that the model has launched.
-        signalled: turns that the mover has finished.
+        signalled: turns that the writer has finished.
     """
 
     weights: Tensor
@@ -68,7 +68,7 @@ class _TurnState:
     signalled: int = 0
 
     def released(self, turns: int) -> bool:
-        """Whether the model has launched so many releases."""
+        """Whether the model has launched that many releases."""
         return self.launched >= turns
 
 
@@ -173,7 +173,7 @@ def _one_signal_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _acquire_and_release(ctx: RankContext, lock: StreamLock, role: str) -> Event:
-    """Acquire and release on the stream; an event behind the acquire."""
+    """Acquire and release on the stream; an event after the acquire."""
     stream, entered = ctx.accelerator.stream(Role(role)), ctx.accelerator.event()
     lock.acquire(stream)
     stream.record(entered)
@@ -238,11 +238,11 @@ def _play_unsignalled(ctx: RankContext, program: Program) -> Play:
 
 
 def _require_poisoned(lock: StreamLock) -> None:
-    """Every verb of the mover says that the epoch is void."""
+    """Every call of the writer raises that the epoch is void."""
     calls: dict[str, tuple[Callable[[], None], tuple[type[StreamError], ...]]] = {
         "check": (lock.check, (LockPoisoned,)),
         "signal": (partial(lock.signal, lock.epoch), (LockPoisoned,)),
-        # The mover owns the slots, so that to wait is wrong for two reasons.
+        # The writer owns the slots, so waiting is wrong for two reasons.
         "wait": (partial(lock.wait, lock.epoch, SHORT_WAIT), (LockPoisoned, LockMisuse)),
     }
     for what, (call, allowed) in calls.items():
@@ -294,13 +294,13 @@ VALUE_BYTES = 8
 
 
 def _captured_lock_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """Replays and turns of the mover, each of which may be ahead of the other."""
+    """Replays and turns of the writer, either of which may be ahead of the other."""
     steps = st.lists(st.sampled_from(("replay", "write")).map(Step), min_size=1, max_size=8)
     return steps.map(lambda drawn: make_program(_valid_replays(drawn)))
 
 
 def _valid_replays(steps: list[Step]) -> list[Step]:
-    """The mover writes again only when the replay that reads has been launched."""
+    """The writer writes again only after the replay that reads was launched."""
     kept: list[Step] = []
     for step in steps:
         launched = kept.count(Step("replay"))
@@ -318,7 +318,7 @@ class _CapturedLockRunner:
         value: uint8 [NBYTES]; turn k writes k + 1 into every byte.
         read: uint8 [NBYTES], where the graph copies `value` to.
         rows: uint8 [MOST_TURNS, NBYTES], `read` after each replay.
-        replay_events: events behind the replays.
+        replay_events: events after the replays.
     """
 
     ctx: RankContext
@@ -456,7 +456,7 @@ def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
 
 @dataclass
 class _LockRunner:
-    """A lock, one stream, and the events behind its acquires."""
+    """A lock, one stream, and the events after its acquires."""
 
     ctx: RankContext
     lock: StreamLock
@@ -501,7 +501,7 @@ class _LockRunner:
         return "L3" if self.model.epoch or op == "drain" else "O5"
 
     def check_visible_state(self) -> None:
-        """Compare what the host can see at any time."""
+        """Compare the state that the host can query at any time."""
         model, clause = self.model, self.clause("look")
         require("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
         told = catch(self.lock.check, *model.check() or (StreamError,))

@@ -41,7 +41,7 @@ class _FailedStreamRunner:
     Attributes:
         flags: uint8, one a launch, raised when it runs.
         raised: what the launched programs raise, in the order of issue.
-        events: recorded behind the first program that raises.
+        events: recorded after the first program that raises.
         issued: numbers of the launches that came before the first program that raises.
     """
 
@@ -112,7 +112,7 @@ def _play_failed_stream(ctx: RankContext, program: Program) -> Play:
 def _last_calls(
     ctx: RankContext, runner: _FailedStreamRunner, before: Event
 ) -> dict[str, Callable[[], None]]:
-    """Every call must raise once `synchronize` has told the host, which is the first of them."""
+    """Every call must raise once `synchronize`, the first of them, has raised."""
     stream, event = runner.stream, ctx.accelerator.event()
     calls: dict[str, Callable[[], None]] = {
         "synchronize": partial(stream.synchronize, ctx.timeout),
@@ -128,7 +128,7 @@ def _last_calls(
 
 
 def _passed_on(ctx: RankContext, stream: Stream, runner: _FailedStreamRunner) -> None:
-    """Who waits for a recording that failed has failed; at the call, or when it comes there."""
+    """A stream that waits for a failed recording fails, at the call or when it gets there."""
     others = [ctx.accelerator.stream(role) for role in Role if role != stream.role]
     for event, other in zip(runner.events, others, strict=False):
         refusal = catch(partial(other.wait, event), StreamFailed)
@@ -154,7 +154,7 @@ MAX_QUERIES = 40
 
 
 def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """`launch(role, event)` of a mark and a recording behind it, then questions to events."""
+    """`launch(role, event)` of a mark and a recording after it, then queries of events."""
     event, role = st.integers(0, EVENTS - 1), st.sampled_from(EVENT_ROLES)
     steps = st.one_of(
         st.builds(lambda r, e: Step("launch", (r, e)), role, event),
@@ -172,12 +172,12 @@ def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 @dataclass
 class _EventRunner:
-    """Each launch counts a number up; an event knows the number that stood behind its recording.
+    """Each launch increments a number; an event expects the number at its recording.
 
     Attributes:
         marks: int, one a stream: how many launches of it have run.
-        expected: by event, the stream and the count that its latest recording stands for.
-        require_launch_ran: by event, whether it has said that it was reached.
+        expected: by event, the stream and the count of its latest recording.
+        require_launch_ran: by event, whether it has reported that it was reached.
     """
 
     ctx: RankContext
@@ -220,7 +220,7 @@ class _EventRunner:
             require("O7", self.events[event].query(), f"event {event} was waited for, query denies")
 
     def require_launch_ran(self, event: int, why: str) -> None:
-        """What stands before its recording has happened."""
+        """Launches before its recording have run."""
         self.reached.add(event)
         role, count = self.expected[event]
         seen = int(to_host(self.marks[role]))
@@ -323,7 +323,7 @@ def _launch_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """One stream is held somewhere on the way, often behind a recording of its own."""
+    """One stream is held at some point, often after a recording of its own."""
     roles = concurrent_roles(traits)[: len(ROLES)]
     steps = _steps(roles, least=0, most=3)
     hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
@@ -384,12 +384,12 @@ class _LaunchRunner:
         self.stream(role).wait(self.event(number))
 
     def hold(self, role: str) -> None:
-        """To the oracle this is a launch: one that does not run until it is let go."""
+        """To the oracle this is a launch that does not run until it is released."""
         self.release = self.ctx.hold(self.stream(role))
         self.launch(role)
 
     def record_after(self, role: str) -> Event:
-        """A fresh event behind all that was launched on the stream."""
+        """A new event after all that was launched on the stream."""
         event = self.ctx.accelerator.event()
         self.stream(role).record(event)
         return event

@@ -170,7 +170,7 @@ def _play_ordered(ctx: RankContext, program: Program) -> Play:
 def _issue_late(
     ctx: RankContext, comm: Communicator, order: tuple[Step, int], roles: tuple[str, str]
 ) -> IssuedOperation:
-    """Launch what writes the buffer last, and issue the message behind it."""
+    """Launch the last write of the buffer, and issue the message after it."""
     source, target, nbytes = int_arguments(order[0])
     data = payload(order[1], source, target, nbytes)
     buffer, given = ctx.full((nbytes,), INITIAL_BYTE), ctx.copy_of(data)
@@ -238,7 +238,7 @@ class _Copies:
     pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
 
     def copy_after(self, transfer: IssuedOperation, stream: Stream) -> None:
-        """Copy the results behind the operation, on the stream."""
+        """Copy the results after the operation, on the stream."""
         transfer.work.wait(stream)
         for found, expected in transfer.outputs:
             seen = self.ctx.full(found.shape, INITIAL_BYTE, found.dtype)
@@ -297,7 +297,7 @@ MAX_IN_PLACE_CALLS = 3
 OVERLAPPING_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 OVERLAPS = ("same", "shifted")
 """*same*: the smaller operand is this rank's part of the larger one, or both are one.
-*shifted*: the output begins one element behind the input, on no rank where it belongs."""
+*shifted*: the output begins one element after the input, so it is in place on no rank."""
 OVERLAPPING_COUNTS = (4, 33)
 
 
@@ -385,7 +385,7 @@ THREADS = 2
 ORDER_REVEALING_OPS = ("message", "message", "all_reduce", "broadcast")
 """What shows that two threads' operations were swapped: mostly messages."""
 PURPOSES = ("first", "second")
-"""Two communicators; host k uses the k-th."""
+"""Two communicators; thread k uses the k-th."""
 
 
 def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -426,7 +426,7 @@ def _play_order(ctx: RankContext, program: Program) -> Play:
 def _operations_by_thread(
     traits: Traits, most: int, kinds: Sequence[str]
 ) -> st.SearchStrategy[list[Step]]:
-    """Operations, each by one host of every rank."""
+    """Operations, each issued by one thread of every rank."""
     thread = st.integers(0, THREADS - 1)
     one = st.builds(
         lambda step, thread: replace(step, thread=thread), operations(traits, kinds), thread

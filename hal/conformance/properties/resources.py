@@ -118,7 +118,7 @@ def _device_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 @dataclass
 class _DeviceRunner:
-    """Asks for streams and memory, and compares what it is given with what it was given before."""
+    """Asks for streams and memory, and compares the results with earlier ones."""
 
     ctx: RankContext
     streams: dict[str, Stream] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class _DeviceRunner:
             )
 
     def end(self) -> None:
-        """Nobody's memory is anybody else's."""
+        """No two buffers share memory."""
         for number, made in enumerate(self.memory):
             require(
                 "B6", bool((made == number).all()), f"pinned memory {number} was handed out twice"
@@ -314,7 +314,7 @@ REPEATS = 3
 WIDTH = 8
 """Bytes of a slot, and of a page."""
 Resources = Iterator[object]
-"""What was made, for somebody to see whether it is still there."""
+"""Weak references to created objects, to see whether they are still alive."""
 
 
 def _events(ctx: RankContext) -> Resources:
@@ -402,7 +402,7 @@ def _use(ctx: RankContext, use: str) -> list[tuple[str, weakref.ref[object]]]:
 
 
 def _is_alive(made: weakref.ref[object]) -> bool:
-    """Whether it is still there when everything unreachable is gone."""
+    """Whether it is still alive after garbage collection."""
     if made() is not None:
         gc.collect()
     return made() is not None
@@ -422,7 +422,7 @@ REPEATED_USE = (
 
 ALL_ROLES = tuple(role.value for role in Role)
 THREAD_EXIT_TIMEOUT = 5.0
-"""Seconds that a thread may take which close has told to end."""
+"""Seconds that a thread may take to end after `close`."""
 
 
 def _closed(_: Traits) -> st.SearchStrategy[Program]:

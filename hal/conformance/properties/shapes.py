@@ -130,7 +130,7 @@ def _step(drawn: tuple[Step, tuple[int, ...]]) -> Step:
 
 
 def _possible(step: Step) -> bool:
-    """A group of one has nobody to send to."""
+    """A group of one has no peer."""
     return step.op != "shift" or "x" in str(step.args[3])
 
 

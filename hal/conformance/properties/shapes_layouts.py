@@ -74,7 +74,7 @@ def _possible(step: Step) -> bool:
 
 
 def identical_rows(call: CollectiveCall, giver: int, taker: int) -> Tensor:
-    """Values whose rows are all the same one, as in an expanded operand."""
+    """Values whose rows are all equal, as in an expanded operand."""
     return small_integers(call, giver, taker)[:1].expand(call.shape)
 
 
@@ -224,7 +224,7 @@ ALL_DTYPES = tuple(
 )
 """Element types, of which a communicator declares some."""
 DTYPE_CHECKED_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
-"""A round carries bytes, whatever they stand for."""
+"""A round carries bytes of any dtype."""
 SHAPE_CHECKED_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there are")
 

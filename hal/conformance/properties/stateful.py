@@ -50,18 +50,18 @@ class LockTurn(StrEnum):
     """Whose the stream lock's memory is."""
 
     MOVER = "mover"
-    """The mover's; no stream waits."""
+    """Owned by the writer; no stream waits."""
     READER_WAITS = "waited"
-    """The mover's; a stream waits, and so does whatever waits for that stream."""
+    """Owned by the writer; a stream waits, and so do streams that wait for it."""
     SIGNALLED = "signed"
-    """Signalled, and nobody has acquired it."""
+    """Signalled, not acquired yet."""
     READER_RELEASED = "passed"
-    """Signalled, acquired and released: the mover may wait for it."""
+    """Signalled, acquired and released: the writer may wait for it."""
 
 
 @dataclass
 class SystemModel:
-    """Follows calls one by one; knows which can be made, and what each read is due to see.
+    """Follows the calls one by one; computes which are possible, and what each read must see.
 
     Versions are numbers of the steps that brought them; 0 is what was there at first.
 
@@ -73,7 +73,7 @@ class SystemModel:
         attached: how many readers each stream has.
         leases: the slot of each lease that was taken; -1 once it was released.
         pages: the pages in hand, by the steps that took them.
-        lock_turn: where the stream lock stands.
+        lock_turn: state of the stream lock.
         tables: which of the two placements is installed; None before the first.
     """
 
@@ -88,11 +88,11 @@ class SystemModel:
     tables: int | None = None
 
     def slot(self, slot: int) -> int:
-        """The version that a slot is due to hold for whoever reads it now."""
+        """The version that a read of the slot must see now."""
         return self.versions.get(("slot", slot), 0)
 
     def leased(self, slot: int) -> bool:
-        """Whether nobody may write it."""
+        """Whether it may not be written."""
         return slot in self.leases
 
     def may_read(self, role: str, slot: int) -> bool:
@@ -129,7 +129,7 @@ class SystemModel:
             self.store_version(number, ("slot", slot), role)
 
     def pack(self, slot: int, role: str) -> None:
-        """A verb reads the slot, behind its last write."""
+        """A store operation reads the slot, after its last write."""
         self._verb(("slot", slot), role)
 
     def look(self, slot: int, role: str) -> None:
@@ -148,7 +148,7 @@ class SystemModel:
         self.attached -= Counter([role])
 
     def sign(self) -> None:
-        """The mover has waited for its turn and signalled: whoever waits goes on."""
+        """The writer has waited for its turn and signalled: the waiting stream continues."""
         self.lock_turn = (
             LockTurn.READER_RELEASED
             if self.lock_turn is LockTurn.READER_WAITS
@@ -164,7 +164,7 @@ class SystemModel:
         )
 
     def join(self, first: str, second: str) -> None:
-        """A stream waits for all that another one was given so far."""
+        """A stream waits for all that was launched on another one so far."""
         self.order.record(0, first)
         self.order.wait(second, 0)
 
@@ -175,7 +175,7 @@ class SystemModel:
                 self.order.order_after(role, launch)
 
     def _verb(self, buffer: BufferKey, role: str) -> int:
-        """A launch behind the last write of what it touches (V5)."""
+        """A launch after the last write of what it touches (V5)."""
         if buffer in self.writers:
             self.order.order_after(role, self.writers[buffer])
         return self.order.launch(role)
@@ -199,9 +199,9 @@ class SystemRunner:
         fixture: a slot store.
         pool: the host pool.
         event: the one that streams wait for each other with.
-        model: what is due.
+        model: computes the expected values.
         expected_reads: clause, description, where the bytes of a read land, expected version.
-        signed_version: the version that the mover signed last.
+        signed_version: the version that the writer signed last.
         waiting_read: a read under the lock for which nothing was signed yet.
     """
 
@@ -289,7 +289,7 @@ class SystemRunner:
     # ----- events and pages ----------------------------------------------------------------------
 
     def join(self, _: int, first: str, second: str) -> None:
-        """The second stream waits for what the first was given so far; the event is used again."""
+        """The second stream waits for launches on the first so far; the event is reused."""
         self.fixture.ctx.accelerator.stream(Role(first)).record(self.event)
         self.fixture.ctx.accelerator.stream(Role(second)).wait(self.event)
         self.model.join(first, second)
@@ -301,7 +301,7 @@ class SystemRunner:
         self.model.pages.append(number)
 
     def copy(self, number: int, page: int, slot: int, role: str) -> None:
-        """The page goes to a slot, behind the page's earlier copies."""
+        """Copy the page to a slot, after the page's earlier copies."""
         stream, data = self.fixture.stream(role), self.pages[page].data
         if page in self.copy_events:
             stream.wait(self.copy_events[page])
@@ -319,7 +319,7 @@ class SystemRunner:
     # ----- the stream lock -----------------------------------------------------------------------
 
     def sign(self, number: int) -> None:
-        """The mover writes the memory under the lock, when it has it, and signals."""
+        """The writer writes the memory under the lock, when it owns it, and signals."""
         lock, cell = self.lock_and_memory()
         if self.model.lock_turn is LockTurn.READER_RELEASED:
             lock.wait(lock.epoch, self.fixture.ctx.timeout)
@@ -347,7 +347,7 @@ class SystemRunner:
         self.model.acquire()
 
     def renew(self, number: int) -> None:
-        """A new epoch, in which the mover of the old one can do nothing."""
+        """A new epoch, in which the writer of the old one has no effect."""
         lock, _cell = self.lock_and_memory()
         old = lock.epoch
         lock.drain(self.fixture.ctx.timeout)
@@ -356,7 +356,7 @@ class SystemRunner:
         self.model.lock_turn = LockTurn.MOVER
 
     def lock_and_memory(self) -> tuple[StreamLock, Tensor]:
-        """The lock and what is under it: host memory that the mover writes."""
+        """The lock and the host memory under it, which the writer writes."""
         ctx = self.fixture.ctx
         if self.lock is None or self.locked_memory is None:
             self.lock = ctx.accelerator.stream_lock(ctx.deadline)
@@ -474,7 +474,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
 
     @initialize(schedule=schedules(MAX_STATEFUL_CHOICES))
     def choose(self, schedule: bytes) -> None:
-        """Who moves next, where somebody decides it."""
+        """The interleaving, where it is chosen."""
         self._schedule = schedule
 
     def wait_for_unattached_readers(self, slot: int, role: str) -> None:
@@ -574,7 +574,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
     @precondition(lock_turn_is((LockTurn.MOVER, LockTurn.READER_WAITS, LockTurn.READER_RELEASED)))
     @rule()
     def sign(self) -> None:
-        """The mover signals, once it has the memory."""
+        """The writer signals, once it owns the memory."""
         self.add_step("sign")
         self.model.sign()
 

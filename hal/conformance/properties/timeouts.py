@@ -49,9 +49,9 @@ FAMILY = "timeouts"
 EXPIRING_WAIT = 0.02
 """Seconds of a wait that ends in vain."""
 HOLD_TIMEOUT = 5.0
-"""Seconds that a stream stands still if nobody lets it go: a wait without an end ends well then."""
+"""Seconds that a stream is held if nothing releases it: a wait without an end ends well then."""
 RELEASE_DELAY = 0.15
-"""Seconds after which a timer lets a stream go that the host waits for."""
+"""Seconds after which a timer releases a stream that the host waits for."""
 LATE_PEER_FRACTION = 0.4
 """The part of an operation's deadline after which its peer comes."""
 PAGE_BYTES = 8
@@ -59,14 +59,14 @@ PAGE_BYTES = 8
 
 @dataclass
 class _HeldStream:
-    """A stream that stands behind a lock, and all that waits for it.
+    """A stream that is blocked by a lock, and everything that waits for it.
 
     Attributes:
-        stream: it stands still until the lock is signalled.
+        stream: blocked until the lock is signalled.
         gate: the lock that holds it.
-        lock: a lock that it holds itself, and releases once it goes on.
-        event: recorded behind.
-        pool: of one page, given back behind.
+        lock: a lock that the stream holds, and releases once it continues.
+        event: recorded on the blocked stream.
+        pool: of one page, given back after that event.
     """
 
     ctx: RankContext
@@ -77,12 +77,12 @@ class _HeldStream:
     pool: HostPool
 
     def release(self) -> None:
-        """Signal, once; a lock that was poisoned too early has let it go already, and is judged."""
+        """Signal, once; a lock that was poisoned too early has released it already, and fails."""
         with suppress(LockPoisoned):
             self.gate.signal(self.gate.epoch)
 
     def waits(self) -> Mapping[str, Callable[[float], object]]:
-        """Every wait of the host for what stands still."""
+        """Every wait of the host for the blocked stream."""
         return {
             "stream": self.stream.synchronize,
             "event": self.event.synchronize,
@@ -97,7 +97,7 @@ WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 
 
 def _hold_stream(ctx: RankContext, role: str) -> _HeldStream:
-    """The stream holds a lock, and then waits for a signal that nobody has given."""
+    """The stream holds a lock, and then waits for a signal that does not come."""
     accelerator, stream = ctx.accelerator, ctx.accelerator.stream(Role(role))
     gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
     pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
@@ -116,7 +116,7 @@ def _roles() -> st.SearchStrategy[str]:
 
 
 def _expiring_wait_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """`wait(what)` in vain, some of them; all of them follow when the stream has been let go."""
+    """`wait(what)` that time out, some of them; all of them follow when the stream was released."""
     waits = st.lists(st.sampled_from(WAITS), min_size=1, max_size=4)
     return st.builds(
         lambda role, names: make_program(
@@ -151,7 +151,7 @@ def _play_expiring_waits(ctx: RankContext, program: Program) -> Play:
 
 
 def _late_release_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """`wait(what)` of every kind for a stream that a timer lets go."""
+    """`wait(what)` of every kind for a stream that a timer releases."""
     return _roles().map(
         lambda role: make_program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
     )
@@ -159,7 +159,7 @@ def _late_release_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 @contextmanager
 def _call_after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """`call` by another thread, so many seconds from now."""
+    """Run `call` in another thread after that many seconds."""
     timer = threading.Timer(seconds, call)
     timer.start()
     try:
@@ -185,7 +185,7 @@ def _play_late_release(ctx: RankContext, program: Program) -> Play:
 
 
 def _has_own_clock(traits: Traits) -> bool:
-    """Where there is a clock, and nobody else decides when something happens."""
+    """Whether there is a clock, and no schedule decides when something happens."""
     return not traits.controlled and not traits.steered
 
 
@@ -210,7 +210,7 @@ def _play_late_peer(ctx: RankContext, program: Program) -> Play:
 
 
 def _issue_part(ctx: RankContext, comm: Communicator, op: str) -> Work | None:
-    """Between the first rank and the last; of other operations everybody's part."""
+    """Between the first rank and the last; of other operations every rank's part."""
     if op == "barrier":
         return comm.barrier()
     ends = (0, comm.size - 1)

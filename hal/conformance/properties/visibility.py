@@ -151,7 +151,7 @@ SLOT = st.integers(0, SLOTS - 1)
 
 @dataclass
 class _StoreRunner:
-    """Makes the calls of a program; remembers what every read is due to hold.
+    """Makes the calls of a program; remembers what every read must hold.
 
     Every verb that brings bytes brings a version of its own: the number of its step, from 1.
 
@@ -296,7 +296,7 @@ def _event_ordered_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 @dataclass
 class _EventOrderedRunner(_StoreRunner):
-    """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
+    """Orders reads after writes, and writes after reads, by events alone: no reader is attached."""
 
     write_events: dict[int, Event] = field(default_factory=dict)
     read_events: dict[int, list[Event]] = field(default_factory=dict)
@@ -311,7 +311,7 @@ class _EventOrderedRunner(_StoreRunner):
             self.bring(version, step.op, slot, role)
 
     def bring(self, version: int, op: str, slot: int, role: str) -> None:
-        """A commit or a write behind the slot's looks, and the event that announces it.
+        """A commit or a write after the slot's reads, and the event that announces it.
 
         Behind the last one too: that a store orders its verbs by itself is judged elsewhere (V5).
         """
