@@ -1,4 +1,4 @@
-"""What a process holds of the operating system (clause R1)."""
+"""What a process holds of the operating system, and what it has leaked (clause R1)."""
 
 import gc
 import os
@@ -47,10 +47,11 @@ class ProcessUsage:
 
     def excess_over(self, base: "ProcessUsage") -> str:
         """What it holds beyond `base`, in words; empty when it holds no more."""
+        threads = _more(self.thread_names, base.thread_names)
+        descriptors = _more(self.descriptor_targets, base.descriptor_targets)
         counts = {
-            f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
-            f"descriptors ({_more(self.descriptor_targets, base.descriptor_targets)})": self.descriptors
-            - base.descriptors,
+            f"threads ({threads})": self.threads - base.threads,
+            f"descriptors ({descriptors})": self.descriptors - base.descriptors,
             "names in shared memory": len(self.shm_names - base.shm_names),
             "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }
@@ -80,7 +81,7 @@ def process_usage() -> ProcessUsage:
 
 
 def _text(path: Path) -> str:
-    """What stands there; nothing when it is gone by now."""
+    """Contents of the file; empty when it no longer exists."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -147,7 +148,7 @@ class LeakDetector:
 
 
 def _state(stat: Path) -> str:
-    """One letter; "X" when the thread is gone by now."""
+    """One letter; "X" when the thread has ended by now."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:

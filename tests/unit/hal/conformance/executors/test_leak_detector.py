@@ -1,4 +1,4 @@
-"""What counts as a leak of a rank's process: clause R1."""
+"""What counts as a leak of a rank process: clause R1."""
 
 import threading
 
