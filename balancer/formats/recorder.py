@@ -184,8 +184,11 @@ class Recorder:
     def _check_size(self) -> None:
         needed = len(self._iterations) * self._shape[0] * self._shape[1] * 8
         if needed > MAX_FILE_BYTES:
-            what = f"iterations {self._iterations} take {needed} bytes a rank, at most {MAX_FILE_BYTES}"
-            raise FormatError(str(self._folder), what)
+            raise FormatError(
+                str(self._folder),
+                f"iterations {self._iterations} take {needed} bytes a rank, "
+                f"at most {MAX_FILE_BYTES}",
+            )
 
 
 def _make_folder(folder: Path) -> None:

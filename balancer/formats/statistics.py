@@ -27,8 +27,8 @@ class Statistics:
             rank is the one that the rows came from. None where only the sum is known.
         first_iteration: number of the first window, where windows are iterations; None where not.
         top_k: experts of a token; None where unknown.
-        empty_layers: numbers of layers that the file has and that are not here, because no window has
-            a row of them: layers without experts.
+        empty_layers: numbers of layers that the file has and `counts` leaves out, because no window
+            has a row of them: layers without experts.
         source: where they are from, for people.
     """
 
@@ -127,8 +127,9 @@ class Statistics:
         if wrong.size:
             where = tuple(wrong[0].tolist())
             raise PlacementError(
-                f"{format_index(COUNT_AXES, where, self.layers)}: count {self.counts[where]} is not the sum "
-                f"of the ranks' counts, {by_rank.sum(axis=0)[where]}"
+                f"{format_index(COUNT_AXES, where, self.layers)}: "
+                f"count {self.counts[where]} is not the sum of the ranks' counts, "
+                f"{by_rank.sum(axis=0)[where]}"
             )
 
 

@@ -160,8 +160,8 @@ class Workload:
             the source has no times.
         prompts: int64 [n], tokens, 1 to `MAX_TOKENS`.
         outputs: int64 [n], tokens, 1 to `MAX_TOKENS`.
-        hashes: of the blocks of the prompts, see `BlockHashes`: at most as many as blocks, the last of
-            which may not be full. None where the source has none.
+        hashes: of the blocks of the prompts, see `BlockHashes`: at most one per block, of which the
+            last may be partly filled. None where the source has none.
         block: tokens of a block.
         notes: what was dropped, sorted or estimated on the way, for people.
     """

@@ -100,7 +100,7 @@ def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> N
 def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
     load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
     digest = EventAggregator()
-    assert digest.process(ended(place=0, ended=9)) == ()
+    assert digest.process(ended(place=0, ended_at=9)) == ()
     assert [type(entry) for entry in digest.process(early)] == [BalanceMeasured]
     balance, told = digest.process(summed(late, load))
     assert isinstance(balance, BalanceMeasured)
@@ -112,14 +112,14 @@ def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
 
 def test_epoch_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
     told = settled(
-        ended(ended=9), ended(number=4, ended=11, copies=0), summed(14, rows(1, 1, 1, 1))
+        ended(ended_at=9), ended(number=4, ended_at=11, copies=0), summed(14, rows(1, 1, 1, 1))
     )
     assert [entry.record.number for entry in told] == [3, 4]
     assert [entry.record.imbalance_actual for entry in told] == pytest.approx([0.0, 0.0])
 
 
 def test_epoch_outcome_is_unknown_when_next_epoch_moved_first() -> None:
-    told = settled(ended(ended=9), ended(number=4, ended=11), summed(14, rows(1, 1, 1, 1)))
+    told = settled(ended(ended_at=9), ended(number=4, ended_at=11), summed(14, rows(1, 1, 1, 1)))
     assert [entry.record.number for entry in told] == [3, 4]
     assert told[0].record.imbalance_actual is None
     assert told[1].record.imbalance_actual == pytest.approx(0.0)

@@ -54,7 +54,7 @@ def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
 def test_courier_delivers_derived_entries_after_their_source() -> None:
     kept = Kept()
     courier = AsyncEventSink([kept])
-    courier.emit(ended(ended=9))
+    courier.emit(ended(ended_at=9))
     courier.emit(summed(12, rows(1, 2, 3, 4)))
     courier.close()
     assert [type(entry) for entry in kept.entries][2:] == [BalanceMeasured, RebalanceMeasured]

@@ -41,7 +41,9 @@ def balance(step: int) -> BalanceMeasured:
 
 def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
-        RebalanceLogSink("exact").emit(RebalanceMeasured(record(actual=0.125, stall=0.5)))
+        RebalanceLogSink("exact").emit(
+            RebalanceMeasured(record(imbalance_actual=0.125, stall_seconds=0.5))
+        )
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message) == {
@@ -83,7 +85,11 @@ def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"failed"}, 0.1)
     whole = record(
-        outcome="plans differ", short_of_staging=1, actual=0.1, stall=0.1, seconds=seconds
+        outcome="plans differ",
+        short_of_staging=1,
+        imbalance_actual=0.1,
+        stall_seconds=0.1,
+        phase_seconds=seconds,
     )
     for key in ("engine", *rebalance_fields(whole)):
         assert f"`{key}`" in text, key
@@ -96,7 +102,7 @@ def test_epoch_lines_log_settled_epochs_only(caplog: pytest.LogCaptureFixture) -
 
 
 def test_epoch_line_omits_unknown_values() -> None:
-    fields = rebalance_fields(record(before=None, predicted=None))
+    fields = rebalance_fields(record(imbalance_before=None, imbalance_predicted=None))
     assert not [key for key in fields if key.startswith("imbalance")]
     assert "stall_s" not in fields
 

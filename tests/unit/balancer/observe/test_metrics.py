@@ -55,7 +55,7 @@ def value(registry: Any, name: str, engine: str = "target", **labels: str) -> fl
 
 def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
-    metrics.emit(RebalanceMeasured(record(here=700)))
+    metrics.emit(RebalanceMeasured(record(bytes_received=700)))
     assert value(registry, "equipoise_epochs_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
@@ -67,8 +67,10 @@ def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> Non
 
 def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
-    metrics.emit(RebalanceMeasured(record(predicted=0.3)))
-    metrics.emit(RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
+    metrics.emit(RebalanceMeasured(record(imbalance_predicted=0.3)))
+    metrics.emit(
+        RebalanceMeasured(record(outcome="no ballot from rank(s) 1", imbalance_predicted=0.2))
+    )
     metrics.emit(RebalanceMeasured(record(outcome="the moon")))
     assert value(registry, "equipoise_epochs_total") == 3
     assert value(registry, "equipoise_epochs_aborted_total", reason="ballot_missing") == 1
@@ -129,7 +131,7 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
-    metrics.emit(RebalanceMeasured(record(predicted=0.1)))
+    metrics.emit(RebalanceMeasured(record(imbalance_predicted=0.1)))
     metrics.close()
     assert all(isnan(value(registry, name)) for name in GAUGES)
     assert value(registry, "equipoise_epochs_total") == 1
@@ -137,9 +139,11 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
 
 def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
     target, draft = PrometheusSink(registry, "target"), PrometheusSink(registry, "draft")
-    target.emit(RebalanceMeasured(record(here=700)))
+    target.emit(RebalanceMeasured(record(bytes_received=700)))
     draft.emit(
-        RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"proposed": 2.0}))
+        RebalanceMeasured(
+            record(bytes_received=30, outcome="plans differ", phase_seconds={"proposed": 2.0})
+        )
     )
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_slot_copy_bytes_total", "draft") == 30
@@ -169,9 +173,11 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
     for number in range(300):
         seconds = dict.fromkeys(PHASES, 0.1)
         metrics.emit(
-            RebalanceMeasured(record(number=number, outcome=f"reason {number}", seconds=seconds))
+            RebalanceMeasured(
+                record(number=number, outcome=f"reason {number}", phase_seconds=seconds)
+            )
         )
-        metrics.emit(RebalanceMeasured(record(number=number, seconds=seconds)))
+        metrics.emit(RebalanceMeasured(record(number=number, phase_seconds=seconds)))
         metrics.emit(BalanceMeasured(number, 0.0, 0.1, 0.9, 1.0, 1.0))
     assert series() == before <= MOST_SERIES
 

@@ -49,7 +49,7 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     journal = WandbSink("mine", {"ranks": 4})
     journal.emit(entered("planning", 3))
     assert wandb.begun == []
-    journal.emit(RebalanceMeasured(record(actual=0.125)))
+    journal.emit(RebalanceMeasured(record(imbalance_actual=0.125)))
     journal.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
