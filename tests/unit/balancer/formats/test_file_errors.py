@@ -231,7 +231,7 @@ def test_read_placement_refuses_unreadable_file(
 def test_read_placement_refuses_too_large_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LARGEST", 10)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 10)
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
     with pytest.raises(FormatError, match="is larger than 10 bytes"):
         formats.read_placement(path)
@@ -241,7 +241,7 @@ def test_read_placement_refuses_archive_that_unpacks_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of_arrangement(tmp_path, "vllm", ".npz")
-    monkeypatch.setattr(encodings, "LARGEST", 100)
+    monkeypatch.setattr(encodings, "MAX_FILE_BYTES", 100)
     with pytest.raises(FormatError, match="unpacks to more than 100 bytes"):
         formats.read_placement(path)
 
