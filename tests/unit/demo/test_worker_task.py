@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.balancer.formats import Iterations
+from equipoise.balancer.formats import IterationRange
 from equipoise.demo.settings import (
     Balance,
     RecordingSettings,
@@ -18,7 +18,7 @@ WHERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_POR
 
 
 @pytest.mark.parametrize("placement", [None, Path("p ü.json")])
-@pytest.mark.parametrize("recording", [None, RecordingSettings(Path("a b"), Iterations(3, 9))])
+@pytest.mark.parametrize("recording", [None, RecordingSettings(Path("a b"), IterationRange(3, 9))])
 def test_worker_task_round_trips_through_json_line(
     placement: Path | None, recording: RecordingSettings | None
 ) -> None:

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import encodings, files
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError, PlacementError
 
 
@@ -189,7 +189,7 @@ def test_read_statistics_names_rank_and_layer_of_negative_count(tmp_path: Path) 
 
 def test_statistics_refuse_layers_that_do_not_ascend() -> None:
     with pytest.raises(PlacementError, match=r"layer 1 comes after layer 3: they must ascend$"):
-        Statistics(np.ones((1, 2, 4), dtype=np.int64), (3, 1))
+        ExpertStatistics(np.ones((1, 2, 4), dtype=np.int64), (3, 1))
 
 
 def test_read_refuses_other_kind_of_file_and_names_its_format(tmp_path: Path) -> None:
