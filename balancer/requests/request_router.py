@@ -1,4 +1,4 @@
-"""The native policies, behind the protocol."""
+"""Implements the protocol `RoutingPolicy` with the native policies."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 UNLIMITED = 1 << 59
-"""A capacity that nothing reaches."""
+"""A capacity that no load reaches; sums of a few still fit in int64."""
 
 
 class RequestRouter:
@@ -53,27 +53,27 @@ class RequestRouter:
 
     @property
     def settings(self) -> RoutingPolicySettings:
-        """Of the policy."""
+        """The settings of the policy."""
         return self._settings
 
     @property
     def states(self) -> tuple[WorkerState, ...]:
-        """Of the workers."""
+        """The states of the workers."""
         return tuple(self._states)
 
     @property
     def loads(self) -> list[int]:
-        """KV tokens by worker: of bound requests and, as far as known, of other front ends'."""
+        """KV tokens by worker: of bound requests and, as far as reported, of other front ends'."""
         return self._native.loads()
 
     @property
     def counts(self) -> list[int]:
-        """Requests by worker, as `loads`."""
+        """Requests by worker, counted as in `loads`."""
         return self._native.counts()
 
     @property
     def unassigned(self) -> int:
-        """Requests that no worker has."""
+        """Number of requests without a worker."""
         return self._native.pooled()
 
     def on_arrival(self, request: Request) -> Decision:
@@ -126,6 +126,7 @@ class RequestRouter:
         amounts = None if change.capacity is None else _native_capacity(change.capacity)
         if change.report is not None:
             _check_report(change.report)
+        # All checks come before the first native call, so that a refused change has no effect.
         self._check_worker(change)
         lost: tuple[RequestId, ...] = ()
         if amounts is not None:
@@ -140,7 +141,7 @@ class RequestRouter:
         return Decision(self._decide().assignments, lost)
 
     def _check_worker(self, change: WorkerChange) -> None:
-        """Raises WorkerError where the worker, or its change of state, cannot be."""
+        """Adds a new worker; raises WorkerError for an impossible worker or change of state."""
         known = len(self._states)
         if change.worker == known:
             self._native.add_worker(UNLIMITED, UNLIMITED)
@@ -190,10 +191,10 @@ def _native_router(settings: RoutingPolicySettings, workers: int) -> _native.Rou
 
 def _native_capacity(capacity: Capacity) -> tuple[int, int]:
     slots = UNLIMITED if capacity.slots is None else capacity.slots
-    room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
-    if slots < 0 or room < 0:
+    kv_tokens = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
+    if slots < 0 or kv_tokens < 0:
         raise WorkerError(f"a capacity is at least 0, got {capacity}")
-    return min(slots, UNLIMITED), min(room, UNLIMITED)
+    return min(slots, UNLIMITED), min(kv_tokens, UNLIMITED)
 
 
 def _check_report(report: WorkerReport) -> None:

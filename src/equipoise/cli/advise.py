@@ -95,7 +95,7 @@ class AdviseRequest:
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.advice.advice import Advice
     from equipoise.report.advice.hardware import Expert, Hardware
 
@@ -232,7 +232,7 @@ def _expert(request: AdviseRequest) -> "Expert | None":
     return Expert.of_dimensions(request.hidden, request.intermediate, request.precision)
 
 
-def _installed(request: AdviseRequest, statistics: "Statistics") -> "Arrangement | None":
+def _installed(request: AdviseRequest, statistics: "ExpertStatistics") -> "ExpertPlacement | None":
     if request.installed is None:
         return None
     from equipoise.report.placement.spread import select_layers

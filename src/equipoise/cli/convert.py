@@ -52,7 +52,7 @@ class ConvertRequest:
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
 
 
 SHARED = {"vllm": "vllm or sglang"}
@@ -68,7 +68,7 @@ def convert(arguments: Namespace, command: str) -> int:
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
     found = _read(request)
-    if not isinstance(found, formats.Arrangement):
+    if not isinstance(found, formats.ExpertPlacement):
         warn_of_dropped_layers(request.source, found)
     place = place_of(request.out)
     lost = _write(request, found)
@@ -89,23 +89,23 @@ def request_of(given: Mapping[str, Any]) -> ConvertRequest:
     return ConvertRequest(**request_values(given, BY_KEY))
 
 
-def _read(request: ConvertRequest) -> "Statistics | Arrangement":
+def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
     from equipoise.balancer.formats import read_either
 
     with usage_errors(), naming_ranks_option():
         return read_either(request.source, ranks=request.ranks)
 
 
-def _write(request: ConvertRequest, found: "Statistics | Arrangement") -> str | None:
+def _write(request: ConvertRequest, found: "ExpertStatistics | ExpertPlacement") -> str | None:
     """What was lost, in words, or None."""
     from equipoise.balancer import formats
 
-    counted = isinstance(found, formats.Statistics)
+    counted = isinstance(found, formats.ExpertStatistics)
     choose = formats.statistics_format if counted else formats.placement_format
     with usage_errors(f"{request.source} holds {'statistics' if counted else 'a placement'}"):
         choose(request.out, request.format)
     ensure_folder(request.out.parent)
     with usage_errors():
-        if isinstance(found, formats.Statistics):
+        if isinstance(found, formats.ExpertStatistics):
             return formats.write_statistics(request.out, found, request.format)
         return formats.write_placement(request.out, found, request.format)

@@ -137,7 +137,7 @@ class PlanRequest:
 
 if TYPE_CHECKING:
     from equipoise.balancer.experts import Plan
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.placement.forecast import Forecast
 
 MOST_THREADS = 256
@@ -206,7 +206,7 @@ def _check_files(request: PlanRequest) -> None:
         placement_format(request.out, request.format)
 
 
-def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement | None":
+def _installed(request: PlanRequest, statistics: "ExpertStatistics") -> "ExpertPlacement | None":
     """The installed placement, its layers those of the statistics."""
     if request.installed is None:
         return None
@@ -219,7 +219,7 @@ def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement |
         return select_layers(found, statistics)
 
 
-def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanRequest:
+def _completed(request: PlanRequest, installed: "ExpertPlacement | None") -> PlanRequest:
     if installed is not None:
         request = replace(request, ranks=installed.ranks, slots=installed.slots)
     if request.capacities is None:
@@ -232,16 +232,16 @@ def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanReq
 
 
 def _forecast(
-    request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
+    request: PlanRequest, statistics: "ExpertStatistics", installed: "ExpertPlacement | None"
 ) -> "Forecast":
-    from equipoise.balancer.formats import Arrangement
+    from equipoise.balancer.formats import ExpertPlacement
     from equipoise.report.placement.forecast import Baseline, ForecastOptions, forecast
 
     assert request.ranks is not None
     began = time.perf_counter()
     found = _planned(request, statistics, installed)
     seconds = time.perf_counter() - began
-    layout = Arrangement(found.placement, found.shares, request.ranks, statistics.layers)
+    layout = ExpertPlacement(found.placement, found.shares, request.ranks, statistics.layers)
     return forecast(
         statistics,
         layout,
@@ -266,7 +266,7 @@ def _capacities(request: PlanRequest) -> tuple[float, ...] | None:
 
 
 def _planned(
-    request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
+    request: PlanRequest, statistics: "ExpertStatistics", installed: "ExpertPlacement | None"
 ) -> "Plan":
     from equipoise.balancer.experts.planning import planner
 

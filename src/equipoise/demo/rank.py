@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise import __version__
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
-from equipoise.balancer.formats import Recorder
+from equipoise.balancer.formats import StatisticsRecorder
 from equipoise.balancer.observe.trace import RecordedSpan
 from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
@@ -225,9 +225,9 @@ def _stage_fabric(fabric: Fabric, grid: Grid) -> Fabric:
     return SubgroupFabric(fabric, f"stage {grid.stage(rank)}", grid.stage_ranks(rank))
 
 
-def _recorder(site: RunContext, recording: RecordingSettings) -> Recorder:
+def _recorder(site: RunContext, recording: RecordingSettings) -> StatisticsRecorder:
     config = site.serving.weights.config
-    return Recorder(
+    return StatisticsRecorder(
         recording.folder,
         rank=site.serving.rank,
         ranks=site.serving.ranks,
@@ -242,7 +242,10 @@ Served = tuple[Variant, PassResult, VariantRecord, torch.Tensor, tuple[RecordedS
 
 
 def _pass(
-    site: RunContext, variant: Variant, progress: RunProgress, recorder: Recorder | None = None
+    site: RunContext,
+    variant: Variant,
+    progress: RunProgress,
+    recorder: StatisticsRecorder | None = None,
 ) -> PassResult:
     """Serve the whole traffic one way; each step is shown, and recorded where that is asked for."""
     if site.rank == 0:

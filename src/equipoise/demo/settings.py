@@ -6,7 +6,7 @@ from pathlib import Path
 
 from equipoise.balancer.experts.config import CommitMode, Locality, RoutingRule
 from equipoise.balancer.experts.config import ShareMode as Shares
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 
 __all__ = [
     "Balance",
@@ -130,7 +130,7 @@ class RecordingSettings:
     """What every rank writes of its counts: which steps, into which folder."""
 
     folder: Path
-    steps: Iterations
+    steps: IterationRange
 
 
 def available_variants(run: RunSettings) -> tuple[VariantName, ...]:

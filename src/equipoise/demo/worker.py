@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.connection import rendezvous_from
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.run_record import save_record
@@ -96,7 +96,9 @@ def _fields_of(recording: RecordingSettings | None) -> list[str] | None:
 
 def _recording_of(fields: list[str] | None) -> RecordingSettings | None:
     return (
-        None if fields is None else RecordingSettings(Path(fields[0]), Iterations.parse(fields[1]))
+        None
+        if fields is None
+        else RecordingSettings(Path(fields[0]), IterationRange.parse(fields[1]))
     )
 
 

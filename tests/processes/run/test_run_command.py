@@ -62,7 +62,7 @@ def test_run_exports_metrics_epoch_log_and_trace(tmp_path: Path) -> None:
     figures = json.loads((out / "summary.json").read_text())
     assert code == exit_code_of(figures), told
     epochs = figures["epochs"]
-    lines = [line for line in told.splitlines() if "equipoise.epochs engine=exact" in line]
+    lines = [line for line in told.splitlines() if "equipoise.rebalances engine=exact" in line]
     assert sum("outcome=committed" in line for line in lines) == epochs > 0
     assert "equipoise.balancedness engine=exact" in told
     written = json.loads(trace.read_text())

@@ -38,7 +38,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("zero.npy", np.zeros((3, 8), dtype=np.int64))
     np.save("few.npy", counts[..., :4])
     found = plan(counts, slots=12, ranks=4)
-    layout = formats.Arrangement(found.placement, found.shares, 4)
+    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
     formats.write_placement("installed.json", layout)
     Path("mine.yaml").write_text(
         "memory_gb: 1\nmemory_bandwidth_gbs: 2\nfp8_tflops: 0.1\nnode_link_gbs: 0.001\n"

@@ -49,7 +49,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.arange(2 * 3 * 8, dtype=np.int64).reshape(2, 3, 8) ** 2
     np.save("counts.npy", counts)
     found = plan(counts, slots=12, ranks=4)
-    formats.write_placement("map.json", formats.Arrangement(found.placement, found.shares, 4))
+    formats.write_placement("map.json", formats.ExpertPlacement(found.placement, found.shares, 4))
     Path("log").write_text(RECORD.to_line())
 
 

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 from helpers.processes.ports import free_port
-from helpers.strategies.journal_entries import ended
+from helpers.strategies.engine_events import rebalance_ended
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
@@ -36,7 +36,7 @@ def loggers_as_before() -> Iterator[None]:
 
 def one_epoch(observers: Observers) -> None:
     with observers.observe(CONFIG) as seen:
-        seen.events.emit(ended())
+        seen.events.emit(rebalance_ended())
         seen.events.emit(EngineClosed())
     assert [epoch.number for epoch in seen.spans.rebalances] == [3]
 
@@ -50,7 +50,7 @@ def test_observers_log_epochs_on_first_rank_only(
     one_epoch(Observers(RunSettings(log_epochs=True), rank))
     written = out.getvalue().splitlines()
     assert len(written) == lines
-    assert all("INFO equipoise.epochs engine=exact epoch=3" in line for line in written)
+    assert all("INFO equipoise.rebalances engine=exact rebalance=3" in line for line in written)
 
 
 def test_observers_write_nothing_by_default(
@@ -71,6 +71,6 @@ def test_observers_serve_metrics_on_one_port_per_rank() -> None:
         with urlopen(f"http://127.0.0.1:{first + rank}/metrics", timeout=WATCHDOG) as answer:
             texts.append(answer.read().decode())
         observers.close()
-    assert "equipoise_epochs_total{" not in texts[0]
-    assert 'equipoise_epochs_total{engine="exact"} 1.0' in texts[1]
+    assert "equipoise_rebalances_total{" not in texts[0]
+    assert 'equipoise_rebalances_total{engine="exact"} 1.0' in texts[1]
     assert "_created" not in texts[0]

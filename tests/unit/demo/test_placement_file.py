@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balancer.formats import Arrangement, write_placement
+from equipoise.balancer.formats import ExpertPlacement, write_placement
 from equipoise.demo.model import ModelConfig
 from equipoise.demo.placement_file import read_placement_file
 from equipoise.demo.settings import Balance, RunSettings, Shares
@@ -22,10 +22,10 @@ def test_run_without_placement_reads_no_layout() -> None:
 
 def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
     placement = np.tile(np.arange(40, dtype=np.int32) % CONFIG.experts, (CONFIG.layers, 1))
-    even = Arrangement.with_even_shares(placement, 4)
+    even = ExpertPlacement.with_even_shares(placement, 4)
     shares = even.shares.copy()
     shares[:, 0], shares[:, CONFIG.experts] = 1, 65535
-    write_placement(tmp_path / "p.json", Arrangement(placement, shares, 4))
+    write_placement(tmp_path / "p.json", ExpertPlacement(placement, shares, 4))
     found = read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
     assert found is not None
     assert np.array_equal(found.placement, placement)
@@ -34,7 +34,7 @@ def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
 
 def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
     placement = np.arange(32, dtype=np.int32)[None]
-    write_placement(tmp_path / "p.json", Arrangement.with_even_shares(placement, 4))
+    write_placement(tmp_path / "p.json", ExpertPlacement.with_even_shares(placement, 4))
     with pytest.raises(FormatError, match=r"p\.json: has no layer 1: the model has 6"):
         read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.balancer.formats import Iterations
+from equipoise.balancer.formats import IterationRange
 from equipoise.demo.settings import (
     Balance,
     RecordingSettings,
@@ -15,7 +15,7 @@ from equipoise.demo.worker import RankTask
 
 
 @pytest.mark.parametrize("placement", [None, Path("p ü.json")])
-@pytest.mark.parametrize("recording", [None, RecordingSettings(Path("a b"), Iterations(3, 9))])
+@pytest.mark.parametrize("recording", [None, RecordingSettings(Path("a b"), IterationRange(3, 9))])
 def test_worker_task_round_trips_through_json_line(
     placement: Path | None, recording: RecordingSettings | None
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balancer.experts.planning.planner import Plan, plan
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.inputs import (
     AdviceInputs,
     OnProgress,
@@ -87,7 +87,7 @@ def _slots(question: AdviceInputs, swept: SlotChoices) -> int:
     return question.installed.slots if question.installed is not None else swept.advised.slots
 
 
-def _planned(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
+def _planned(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> ExpertPlacement:
     """From what is installed where that is in as many slots, and anew where not."""
     installed = question.installed
     fits = installed is not None and installed.slots == slots
@@ -99,12 +99,12 @@ def _planned(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arran
         policy="incremental" if fits else "connected",
         target=question.target,
     )
-    return Arrangement(found.placement, found.shares, question.ranks, trial.train.layers)
+    return ExpertPlacement(found.placement, found.shares, question.ranks, trial.train.layers)
 
 
-def _greedy(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
+def _greedy(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> ExpertPlacement:
     found = plan(trial.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
-    return Arrangement.with_even_shares(found.placement, question.ranks, trial.train.layers)
+    return ExpertPlacement.with_even_shares(found.placement, question.ranks, trial.train.layers)
 
 
 def _movement(
@@ -144,5 +144,5 @@ def _transfers(
     yield "every slot", np.full_like(first, planned.slots // planned.ranks)
 
 
-def _even(found: Plan, like: Arrangement) -> Arrangement:
-    return Arrangement.with_even_shares(found.placement, like.ranks, like.layers)
+def _even(found: Plan, like: ExpertPlacement) -> ExpertPlacement:
+    return ExpertPlacement.with_even_shares(found.placement, like.ranks, like.layers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.inputs import (
     AdviceInputs,
     OnProgress,
@@ -114,7 +114,7 @@ def _choice(question: AdviceInputs, trial: TrainTestSplit, per_rank: int) -> Slo
     experts, ranks = question.statistics.experts, question.ranks
     slots = per_rank * ranks
     found = plan(trial.train.counts, slots=slots, ranks=ranks, policy="connected")
-    layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
+    layout = ExpertPlacement(found.placement, found.shares, ranks, trial.train.layers)
     extra = None
     if question.expert is not None:
         more = per_rank - min_slots_per_rank(experts, ranks)
@@ -208,7 +208,7 @@ def _fits(question: AdviceInputs, one: RankChoice) -> bool:
 def _width(question: AdviceInputs, trial: TrainTestSplit, ranks: int) -> RankChoice:
     per_rank = connected_slots(question.statistics.experts, ranks)
     found = plan(trial.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
-    layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
+    layout = ExpertPlacement(found.placement, found.shares, ranks, trial.train.layers)
     expert = question.expert
     size = None if expert is None else expert.size * per_rank * len(layout.layers)
     memory = None

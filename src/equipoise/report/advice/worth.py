@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.hardware import shipped_hardware
 from equipoise.report.advice.inputs import AdviceInputs, TrainTestSplit, step_rows, step_seconds
 from equipoise.report.placement.spread import Reals, mean_known
@@ -122,9 +122,9 @@ class CandidateLayouts:
     All of the layers of the statistics.
     """
 
-    now: Arrangement
-    greedy: Arrangement
-    planned: Arrangement
+    now: ExpertPlacement
+    greedy: ExpertPlacement
+    planned: ExpertPlacement
 
 
 def worth(question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayouts) -> Worth:
@@ -151,7 +151,7 @@ def worth(question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayou
 
 
 def _way(
-    question: AdviceInputs, trial: TrainTestSplit, name: str, layout: Arrangement
+    question: AdviceInputs, trial: TrainTestSplit, name: str, layout: ExpertPlacement
 ) -> ServingOption:
     seconds = step_seconds(question, trial, layout)
     return ServingOption(

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import __version__
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.placement.spread import Reals, layout_load, linear, lower_bound, mean_known
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 
@@ -22,10 +22,12 @@ class Baseline:
     """What the plan is compared with: `name` is installed, or linear where nothing is."""
 
     name: str
-    layout: Arrangement
+    layout: ExpertPlacement
 
     @classmethod
-    def of(cls, statistics: Statistics, installed: Arrangement | None, ranks: int) -> "Baseline":
+    def of(
+        cls, statistics: ExpertStatistics, installed: ExpertPlacement | None, ranks: int
+    ) -> "Baseline":
         """The installed arrangement, or experts in their order on consecutive ranks."""
         if installed is None:
             return cls("linear", linear(statistics, ranks))
@@ -50,12 +52,12 @@ class ForecastOptions:
     expert_bytes: int | None = None
     sigma: float = 0.0
 
-    def planned_counts(self, statistics: Statistics) -> Statistics:
+    def planned_counts(self, statistics: ExpertStatistics) -> ExpertStatistics:
         """One window: rows, or windows in which an expert had any."""
         counts = statistics.counts
         if self.objective == "active_experts":
             counts = (counts > 0).astype(np.int64)
-        return Statistics(counts.sum(axis=0, keepdims=True), statistics.layers)
+        return ExpertStatistics(counts.sum(axis=0, keepdims=True), statistics.layers)
 
     def imbalance(self, rows: Reals) -> Reals:
         """(layers,): max/mean - 1 of (layers, ranks) for what a rank can take, NaN without any."""
@@ -68,7 +70,7 @@ class ForecastOptions:
         ratio: Reals = np.divide(peak, mean, out=np.full_like(mean, np.nan), where=mean > 0)
         return ratio - 1
 
-    def bound(self, rows: Statistics, ranks: int, slots: int) -> Reals:
+    def bound(self, rows: ExpertStatistics, ranks: int, slots: int) -> Reals:
         """(layers,): no placement goes below; unknown where ranks differ."""
         if self.capacities is not None:
             return np.full(len(rows.layers), np.nan)
@@ -95,7 +97,7 @@ class Forecast:
         seconds: that planning took.
     """
 
-    layout: Arrangement
+    layout: ExpertPlacement
     baseline_name: str
     before: Reals
     after: Reals
@@ -144,8 +146,8 @@ class Forecast:
 
 
 def forecast(
-    statistics: Statistics,
-    layout: Arrangement,
+    statistics: ExpertStatistics,
+    layout: ExpertPlacement,
     before: Baseline,
     asked: ForecastOptions,
     *,
@@ -155,7 +157,7 @@ def forecast(
 ) -> Forecast:
     """Measure a plan on the rows that it was made from, all windows summed."""
     rows = asked.planned_counts(statistics)
-    even = Arrangement.with_even_shares(layout.placement, layout.ranks, layout.layers)
+    even = ExpertPlacement.with_even_shares(layout.placement, layout.ranks, layout.layers)
     old, new, halved = (
         asked.imbalance(layout_load("", rows, found).rank_rows)
         for found in (before.layout, layout, even)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats import Arrangement, Statistics
+from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
 from equipoise.report.advice import inputs
 from equipoise.report.advice.advice import advise
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
@@ -55,7 +55,7 @@ SKEWED = np.array([[[90, 10, 10, 10, 10, 10, 10, 10]] * 2] * 4, dtype=np.int64) 
 def question(
     counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: object
 ) -> AdviceInputs:
-    given = {"statistics": Statistics(counts), "ranks": 4} | more
+    given = {"statistics": ExpertStatistics(counts), "ranks": 4} | more
     return AdviceInputs(**given)  # type: ignore[arg-type]
 
 
@@ -101,8 +101,8 @@ def test_pace_is_monotone_in_rate_latency_and_size(
 
 
 def test_incoming_counts_experts_new_to_rank() -> None:
-    def of(*held: int) -> Arrangement:
-        return Arrangement.with_even_shares(np.array([held] * 2, dtype=np.int32), 2)
+    def of(*held: int) -> ExpertPlacement:
+        return ExpertPlacement.with_even_shares(np.array([held] * 2, dtype=np.int32), 2)
 
     old, new = of(0, 1, 2, 3, 0, 1), of(2, 1, 0, 3, 3, 0)
     assert incoming_copies(old, new).tolist() == [[0, 0]] * 2
@@ -116,7 +116,7 @@ def test_incoming_equals_planner_moves(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
     again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
-    old, new = (Arrangement.with_even_shares(found.placement, 4) for found in (first, again))
+    old, new = (ExpertPlacement.with_even_shares(found.placement, 4) for found in (first, again))
     assert int(incoming_copies(old, new).sum()) == again.moves
 
 
@@ -169,23 +169,23 @@ def test_roofline_is_monotone_in_rows(rows: list[float], more: float) -> None:
 
 def test_trial_splits_windows_into_train_and_test() -> None:
     counts = np.arange(5 * 2 * 4, dtype=np.int64).reshape(5, 2, 4)
-    found = TrainTestSplit.of(Statistics(counts))
+    found = TrainTestSplit.of(ExpertStatistics(counts))
     assert np.array_equal(found.train.counts, counts[:2])
     assert np.array_equal(found.test.counts, counts[2:])
     assert found.held_out
-    alone = TrainTestSplit.of(Statistics(counts[:1]))
+    alone = TrainTestSplit.of(ExpertStatistics(counts[:1]))
     assert not alone.held_out
     assert np.array_equal(alone.test.counts, counts[:1])
-    many = TrainTestSplit.of(Statistics(np.ones((1000, 1, 4), dtype=np.int64)))
+    many = TrainTestSplit.of(ExpertStatistics(np.ones((1000, 1, 4), dtype=np.int64)))
     assert (many.train.windows, many.test.windows) == (500, MOST_WINDOWS)
 
 
 def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     counts = SKEWED.copy()
     counts[2:, :, 0] = 3000
-    trial = TrainTestSplit.of(Statistics(counts))
+    trial = TrainTestSplit.of(ExpertStatistics(counts))
     found = plan(trial.train.counts, slots=12, ranks=4, policy="connected")
-    layout = Arrangement(found.placement, found.shares, 4)
+    layout = ExpertPlacement(found.placement, found.shares, 4)
     levelled = trial.imbalance_with_exact_shares(found.placement, 4)
     assert (levelled <= trial.measured_imbalance(layout) + 1e-9).all()
     assert levelled.max() < trial.measured_imbalance(layout).max()
@@ -304,9 +304,9 @@ def test_advice_more_step_rows_change_time_not_imbalance() -> None:
 
 
 def test_advice_compares_with_installed_placement() -> None:
-    statistics = Statistics(SKEWED)
+    statistics = ExpertStatistics(SKEWED)
     found = plan(SKEWED, slots=12, ranks=4)
-    layout = Arrangement(found.placement, found.shares, 4)
+    layout = ExpertPlacement(found.placement, found.shares, 4)
     same = advise(question(SKEWED, installed=layout, expert=EXPERT, hardware=MACHINE, latency=1.0))
     assert same.worth.verdict is not Verdict.WORTH
     assert same.slots == 12
