@@ -54,7 +54,7 @@ class Layer:
         self.number = number
         self.weights = checkpoint(number)[held.tolist()]  # the balancer moves what is in them
         tokens = ranks.fabric.open(f"tokens{number}")
-        self.exchange = equipoise.ExpertExchange(
+        self.exchange = equipoise.VariableSizeExchange(
             tokens, SHAPE.slots_per_rank, ranks.compute, ranks.deadline
         )
 

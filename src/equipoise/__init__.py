@@ -18,24 +18,28 @@ if TYPE_CHECKING:
     from equipoise.balancer.experts.planning.planner import plan as plan
     from equipoise.balancer.experts.runtime import events as events
     from equipoise.balancer.experts.weights.registry import ModelRegistry as ModelRegistry
-    from equipoise.balancer.formats.placement import Arrangement as Arrangement
+    from equipoise.balancer.formats.placement import ExpertPlacement as ExpertPlacement
     from equipoise.balancer.formats.read_write import read_placement as read_placement
     from equipoise.balancer.formats.read_write import read_statistics as read_statistics
     from equipoise.balancer.formats.read_write import write_placement as write_placement
     from equipoise.balancer.formats.read_write import write_statistics as write_statistics
-    from equipoise.balancer.formats.statistics import Statistics as Statistics
+    from equipoise.balancer.formats.statistics import ExpertStatistics as ExpertStatistics
     from equipoise.balancer.requests.policy import Capacity as Capacity
     from equipoise.balancer.requests.policy import Request as Request
     from equipoise.balancer.requests.policy import WorkerChange as WorkerChange
     from equipoise.balancer.requests.policy import WorkerState as WorkerState
-    from equipoise.balancer.requests.policy_settings import RoutingPolicySettings as PolicySettings
+    from equipoise.balancer.requests.policy_settings import (
+        RoutingPolicySettings as RoutingPolicySettings,
+    )
     from equipoise.balancer.requests.request_router import RequestRouter as RequestRouter
     from equipoise.channel import TensorChannel as TensorChannel
     from equipoise.connection import Connection as Connection
     from equipoise.connection import connect as connect
     from equipoise.hal.errors import EquipoiseError as EquipoiseError
     from equipoise.opening import open_balancer as open_balancer
-    from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange as ExpertExchange
+    from equipoise.pipeline.all_to_all.variable_size import (
+        VariableSizeExchange as VariableSizeExchange,
+    )
     from equipoise.pipeline.intermediate_tensors import (
         AsyncIntermediateTensors as AsyncIntermediateTensors,
     )
@@ -43,23 +47,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Arrangement",
     "AsyncIntermediateTensors",
     "BalancerConfig",
     "Capacity",
     "Connection",
     "EquipoiseError",
-    "ExpertExchange",
+    "ExpertPlacement",
     "ExpertShape",
+    "ExpertStatistics",
     "ModelBalancer",
     "ModelRegistry",
     "Plan",
-    "PolicySettings",
     "Request",
     "RequestRouter",
+    "RoutingPolicySettings",
     "ShareMode",
-    "Statistics",
     "TensorChannel",
+    "VariableSizeExchange",
     "WorkerChange",
     "WorkerState",
     "check_backend",
@@ -75,28 +79,45 @@ __all__ = [
 ]
 _HOMES = {
     "backend_check": ("check_backend",),
-    "balancer.experts.config": ("BalancerConfig", "ShareMode"),
+    "balancer.experts.config": (
+        "BalancerConfig",
+        "ShareMode",
+    ),
     "balancer.experts.model_balancer": ("ModelBalancer",),
-    "balancer.experts.placement": ("ExpertShape", "initial_placement"),
-    "balancer.experts.planning.planner": ("Plan", "plan"),
+    "balancer.experts.placement": (
+        "ExpertShape",
+        "initial_placement",
+    ),
+    "balancer.experts.planning.planner": (
+        "Plan",
+        "plan",
+    ),
     "balancer.experts.weights.registry": ("ModelRegistry",),
-    "balancer.formats.arrangement": ("Arrangement",),
-    "balancer.formats.exchange": (
+    "balancer.formats.placement": ("ExpertPlacement",),
+    "balancer.formats.read_write": (
         "read_placement",
         "read_statistics",
         "write_placement",
         "write_statistics",
     ),
-    "balancer.formats.statistics": ("Statistics",),
-    "balancer.requests.policy": ("Capacity", "Request", "WorkerChange", "WorkerState"),
-    "balancer.requests.router": ("RequestRouter",),
-    "balancer.requests.rules": ("PolicySettings",),
+    "balancer.formats.statistics": ("ExpertStatistics",),
+    "balancer.requests.policy": (
+        "Capacity",
+        "Request",
+        "WorkerChange",
+        "WorkerState",
+    ),
+    "balancer.requests.policy_settings": ("RoutingPolicySettings",),
+    "balancer.requests.request_router": ("RequestRouter",),
     "channel": ("TensorChannel",),
-    "connection": ("Connection", "connect"),
+    "connection": (
+        "Connection",
+        "connect",
+    ),
     "hal.errors": ("EquipoiseError",),
     "opening": ("open_balancer",),
-    "pipeline.exchange": ("ExpertExchange",),
-    "pipeline.tensors": ("AsyncIntermediateTensors",),
+    "pipeline.all_to_all.variable_size": ("VariableSizeExchange",),
+    "pipeline.intermediate_tensors": ("AsyncIntermediateTensors",),
 }
 """Module by module, the names that are exported."""
 _MODULE = {name: module for module, names in _HOMES.items() for name in names}

@@ -120,12 +120,12 @@ def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) ->
     placed: Any = {
         "array": found.placement.astype(np.int64),
         "plan": found,
-        "arrangement": equipoise.Arrangement(found.placement, found.shares, 1),
+        "arrangement": equipoise.ExpertPlacement(found.placement, found.shares, 1),
     }[kind]
     model, _ = registered(found.placement)
     with equipoise.open_balancer(alone, model, placement=placed) as balancer:
         assert np.array_equal(balancer.layout.placement, found.placement)
-        even = equipoise.Arrangement.with_even_shares(found.placement, 1).shares
+        even = equipoise.ExpertPlacement.with_even_shares(found.placement, 1).shares
         assert np.array_equal(balancer.layout.shares, even if kind == "array" else found.shares)
 
 
@@ -213,8 +213,8 @@ def test_metrics_appear_in_given_registry(alone: Connection) -> None:
     model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
     with equipoise.open_balancer(alone, model, metrics=registry):
         text = client.generate_latest(registry).decode()
-    assert 'equipoise_epochs_total{engine="model.0"} 0.0' in text
-    assert 'equipoise_epochs_total{engine="model.1"} 0.0' in text
+    assert 'equipoise_rebalances_total{engine="model.0"} 0.0' in text
+    assert 'equipoise_rebalances_total{engine="model.1"} 0.0' in text
 
 
 def test_lines_of_observability_page_watch_a_loop(

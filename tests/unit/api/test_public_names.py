@@ -13,23 +13,23 @@ from helpers.paths import ROOT
 import equipoise
 
 NAMES = [
-    "Arrangement",
     "AsyncIntermediateTensors",
     "BalancerConfig",
     "Capacity",
     "Connection",
     "EquipoiseError",
-    "ExpertExchange",
+    "ExpertPlacement",
     "ExpertShape",
+    "ExpertStatistics",
     "ModelBalancer",
     "ModelRegistry",
     "Plan",
-    "PolicySettings",
     "Request",
     "RequestRouter",
+    "RoutingPolicySettings",
     "ShareMode",
-    "Statistics",
     "TensorChannel",
+    "VariableSizeExchange",
     "WorkerChange",
     "WorkerState",
     "check_backend",
@@ -110,7 +110,7 @@ sys.modules["torch"] = None
 import equipoise
 assert "numpy" not in sys.modules
 print(equipoise.plan([[4, 1, 1, 1]], slots=6, ranks=2).moves)
-router = equipoise.RequestRouter(equipoise.PolicySettings(), [equipoise.Capacity(slots=1)])
+router = equipoise.RequestRouter(equipoise.RoutingPolicySettings(), [equipoise.Capacity(slots=1)])
 print(router.on_arrival(equipoise.Request(id="a", size=3)).assignments[0].worker)
 """
     done = subprocess.run(
