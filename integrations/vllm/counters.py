@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from threading import Lock
 
 COUNTER_NAMES = (
-    "policy_calls",
-    "policy_moves",
-    "policy_failures",
-    "epochs",
-    "unchanged_epochs",
-    "moves",
-    "routed_batches",
-    "packed_messages",
+    "eplb_policy_calls",
+    "eplb_policy_moved_slots",
+    "eplb_policy_failures",
+    "rebalances",
+    "unchanged_rebalances",
+    "moved_slots",
+    "routed_expert_batches",
+    "sent_messages",
     "received_messages",
     "routed_requests",
     "aborted_requests",
-    "overdue_requests",
-    "routing_failures",
+    "fallback_requests",
+    "dp_policy_failures",
 )
 """Calls of the placement policy, slots that it changed, and exceptions in it; epochs that the
 engine committed, those that left every slot as it was, and slots that were rewritten; batches that

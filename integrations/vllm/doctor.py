@@ -23,27 +23,31 @@ def examine() -> Iterator[Finding]:
     """One finding after the other; imports vLLM, and changes nothing of it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        found = compatibility.installed()
+        installed = compatibility.installed()
     except EngineUnsupported as error:
         yield "vLLM", False, str(error)
         return
-    yield version_finding(compatibility.RELEASE, found)
+    yield version_finding(compatibility.RELEASE, installed)
     yield plugin_finding()
     yield symbols_finding("hooks", compatibility.HOOK_SYMBOLS)
     for part, symbols in compatibility.FEATURE_SYMBOLS.items():
         yield symbols_finding(part, symbols)
 
 
-def version_finding(release: Release, found: str) -> Finding:
+def version_finding(release: Release, installed: str) -> Finding:
     """Whether a version was tested, or is taken all the same."""
-    if found in release.tested_versions:
-        return release.engine, True, f"{found}, which was tested"
-    if os.environ.get(release.untested_variable) == found:
-        return release.engine, True, f"{found}, not tested, taken by {release.untested_variable}"
+    if installed in release.tested_versions:
+        return release.engine, True, f"{installed}, which was tested"
+    if os.environ.get(release.accept_variable) == installed:
+        return (
+            release.engine,
+            True,
+            f"{installed}, not tested, taken by {release.accept_variable}",
+        )
     return (
         release.engine,
         False,
-        f"{found} was not tested; tested: {', '.join(release.tested_versions)}",
+        f"{installed} was not tested; tested: {', '.join(release.tested_versions)}",
     )
 
 
@@ -52,9 +56,9 @@ def plugin_finding() -> Finding:
     points = entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME)
     if not points:
         return "plugin", False, "vLLM does not see it: install equipoise beside vLLM"
-    chosen = os.environ.get(PLUGINS_VARIABLE)
-    if chosen is not None and PLUGIN_NAME not in chosen.split(","):
-        return "plugin", False, f"{PLUGINS_VARIABLE}={chosen} leaves it out"
+    enabled_plugins = os.environ.get(PLUGINS_VARIABLE)
+    if enabled_plugins is not None and PLUGIN_NAME not in enabled_plugins.split(","):
+        return "plugin", False, f"{PLUGINS_VARIABLE}={enabled_plugins} leaves it out"
     try:
         for point in points:
             point.load()
@@ -64,9 +68,9 @@ def plugin_finding() -> Finding:
     return "plugin", True, "found by vLLM"
 
 
-def symbols_finding(what: str, symbols: tuple[Symbol, ...]) -> Finding:
+def symbols_finding(feature: str, symbols: tuple[Symbol, ...]) -> Finding:
     """Whether everything that a part touches is as it must be."""
-    wrong = symbol_problems(symbols)
-    if wrong:
-        return what, False, "; ".join(wrong)
-    return what, True, f"all {len(symbols)} symbols are there, with their signatures"
+    problems = symbol_problems(symbols)
+    if problems:
+        return feature, False, "; ".join(problems)
+    return feature, True, f"all {len(symbols)} symbols are there, with their signatures"

@@ -55,38 +55,38 @@ def apply_patches(patches: Iterable[Patch]) -> tuple[str, ...]:
     Raises:
         IntegrationError: one could not be; everything is as it was.
     """
-    done: list[Patch] = []
+    applied: list[Patch] = []
     for patch in patches:
         try:
             if _put(patch):
-                done.append(patch)
+                applied.append(patch)
         except Exception as error:
-            undo_patches(reversed(done))
+            undo_patches(reversed(applied))
             raise IntegrationError(f"{patch} cannot be replaced: {error}") from error
-    return tuple(map(str, done))
+    return tuple(map(str, applied))
 
 
 def undo_patches(patches: Iterable[Patch]) -> None:
     """Put back what was replaced."""
     for patch in patches:
-        made = inspect.getattr_static(patch.owner, patch.attribute)
-        if hasattr(made, ORIGINAL_ATTRIBUTE):
-            setattr(patch.owner, patch.attribute, getattr(made, ORIGINAL_ATTRIBUTE))
+        replacement = inspect.getattr_static(patch.owner, patch.attribute)
+        if hasattr(replacement, ORIGINAL_ATTRIBUTE):
+            setattr(patch.owner, patch.attribute, getattr(replacement, ORIGINAL_ATTRIBUTE))
 
 
 def _put(patch: Patch) -> bool:
     """Replace one; whether it was not replaced before."""
-    before = inspect.getattr_static(patch.owner, patch.attribute)
-    if hasattr(before, ORIGINAL_ATTRIBUTE):
+    original = inspect.getattr_static(patch.owner, patch.attribute)
+    if hasattr(original, ORIGINAL_ATTRIBUTE):
         return False
-    made = _made(patch, before)
-    setattr(made, ORIGINAL_ATTRIBUTE, before)
-    setattr(patch.owner, patch.attribute, made)
+    replacement = _made(patch, original)
+    setattr(replacement, ORIGINAL_ATTRIBUTE, original)
+    setattr(patch.owner, patch.attribute, replacement)
     return True
 
 
-def _made(patch: Patch, before: Any) -> Any:
+def _made(patch: Patch, original: Any) -> Any:
     """In the place of a static method comes a static method."""
-    if isinstance(before, staticmethod):
-        return staticmethod(patch.wrap(before.__func__))
-    return patch.wrap(before)
+    if isinstance(original, staticmethod):
+        return staticmethod(patch.wrap(original.__func__))
+    return patch.wrap(original)

@@ -27,8 +27,8 @@ COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gl
 
 MAX_IMBALANCE = 1000
 MAX_MIB = 1 << 20
-MIN_DEADLINE, MAX_DEADLINE = 0.1, 86_400.0
-MAX_HOLD_SECONDS = 1e9
+MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.1, 86_400.0
+MAX_QUEUE_SECONDS = 1e9
 """Seconds."""
 
 
@@ -42,12 +42,14 @@ class EplbPolicySettings:
         most: part of all slots that one call may change; the most uneven layers come first.
     """
 
-    target: float = 0.02
-    gain: float = 0.01
-    most: float = 1.0
+    target_imbalance: float = 0.02
+    min_improvement: float = 0.01
+    max_move_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MAX_IMBALANCE, gain=MAX_IMBALANCE, most=1)
+        _check_numbers(
+            self, target_imbalance=MAX_IMBALANCE, min_improvement=MAX_IMBALANCE, max_move_fraction=1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +59,8 @@ class EplbSettings:
     Attributes:
         shares: `static`, `lagged` or `exact`.
         sub_window: steps summed at a time; None: about a quarter of the window.
-        staging_mb: MiB of a device for weights that are on their way; None: as much as the slots of
-            a layer take. With less, what a layer needs may take several rebalances.
+        staging_mib: MiB of a device for weights that are on their way; None: as much as the slots
+            of a layer take. With less, what a layer needs may take several rebalances.
         target: imbalance (max/mean - 1) that is good enough.
         gain: imbalance that a layer must gain to be touched.
         metrics_port: worker r answers Prometheus on this port + r, on the loopback interface: by
@@ -68,22 +70,24 @@ class EplbSettings:
             the first of them.
     """
 
-    shares: str = "lagged"
+    replica_split: str = "lagged"
     sub_window: int | None = None
-    staging_mb: float | None = None
-    target: float = 0.02
-    gain: float = 0.01
+    staging_mib: float | None = None
+    target_imbalance: float = 0.02
+    min_improvement: float = 0.01
     metrics_port: int | None = None
-    deadline: float = 60.0
+    timeout_seconds: float = 60.0
     communicator: str | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MAX_IMBALANCE, gain=MAX_IMBALANCE)
-        if self.staging_mb is not None:
-            _check_numbers(self, staging_mb=MAX_MIB)
-        _check_deadline(self.deadline)
-        if self.shares not in ("static", "lagged", "exact"):
-            raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
+        _check_numbers(self, target_imbalance=MAX_IMBALANCE, min_improvement=MAX_IMBALANCE)
+        if self.staging_mib is not None:
+            _check_numbers(self, staging_mib=MAX_MIB)
+        _check_timeout(self.timeout_seconds)
+        if self.replica_split not in ("static", "lagged", "exact"):
+            raise ConfigError(
+                f"replica_split must be static, lagged or exact, got {self.replica_split!r}"
+            )
         if self.sub_window is not None and (
             type(self.sub_window) is not int or self.sub_window < 1
         ):
@@ -106,10 +110,10 @@ class PpTransportSettings:
         deadline: seconds that any wait may last.
     """
 
-    deadline: float = 300.0
+    timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        _check_deadline(self.deadline)
+        _check_timeout(self.timeout_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,7 @@ class DpLoadBalancerSettings:
     Attributes:
         policy: one of `equipoise route --help`.
         options: of the policy, by name.
-        hold_seconds: a request waits for a rank no longer; then the engine's own rule chooses.
+        max_queue_seconds: a request waits for a rank no longer; then the engine's own rule chooses.
         slots: requests that a rank has at once; None: the engine's `--max-num-seqs`.
         room: tokens in a rank's KV cache, as far as the policy is to keep to it; None: what the
             engine says, or no limit where it keeps prefixes, which prompts share.
@@ -127,17 +131,17 @@ class DpLoadBalancerSettings:
 
     policy: str = "fit"
     options: Mapping[str, Any] | None = None
-    hold_seconds: float = 60.0
-    slots: int | None = None
-    room: int | None = None
+    max_queue_seconds: float = 60.0
+    max_running: int | None = None
+    kv_token_capacity: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, str):
             raise ConfigError(f"policy is a name, got {self.policy!r}")
         if self.options is not None and not isinstance(self.options, Mapping):
             raise ConfigError(f"options is an object, got {self.options!r}")
-        _check_numbers(self, hold_seconds=MAX_HOLD_SECONDS)
-        for name in ("slots", "room"):
+        _check_numbers(self, max_queue_seconds=MAX_QUEUE_SECONDS)
+        for name in ("max_running", "kv_token_capacity"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a whole number from 1, got {value!r}")
@@ -147,14 +151,14 @@ class DpLoadBalancerSettings:
 class Settings:
     """The parts that are on; None is off."""
 
-    policy: EplbPolicySettings | None = None
-    engine: EplbSettings | None = None
-    handover: PpTransportSettings | None = None
-    routing: DpLoadBalancerSettings | None = None
+    eplb_policy: EplbPolicySettings | None = None
+    eplb: EplbSettings | None = None
+    pp_transport: PpTransportSettings | None = None
+    dp_load_balancer: DpLoadBalancerSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.policy is not None and self.engine is not None:
-            raise ConfigError("the engine plans by itself: switch on `policy` or `engine`")
+        if self.eplb_policy is not None and self.eplb is not None:
+            raise ConfigError("eplb plans by itself: switch on `eplb_policy` or `eplb`")
 
     @property
     def enabled_features(self) -> tuple[str, ...]:
@@ -193,10 +197,12 @@ def _parse_variable(text: str) -> object:
 
 def _settings(given: Mapping[str, object]) -> Settings:
     kinds: dict[str, Callable[[object], object]] = {
-        "policy": lambda value: _part("policy", EplbPolicySettings, value),
-        "engine": lambda value: _part("engine", EplbSettings, value),
-        "handover": lambda value: _part("handover", PpTransportSettings, value),
-        "routing": lambda value: _part("routing", DpLoadBalancerSettings, _named(value)),
+        "eplb_policy": lambda value: _part("eplb_policy", EplbPolicySettings, value),
+        "eplb": lambda value: _part("eplb", EplbSettings, value),
+        "pp_transport": lambda value: _part("pp_transport", PpTransportSettings, value),
+        "dp_load_balancer": lambda value: _part(
+            "dp_load_balancer", DpLoadBalancerSettings, _named(value)
+        ),
     }
     unknown = sorted(set(map(str, given)) - set(kinds))
     if unknown:
@@ -231,10 +237,10 @@ def _part(name: str, kind: type[T], value: object) -> T | None:
         raise ConfigError(f"{SETTINGS_KEY}.{name}: {error}") from None
 
 
-def _check_deadline(value: object) -> None:
-    if not _is_number(value, MIN_DEADLINE, MAX_DEADLINE):
+def _check_timeout(value: object) -> None:
+    if not _is_number(value, MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS):
         raise ConfigError(
-            f"deadline must be {MIN_DEADLINE:g} to {MAX_DEADLINE:g} seconds, got {value!r}"
+            f"timeout_seconds must be {MIN_TIMEOUT_SECONDS:g} to {MAX_TIMEOUT_SECONDS:g} seconds, got {value!r}"
         )
 
 

@@ -44,8 +44,8 @@ class HostEngineStreams:
         deadline: seconds that a wait may last.
     """
 
-    def __init__(self, home: Stream, deadline: float) -> None:
-        self.compute_stream = home
+    def __init__(self, compute_stream: Stream, deadline: float) -> None:
+        self.compute_stream = compute_stream
         self._deadline = deadline
 
     @contextmanager
@@ -76,15 +76,15 @@ class DeviceEngineStreams:
     @contextmanager
     def ordered_section(self) -> Iterator[None]:
         """Two events, where the engine is elsewhere. Raises `StreamFailed`."""
-        here = self._current_stream()
-        self._order(here, self.compute_stream)
+        current = self._current_stream()
+        self._order(current, self.compute_stream)
         yield
-        self._order(self.compute_stream, here)
+        self._order(self.compute_stream, current)
 
     def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
         """On the engine's own stream, and into a graph it captures. Raises `StreamFailed`."""
-        here = self._current_stream()
-        here.launch(lambda: program(here))
+        current = self._current_stream()
+        current.launch(lambda: program(current))
 
     def _current_stream(self) -> Stream:
         """What the calling thread is on; adopted at the first meeting."""
@@ -102,16 +102,16 @@ class EngineAccelerator:
 
     Args:
         inner: the device; all else is its own.
-        home: adopted from the engine.
+        compute_stream: adopted from the engine.
     """
 
-    def __init__(self, inner: Accelerator, home: Stream) -> None:
+    def __init__(self, inner: Accelerator, compute_stream: Stream) -> None:
         self._inner = inner
-        self._home = home
+        self._compute_stream = compute_stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def stream(self, role: Role) -> Stream:
         """The engine's for computing, the device's own for everything beside it."""
-        return self._home if role is Role.COMPUTE else self._inner.stream(role)
+        return self._compute_stream if role is Role.COMPUTE else self._inner.stream(role)

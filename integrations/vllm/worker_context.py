@@ -88,37 +88,37 @@ def open_worker_context(
         IntegrationError: no backend of ours is for the engine's device, or the communicator is not.
         BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
     """
-    kind = device.type
-    if kind not in BACKEND_OF_DEVICE:
-        known = ", ".join(BACKEND_OF_DEVICE)
-        raise IntegrationError(f"no backend for a device of type {kind!r}: {known}")
-    named = _choose_communicator(kind, communicator)
-    with ExitStack() as opened:
-        accelerator, streams = _opened(BACKEND_OF_DEVICE[kind], device, deadline)
-        opened.callback(accelerator.close)
-        nodes = _find_node_of_rank(group)
-        interface = _store_interface(nodes)
-        held = StoreHost(interface) if group.rank_in_group == 0 else None
-        if held is not None:
-            opened.callback(held.close)
-        host, port = _told(group, held)
-        where = Rendezvous(
+    device_type = device.type
+    if device_type not in BACKEND_OF_DEVICE:
+        choices = ", ".join(BACKEND_OF_DEVICE)
+        raise IntegrationError(f"no backend for a device of type {device_type!r}: {choices}")
+    communicator_name = _choose_communicator(device_type, communicator)
+    with ExitStack() as stack:
+        accelerator, streams = _opened(BACKEND_OF_DEVICE[device_type], device, deadline)
+        stack.callback(accelerator.close)
+        node_of_rank = _find_node_of_rank(group)
+        interface = _store_interface(node_of_rank)
+        store_host = StoreHost(interface) if group.rank_in_group == 0 else None
+        if store_host is not None:
+            stack.callback(store_host.close)
+        host, port = _told(group, store_host)
+        rendezvous = Rendezvous(
             rank=group.rank_in_group,
             size=group.world_size,
             host=host,
             port=port,
             deadline=deadline,
         )
-        fabric = connect_fabric(named, where, accelerator)
-        opened.pop_all()
-    return WorkerContext(accelerator, streams, fabric, nodes, held, deadline)
+        fabric = connect_fabric(communicator_name, rendezvous, accelerator)
+        stack.pop_all()
+    return WorkerContext(accelerator, streams, fabric, node_of_rank, store_host, deadline)
 
 
-def connect_fabric(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
+def connect_fabric(communicator: str, rendezvous: Rendezvous, accelerator: Accelerator) -> Fabric:
     """Meet the other ranks; gloo reaches the tensors of a device through the host."""
-    fabric = registry.communicator(communicator).connect(where)
+    fabric = registry.communicator(communicator).connect(rendezvous)
     if communicator == "gloo" and accelerator.device.type != "cpu":
-        return HostStagedFabric(fabric, accelerator, where.deadline)
+        return HostStagedFabric(fabric, accelerator, rendezvous.deadline)
     return fabric
 
 
@@ -127,14 +127,14 @@ def ranks_within(world: EngineGroup, group: EngineGroup) -> list[int]:
     return [world.ranks.index(rank) for rank in group.ranks]
 
 
-def _choose_communicator(kind: str, wanted: str | None) -> str:
+def _choose_communicator(device_type: str, requested: str | None) -> str:
     """Raises `IntegrationError` where what is wanted is not for a device of that type."""
-    known = COMMUNICATORS[kind]
-    if wanted is not None and wanted not in known:
+    choices = COMMUNICATORS[device_type]
+    if requested is not None and requested not in choices:
         raise IntegrationError(
-            f"communicator {wanted} is not for a device of type {kind}: {' or '.join(known)}"
+            f"communicator {requested} is not for a device of type {device_type}: {' or '.join(choices)}"
         )
-    return wanted or known[0]
+    return requested or choices[0]
 
 
 def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
@@ -152,28 +152,32 @@ def _find_node_of_rank(group: EngineGroup) -> tuple[int, ...]:
 
     if group.world_size == 1:
         return (0,)
-    found: dict[int, int] = {}
+    node_by_rank: dict[int, int] = {}
     for rank in range(group.world_size):
-        if rank not in found:
-            node = len(set(found.values()))
-            beside = in_the_same_node_as(group.cpu_group, source_rank=rank)
-            found |= {peer: node for peer, here in enumerate(beside) if here and peer not in found}
-    return tuple(found[rank] for rank in range(group.world_size))
+        if rank not in node_by_rank:
+            node = len(set(node_by_rank.values()))
+            same_node = in_the_same_node_as(group.cpu_group, source_rank=rank)
+            node_by_rank |= {
+                peer: node
+                for peer, is_local in enumerate(same_node)
+                if is_local and peer not in node_by_rank
+            }
+    return tuple(node_by_rank[rank] for rank in range(group.world_size))
 
 
-def _store_interface(nodes_of_ranks: Sequence[int]) -> str:
+def _store_interface(node_of_rank: Sequence[int]) -> str:
     """Where the store is held: on loopback, if all ranks are on one node."""
     from vllm.utils.network_utils import get_ip
 
-    return str(get_ip()) if max(nodes_of_ranks) else LOOPBACK
+    return str(get_ip()) if max(node_of_rank) else LOOPBACK
 
 
-def _told(group: EngineGroup, held: StoreHost | None) -> tuple[str, int]:
+def _told(group: EngineGroup, store_host: StoreHost | None) -> tuple[str, int]:
     """Where the first rank holds the store, as every rank learns it."""
-    line = torch.zeros(MAX_ADDRESS_BYTES, dtype=torch.uint8)
-    if held is not None:
-        text = json.dumps(held.address).encode().ljust(MAX_ADDRESS_BYTES)
-        line.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(line, src=group.ranks[0], group=group.cpu_group)
-    host, port = json.loads(bytes(line.tolist()))
+    buffer = torch.zeros(MAX_ADDRESS_BYTES, dtype=torch.uint8)
+    if store_host is not None:
+        text = json.dumps(store_host.address).encode().ljust(MAX_ADDRESS_BYTES)
+        buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(buffer, src=group.ranks[0], group=group.cpu_group)
+    host, port = json.loads(bytes(buffer.tolist()))
     return str(host), int(port)

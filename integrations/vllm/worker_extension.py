@@ -34,7 +34,7 @@ class WorkerFeatures:
 
     def placement(self) -> list[list[int]] | None:
         """By layer, the expert in every slot; None where our engine is off."""
-        return None if self.settings.engine is None else install.current_placement(self.worker)
+        return None if self.settings.eplb is None else install.current_placement(self.worker)
 
     def close(self) -> None:
         """Give back what was opened, the last first."""
@@ -46,15 +46,15 @@ def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
 
     Raises what a part raises; then none is on.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         disable_features(worker)
-        if settings.policy is not None:
-            opened.enter_context(install.install_policy(settings.policy))
-        if settings.engine is not None:
-            opened.enter_context(install.install_eplb_state(worker, settings.engine))
-        if settings.handover is not None:
-            opened.enter_context(transport.install_transport(settings.handover, worker.device))
-        return WorkerFeatures(worker, settings, opened.pop_all())
+        if settings.eplb_policy is not None:
+            stack.enter_context(install.install_policy(settings.eplb_policy))
+        if settings.eplb is not None:
+            stack.enter_context(install.install_eplb_state(worker, settings.eplb))
+        if settings.pp_transport is not None:
+            stack.enter_context(transport.install_transport(settings.pp_transport, worker.device))
+        return WorkerFeatures(worker, settings, stack.pop_all())
 
 
 def disable_features(worker: Any) -> None:
@@ -64,13 +64,13 @@ def disable_features(worker: Any) -> None:
 
 def forward_logs_to_engine() -> None:
     """Have our log lines come where the engine's come: one an epoch, and warnings."""
-    ours, theirs = logging.getLogger("equipoise"), logging.getLogger("vllm")
-    for handler in theirs.handlers:
-        if handler not in ours.handlers:
-            ours.addHandler(handler)
-    ours.setLevel(theirs.getEffectiveLevel())
+    own_logger, engine_logger = logging.getLogger("equipoise"), logging.getLogger("vllm")
+    for handler in engine_logger.handlers:
+        if handler not in own_logger.handlers:
+            own_logger.addHandler(handler)
+    own_logger.setLevel(engine_logger.getEffectiveLevel())
     # The root logger gets handlers in some engines, and would tell everything once more.
-    ours.propagate = not ours.handlers
+    own_logger.propagate = not own_logger.handlers
 
 
 def _close_at_shutdown(worker: Any) -> None:
@@ -93,16 +93,16 @@ class WorkerExtension:
     def init_worker_extension(self: Any) -> None:
         """The device is there, and no model yet: switch on what is asked for. Once."""
         if self.equipoise_features is None:
-            asked = parse_settings(self.vllm_config.additional_config, os.environ)
+            requested = parse_settings(self.vllm_config.additional_config, os.environ)
             forward_logs_to_engine()
-            self.equipoise_features = enable_features(self, asked or Settings())
+            self.equipoise_features = enable_features(self, requested or Settings())
             _close_at_shutdown(self)
 
     def destroy_worker_extension(self: Any) -> None:
         """Give back what was opened."""
-        parts, self.equipoise_features = self.equipoise_features, None
-        if parts is not None:
-            parts.close()
+        features, self.equipoise_features = self.equipoise_features, None
+        if features is not None:
+            features.close()
 
     def equipoise_counters(self) -> dict[str, int]:
         """`llm.collective_rpc("equipoise_counters")`: see `counters.NAMES`; one per worker."""
@@ -110,5 +110,5 @@ class WorkerExtension:
 
     def equipoise_placement(self: Any) -> list[list[int]] | None:
         """Of the target model: by layer, the expert in every slot; None without our engine."""
-        parts = self.equipoise_features
-        return None if parts is None else parts.placement()
+        features = self.equipoise_features
+        return None if features is None else features.placement()

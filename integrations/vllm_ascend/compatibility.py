@@ -7,10 +7,13 @@ from equipoise.integrations.vllm import compatibility as vllm
 from equipoise.integrations.vllm.compatibility import Release, Symbol, symbol_problems
 
 RELEASE = Release(
-    "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested_variable="EQUIPOISE_VLLM_ASCEND_UNTESTED"
+    "vllm-ascend",
+    ("vllm-ascend",),
+    ("0.23.0",),
+    accept_variable="EQUIPOISE_VLLM_ASCEND_ACCEPT_VERSION",
 )
 VLLM_RELEASE = Release(
-    "vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested_variable=vllm.UNTESTED_VARIABLE
+    "vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), accept_variable=vllm.ACCEPT_VERSION_VARIABLE
 )
 """The vLLM that the release is made for."""
 
@@ -31,7 +34,7 @@ WORKER_SYMBOLS = (
 """What the worker's class needs."""
 STAGES = "all_gather_group=, all_gather_tensors="
 FEATURE_SYMBOLS = {
-    "policy": (
+    "eplb_policy": (
         Symbol(f"{POLICIES}.policy_factory", "PolicyFactory.generate_policy", "policy_type"),
         Symbol(
             f"{POLICIES}.policy_abstract",
@@ -40,9 +43,9 @@ FEATURE_SYMBOLS = {
         ),
         Symbol(PLANNER, "EplbWorker.calculate_rebalance_experts", "self, load_info, old_placement"),
         Symbol(PLANNER, "EplbWorker.check_expert_placement", "self, old_placement, new_placement"),
-        *vllm.FEATURE_SYMBOLS["policy"],
+        *vllm.FEATURE_SYMBOLS["eplb_policy"],
     ),
-    "handover": (
+    "pp_transport": (
         Symbol(WORKER, "NPUWorker.execute_model", "self, scheduler_output"),
         Symbol(
             GROUPS,
@@ -51,21 +54,21 @@ FEATURE_SYMBOLS = {
         ),
         Symbol(GROUPS, "GroupCoordinatorPatch.irecv_tensor_dict", f"self, src=, {STAGES}"),
         Symbol(vllm.GROUPS, "get_world_group", ""),
-        *vllm.FEATURE_SYMBOLS["handover"],
+        *vllm.FEATURE_SYMBOLS["pp_transport"],
     ),
 }
 """What each part touches in a worker."""
 FRONT_END_SYMBOLS = {
-    "routing": (
+    "dp_load_balancer": (
         Symbol(vllm.CLIENT, vllm.CLIENT_INIT, vllm.CLIENT_INIT_PARAMETERS),
         *vllm.CLIENT_SYMBOLS,
     )
 }
 """What a part touches in the front end, which is vLLM's."""
 UNSUPPORTED_FEATURES = {
-    "engine": (
+    "eplb": (
         "vllm-ascend moves experts by itself, not by vLLM's EPLB classes, in whose place our "
-        "engine stands; `policy` plans for it"
+        "engine stands; `eplb_policy` plans for it"
     ),
 }
 """Parts that no release that was tested has a place for."""

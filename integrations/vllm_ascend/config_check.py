@@ -23,9 +23,9 @@ def prepare(config: Any, settings: Settings) -> None:
 def config_errors(config: Any, settings: Settings) -> list[str]:
     """What of the engine's configuration leaves a part nothing to do, or is beyond it."""
     wrong = non_eplb_config_errors(config, settings)
-    if settings.policy is not None and not _balances(config):
+    if settings.eplb_policy is not None and not _balances(config):
         wrong.append(
-            'policy needs "eplb_config": {"dynamic_eplb": true} in --additional-config, and '
+            'eplb_policy needs "eplb_config": {"dynamic_eplb": true} in --additional-config, and '
             "DYNAMIC_EPLB=true in the environment"
         )
     if _section(config, "xlite_graph_config").get("enabled"):

@@ -27,7 +27,7 @@ from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placem
 from equipoise.integrations.vllm.patching import Patch, apply_patches, undo_patches
 from equipoise.integrations.vllm.settings import EplbPolicySettings
 
-POLICY_COUNTERS = "policy_calls", "policy_moves", "policy_failures"
+POLICY_COUNTERS = "eplb_policy_calls", "eplb_policy_moved_slots", "eplb_policy_failures"
 """As in `equipoise.integrations.vllm.counters`."""
 
 
@@ -57,21 +57,22 @@ RebalanceResult = tuple[int, npt.NDArray[np.int64], Any]
 class AscendEplbPolicy:
     """What vllm-ascend's factory of policies hands out.
 
-    An exception in our planner is logged, counted (`policy_failures`) and answered with the table
+    An exception in our planner is logged, counted (`eplb_policy_failures`) and answered with the
+    table
     as it is: vllm-ascend's planner ends for good at the first one, and its workers then wait for
     it without a bound.
 
     Args:
         settings: how far to go.
-        tally: counts; shared with the worker.
+        counters: counts; shared with the worker.
         level: of the line that each plan writes.
     """
 
     def __init__(
-        self, settings: EplbPolicySettings, tally: SharedCounters, level: int = logging.INFO
+        self, settings: EplbPolicySettings, counters: SharedCounters, level: int = logging.INFO
     ) -> None:
         self._settings = settings
-        self._counters = tally
+        self._counters = counters
         self._level = level
 
     def rebalance_experts(
@@ -88,13 +89,13 @@ class AscendEplbPolicy:
             The new table is int64 (layers, ranks, slots of a rank): an expert that stays on a rank
             stays in its slot.
         """
-        self._counters.add("policy_calls")
+        self._counters.add("eplb_policy_calls")
         try:
             return self._plan(parse_installed_load(current_expert_table, expert_workload))
         except Exception:
             # Whatever it is: see above.
-            self._counters.add("policy_failures")
-            LOG.exception("equipoise policy failed; what is installed stays")
+            self._counters.add("eplb_policy_failures")
+            LOG.exception("equipoise eplb_policy failed; what is installed stays")
             return 0, np.arange(len(current_expert_table)), current_expert_table  # type: ignore[arg-type]
 
     def set_new_ep_size(self, new_ep_size: int) -> None:
@@ -108,10 +109,10 @@ class AscendEplbPolicy:
         return int(found.moved_slots > 0), relieved, given.to_tables(found.placement)
 
     def _log_plan(self, found: PolicyPlan, given: InstalledLoad) -> None:
-        self._counters.add("policy_moves", found.moved_slots)
+        self._counters.add("eplb_policy_moved_slots", found.moved_slots)
         LOG.log(
             self._level,
-            "equipoise policy: %d of %d layers change, %d of %d slots move, "
+            "equipoise eplb_policy: %d of %d layers change, %d of %d slots move, "
             "balancedness %.4f -> %.4f predicted",
             found.changed_layers,
             given.shape.layers,
@@ -126,13 +127,13 @@ POLICY_FACTORY = "vllm_ascend.eplb.core.policy.policy_factory"
 
 
 @contextmanager
-def install_policy(settings: EplbPolicySettings, tally: SharedCounters) -> Iterator[None]:
+def install_policy(settings: EplbPolicySettings, counters: SharedCounters) -> Iterator[None]:
     """Have runners that are made within the context planned for by us.
 
     A runner asks the factory once, and forks the process that plans; so this comes before the
     runner, and before any thread of ours.
     """
-    patches = (Patch(POLICY_FACTORY, "PolicyFactory.generate_policy", _ours(settings, tally)),)
+    patches = (Patch(POLICY_FACTORY, "PolicyFactory.generate_policy", _ours(settings, counters)),)
     with install.install_policy(settings):
         undo_patches(patches)  # a worker before this one in the process may not have been shut down
         apply_patches(patches)
@@ -142,13 +143,15 @@ def install_policy(settings: EplbPolicySettings, tally: SharedCounters) -> Itera
             undo_patches(patches)
 
 
-def _ours(settings: EplbPolicySettings, tally: SharedCounters) -> Callable[[Any], Any]:
+def _ours(settings: EplbPolicySettings, counters: SharedCounters) -> Callable[[Any], Any]:
     def make(stock: Callable[[int], Any]) -> Callable[[int], AscendEplbPolicy]:
         @wraps(stock)
         def generate_policy(policy_type: int) -> AscendEplbPolicy:
             level = _level()
-            LOG.log(level, "equipoise policy plans in place of eplb_policy_type %s", policy_type)
-            return AscendEplbPolicy(settings, tally, level)
+            LOG.log(
+                level, "equipoise eplb_policy plans in place of eplb_policy_type %s", policy_type
+            )
+            return AscendEplbPolicy(settings, counters, level)
 
         return generate_policy
 

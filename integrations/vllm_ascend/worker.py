@@ -51,14 +51,16 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
         settings = self.equipoise_settings
         forward_logs_to_engine()
         with ExitStack() as opened:
-            if settings.policy is not None:
-                planned = eplb_policy.install_policy(
-                    settings.policy, self.equipoise_policy_counters
+            if settings.eplb_policy is not None:
+                policy = eplb_policy.install_policy(
+                    settings.eplb_policy, self.equipoise_policy_counters
                 )
-                opened.enter_context(planned)
+                opened.enter_context(policy)
             super().init_device()
-            if settings.handover is not None:
-                opened.enter_context(transport.install_transport(settings.handover, self.device))
+            if settings.pp_transport is not None:
+                opened.enter_context(
+                    transport.install_transport(settings.pp_transport, self.device)
+                )
             self.equipoise_features = WorkerFeatures(self, settings, opened.pop_all())
 
     def init_worker_extension(self) -> None:

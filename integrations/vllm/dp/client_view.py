@@ -38,29 +38,29 @@ class ClientView:
         client = self._client()
         return client is None or bool(client.resources.engine_dead)
 
-    def new_reports(self, shares: RankLoads) -> tuple[WorkerReport, ...]:
+    def new_reports(self, loads: RankLoads) -> tuple[WorkerReport, ...]:
         """What the ranks said last, all of them; empty where that was read already.
 
         The coordinator sends a new list about every 100 ms while something changes. Before vLLM
         0.32 it says how many requests a rank has, and not how full it is: they are taken to be as
-        long there as this client's own are, which `shares` tells.
+        long there as this client's own are, which `loads` tells.
         """
         client = self._client()
         if client is None or client.lb_engines is self._last_reports:
             return ()
         self._last_reports = client.lb_engines
-        told = client.lb_engines[: self._ranks.count]
-        if all(len(one) > NUM_COUNT_FIELDS for one in told):
-            return tuple(self._report(*one) for one in told)
-        return tuple(map(self._estimated_report, told, _loads_or_total(shares())))
+        reports = client.lb_engines[: self._ranks.count]
+        if all(len(item) > NUM_COUNT_FIELDS for item in reports):
+            return tuple(self._report(*item) for item in reports)
+        return tuple(map(self._estimated_report, reports, _loads_or_total(loads())))
 
     def _report(self, waiting: int, running: int, usage: float) -> WorkerReport:
         tokens = int(usage * (self._ranks.kv_cache_tokens or 0))
         return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
 
-    def _estimated_report(self, counts: Sequence[int], share: RankLoad) -> WorkerReport:
+    def _estimated_report(self, counts: Sequence[int], load: RankLoad) -> WorkerReport:
         waiting, running = counts
-        tokens = (waiting + running) * share.tokens // max(1, share.requests)
+        tokens = (waiting + running) * load.tokens // max(1, load.requests)
         usage = (
             min(1.0, tokens / self._ranks.kv_cache_tokens) if self._ranks.kv_cache_tokens else 0.0
         )
@@ -73,10 +73,10 @@ class ClientView:
         begun with, and for ranks that do not exist, which it refuses.
         """
         client = self._client()
-        begun = client is None or request.request_id in client.reqs_in_flight
+        already_sent = client is None or request.request_id in client.reqs_in_flight
         rank = request.data_parallel_rank
-        there = rank is None or 0 <= rank < self._ranks.count
-        return there and not begun and not request.abort_immediately
+        rank_exists = rank is None or 0 <= rank < self._ranks.count
+        return rank_exists and not already_sent and not request.abort_immediately
 
     def required_rank(self, request: Any) -> int | None:
         """The only rank that may serve it: one that was asked for, or that has what it needs."""
@@ -102,8 +102,8 @@ class ClientView:
             return
         engine = import_module(ENGINE_MODULE)
         outputs = [
-            engine.EngineCoreOutput(one, [], finish_reason=engine.FinishReason[reason])
-            for one in ids
+            engine.EngineCoreOutput(item, [], finish_reason=engine.FinishReason[reason])
+            for item in ids
         ]
         client.outputs_queue.put_nowait(
             engine.EngineCoreOutputs(
@@ -112,10 +112,10 @@ class ClientView:
         )
 
 
-def _loads_or_total(shares: Sequence[RankLoad]) -> list[RankLoad]:
+def _loads_or_total(loads: Sequence[RankLoad]) -> list[RankLoad]:
     """For a rank that has none of this client's requests, those that the client has anywhere."""
-    anywhere = RankLoad(*map(sum, zip(*shares, strict=True)))
-    return [share if share.requests else anywhere for share in shares]
+    total = RankLoad(*map(sum, zip(*loads, strict=True)))
+    return [load if load.requests else total for load in loads]
 
 
 def prompt_length(request: Any) -> int:

@@ -24,7 +24,7 @@ from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
 
-SCHEDULER_ATTRIBUTE = "equipoise_desk"
+SCHEDULER_ATTRIBUTE = "equipoise_scheduler"
 """Attribute of a client that has one."""
 CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
 RUST_FRONTEND_VARIABLE = "VLLM_USE_RUST_FRONTEND"
@@ -51,17 +51,18 @@ def dp_config_errors(
     rust = environment.get(RUST_FRONTEND_VARIABLE, "0") not in ("", "0")
     priority = config.scheduler_config.policy == "priority"
     cases = {
-        "routing needs --data-parallel-size of at least 2": parallel.data_parallel_size < 2,
-        "routing decides inside the API server: not with an external load balancer": getattr(
+        "dp_load_balancer needs --data-parallel-size of at least 2": parallel.data_parallel_size
+        < 2,
+        "dp_load_balancer decides inside the API server: not with an external load balancer": getattr(
             parallel, "data_parallel_external_lb", False
         ),
-        "routing does not follow elastic expert parallelism": parallel.enable_elastic_ep,
-        f"routing is of the Python front end: not with {RUST_FRONTEND_VARIABLE}": rust,
+        "dp_load_balancer does not follow elastic expert parallelism": parallel.enable_elastic_ep,
+        f"dp_load_balancer is of the Python front end: not with {RUST_FRONTEND_VARIABLE}": rust,
         f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
         'take one that pushes, with options {"when_full": "queue"}': priority
         and may_hold_requests(settings),
     }
-    return [words for words, wrong in cases.items() if wrong]
+    return [message for message, applies in cases.items() if applies]
 
 
 def attach_scheduler(client: Any) -> None:
@@ -70,19 +71,19 @@ def attach_scheduler(client: Any) -> None:
     Raises `EngineUnsupported` for a client that lacks what is read of it, naming that, and what a
     policy raises that cannot be made.
     """
-    asked = parse_settings(client.vllm_config.additional_config, environ)
-    if asked is None or asked.routing is None:
+    requested = parse_settings(client.vllm_config.additional_config, environ)
+    if requested is None or requested.dp_load_balancer is None:
         return
-    absent = [name for name in compatibility.CLIENT_ATTRIBUTES if not hasattr(client, name)]
-    if absent:
-        raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(absent)}")
-    settings = asked.routing
+    missing = [name for name in compatibility.CLIENT_ATTRIBUTES if not hasattr(client, name)]
+    if missing:
+        raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(missing)}")
+    settings = requested.dp_load_balancer
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
     policy = make_policy(settings, ranks, client.client_count, client.client_index)
-    ledger = RequestTable(policy, ranks.count)
-    desk = DpRequestScheduler(ClientView(client, ranks), ledger, settings.hold_seconds)
-    setattr(client, SCHEDULER_ATTRIBUTE, desk)
-    finalize(client, desk.close)
+    table = RequestTable(policy, ranks.count)
+    scheduler = DpRequestScheduler(ClientView(client, ranks), table, settings.max_queue_seconds)
+    setattr(client, SCHEDULER_ATTRIBUTE, scheduler)
+    finalize(client, scheduler.close)
 
 
 def _init(init: Callable[..., None]) -> Callable[..., None]:
@@ -97,11 +98,11 @@ def _init(init: Callable[..., None]) -> Callable[..., None]:
 def _add(add: Async) -> Async:
     @wraps(add)
     async def add_request_async(self: Any, request: Any) -> None:
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if desk is None:
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        if scheduler is None:
             await add(self, request)
         else:
-            await desk.add(request, partial(add, self))
+            await scheduler.add(request, partial(add, self))
 
     return add_request_async
 
@@ -109,9 +110,13 @@ def _add(add: Async) -> Async:
 def _choose(choose: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(choose)
     def get_core_engine_for_request(self: Any, request: Any) -> Any:
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        rule = partial(choose, self)
-        return rule(request) if desk is None else desk.choose_engine(request, rule)
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        engine_rule = partial(choose, self)
+        return (
+            engine_rule(request)
+            if scheduler is None
+            else scheduler.choose_engine(request, engine_rule)
+        )
 
     return get_core_engine_for_request
 
@@ -120,9 +125,9 @@ def _process(process: Async) -> Async:
     @wraps(process)
     async def process_engine_outputs(self: Any, outputs: Any) -> None:
         await process(self, outputs)
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if desk is not None:
-            desk.on_outputs(outputs)
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        if scheduler is not None:
+            scheduler.on_outputs(outputs)
 
     return process_engine_outputs
 
@@ -130,11 +135,11 @@ def _process(process: Async) -> Async:
 def _abort(abort: Async) -> Async:
     @wraps(abort)
     async def abort_requests_async(self: Any, request_ids: list[str]) -> None:
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if desk is None:
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        if scheduler is None:
             await abort(self, request_ids)
         else:
-            await desk.abort(request_ids, partial(abort, self))
+            await scheduler.abort(request_ids, partial(abort, self))
 
     return abort_requests_async
 
@@ -161,9 +166,9 @@ def _sleep(sleep: Async) -> Async:
 
 def _abort_queued(client: Any, mode: str) -> None:
     """To abort all requests concerns those that no rank has seen yet as well."""
-    desk: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
-    if desk is not None and mode == "abort":
-        desk.abort_queued()
+    scheduler: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
+    if scheduler is not None and mode == "abort":
+        scheduler.abort_queued()
 
 
 _MAKE: Mapping[str, Callable[[Any], Any]] = {

@@ -21,9 +21,9 @@ class PrometheusMetrics:
 
     routed: Any
     aborted: Any
-    overdue: Any
+    fallback: Any
     failures: Any
-    held: Any
+    queued: Any
 
 
 @cache
@@ -34,17 +34,17 @@ def prometheus_metrics() -> PrometheusMetrics | None:
     client: Any = import_module("prometheus_client")
     return PrometheusMetrics(
         routed=client.Counter(
-            PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["engine"]
+            PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["dp_rank"]
         ),
         aborted=client.Counter(PREFIX + "aborted_requests", "Requests that were given up"),
-        overdue=client.Counter(
-            PREFIX + "overdue_requests", "Requests held too long, and sent by the engine's rule"
+        fallback=client.Counter(
+            PREFIX + "fallback_requests", "Requests queued too long, and sent by the engine's rule"
         ),
         failures=client.Counter(
-            PREFIX + "routing_failures", "Mistakes of a policy; the engine's rule goes on"
+            PREFIX + "dp_policy_failures", "Mistakes of a policy; the engine's rule goes on"
         ),
-        held=client.Gauge(
-            PREFIX + "held_requests",
+        queued=client.Gauge(
+            PREFIX + "queued_requests",
             "Requests that wait for a rank, and that the engine does not count as waiting",
             multiprocess_mode="livesum",
         ),
@@ -55,33 +55,33 @@ class RoutingMetrics:
     """What one client counts."""
 
     def __init__(self) -> None:
-        self._charts = prometheus_metrics()
+        self._prometheus = prometheus_metrics()
 
     def routed(self, rank: int) -> None:
         """A policy sent a request there."""
         COUNTERS.add("routed_requests")
-        if self._charts is not None:
-            self._charts.routed.labels(str(rank)).inc()
+        if self._prometheus is not None:
+            self._prometheus.routed.labels(str(rank)).inc()
 
     def aborted(self) -> None:
         """A request was given up."""
         COUNTERS.add("aborted_requests")
-        if self._charts is not None:
-            self._charts.aborted.inc()
+        if self._prometheus is not None:
+            self._prometheus.aborted.inc()
 
-    def overdue(self) -> None:
+    def fell_back(self) -> None:
         """A request was held too long."""
-        COUNTERS.add("overdue_requests")
-        if self._charts is not None:
-            self._charts.overdue.inc()
+        COUNTERS.add("fallback_requests")
+        if self._prometheus is not None:
+            self._prometheus.fallback.inc()
 
     def failed(self) -> None:
         """A policy failed."""
-        COUNTERS.add("routing_failures")
-        if self._charts is not None:
-            self._charts.failures.inc()
+        COUNTERS.add("dp_policy_failures")
+        if self._prometheus is not None:
+            self._prometheus.failures.inc()
 
-    def held(self, count: int) -> None:
+    def queued(self, count: int) -> None:
         """So many requests wait now."""
-        if self._charts is not None:
-            self._charts.held.set(count)
+        if self._prometheus is not None:
+            self._prometheus.queued.set(count)

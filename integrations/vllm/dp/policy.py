@@ -38,15 +38,15 @@ def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> 
     is told of no room then, unless the settings give one.
     """
     cache = config.cache_config
-    tokens = getattr(cache, "kv_cache_size_tokens", None)
-    if tokens is None and cache.num_gpu_blocks:
-        tokens = cache.num_gpu_blocks * cache.block_size // count  # blocks of all ranks
-    room = None if getattr(cache, "enable_prefix_caching", False) else tokens
+    cache_tokens = getattr(cache, "kv_cache_size_tokens", None)
+    if cache_tokens is None and cache.num_gpu_blocks:
+        cache_tokens = cache.num_gpu_blocks * cache.block_size // count  # blocks of all ranks
+    token_limit = None if getattr(cache, "enable_prefix_caching", False) else cache_tokens
     return RankCapacity(
         count=count,
-        max_running=settings.slots or int(config.scheduler_config.max_num_seqs),
-        kv_cache_tokens=None if tokens is None else int(tokens),
-        kv_token_limit=settings.room or room,
+        max_running=settings.max_running or int(config.scheduler_config.max_num_seqs),
+        kv_cache_tokens=None if cache_tokens is None else int(cache_tokens),
+        kv_token_limit=settings.kv_token_capacity or token_limit,
     )
 
 
@@ -58,30 +58,32 @@ def policy_factory(
     Raises `ConfigError` where there is no such policy, or it cannot be set so.
     """
     options = dict(settings.options or {})
-    taken = sorted(set(options) & set(RESERVED_OPTIONS))
-    if taken:
-        raise ConfigError(f"routing: {', '.join(taken)}: the number of API servers says that")
+    reserved = sorted(set(options) & set(RESERVED_OPTIONS))
+    if reserved:
+        raise ConfigError(
+            f"dp_load_balancer: {', '.join(reserved)}: the number of API servers says that"
+        )
     if ":" not in settings.policy:
         options |= {"front_ends": clients, "front_end": client}
     try:
         return routing_policy_factory(settings.policy, options)
     except UsageError as error:
-        words = str(error).replace("--policy-options", "options").replace("--policy", "policy")
-        raise ConfigError(f"routing: {words}") from error
+        message = str(error).replace("--policy-options", "options").replace("--policy", "policy")
+        raise ConfigError(f"dp_load_balancer: {message}") from error
 
 
 def make_policy(
     settings: DpLoadBalancerSettings, ranks: RankCapacity, clients: int, client: int
 ) -> RoutingPolicy:
     """Raises `ConfigError`, as `factory`, and `UsageError` where another's makes none."""
-    made = policy_factory(settings, clients, client)
-    return made([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
+    factory = policy_factory(settings, clients, client)
+    return factory([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 
 def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:
     """Whether a request may wait at the front end; of another's policy it is assumed."""
     options: Mapping[str, Any] = settings.options or {}
-    rule = POLICIES.get(settings.policy)
-    if rule is None or rule.binding is Binding.POOL:
+    known_policy = POLICIES.get(settings.policy)
+    if known_policy is None or known_policy.binding is Binding.POOL:
         return True
     return bool(options.get("when_full", WhenFull.HOLD.value) == WhenFull.HOLD.value)

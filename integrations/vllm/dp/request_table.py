@@ -89,50 +89,54 @@ class RequestTable:
 
     Attributes:
         policy: nobody else calls it.
-        workers: that it has.
+        num_ranks: that it has.
         requests: of requests that have not ended, by id.
         queued: of them, those that wait in the policy, the oldest first.
         assigned: those that the policy chose for since they were taken last.
     """
 
     policy: RoutingPolicy
-    workers: int
+    num_ranks: int
     requests: dict[str, DpRequest] = field(default_factory=dict)
     queued: dict[str, DpRequest] = field(default_factory=dict)
     assigned: list[DpRequest] = field(default_factory=list)
 
-    def add(self, ticket: DpRequest) -> None:
+    def add(self, request: DpRequest) -> None:
         """It is there; the policy does not know yet."""
-        self.requests[ticket.id] = self.queued[ticket.id] = ticket
+        self.requests[request.id] = self.queued[request.id] = request
 
-    def notify_policy(self, ticket: DpRequest) -> None:
+    def notify_policy(self, request: DpRequest) -> None:
         """Tell the policy of what has entered."""
-        request = Request(id=ticket.id, size=ticket.prompt_tokens, worker=ticket.required_rank)
-        self._apply(self.policy.on_arrival(request))
+        arrival = Request(id=request.id, size=request.prompt_tokens, worker=request.required_rank)
+        self._apply(self.policy.on_arrival(arrival))
 
     def on_step(self, counts: Mapping[str, int], ended: Iterable[str]) -> None:
         """Tokens that were made, and requests that ended, since the last step."""
-        told: dict[RequestId, int] = {
+        new_tokens: dict[RequestId, int] = {
             name: count for name, count in counts.items() if self._grown(name, count)
         }
-        gone = [self.requests.pop(name) for name in dict.fromkeys(ended) if name in self.requests]
-        finished = [
-            one.id for one in gone if one.state is DpRequestState.RUNNING and one.generated_tokens
+        ended_requests = [
+            self.requests.pop(name) for name in dict.fromkeys(ended) if name in self.requests
         ]
-        if told or finished:
-            self._apply(self.policy.on_tokens(told, finished))
-        for ticket in gone:
+        finished = [
+            one.id
+            for one in ended_requests
+            if one.state is DpRequestState.RUNNING and one.generated_tokens
+        ]
+        if new_tokens or finished:
+            self._apply(self.policy.on_tokens(new_tokens, finished))
+        for request in ended_requests:
             # To a policy, what made no token was given up.
-            if ticket.state in POLICY_TRACKED_STATES and ticket.id not in finished:
-                self._apply(self.policy.on_abort(ticket.id))
+            if request.state in POLICY_TRACKED_STATES and request.id not in finished:
+                self._apply(self.policy.on_abort(request.id))
 
     def rank_loads(self) -> list[RankLoad]:
         """What of the requests that the policy knows each worker has."""
-        counts, tokens = [0] * self.workers, [0] * self.workers
-        for ticket in self.requests.values():
-            if ticket.assigned_rank is not None and ticket.state in POLICY_TRACKED_STATES:
-                counts[ticket.assigned_rank] += 1
-                tokens[ticket.assigned_rank] += ticket.prompt_tokens + ticket.generated_tokens
+        counts, tokens = [0] * self.num_ranks, [0] * self.num_ranks
+        for request in self.requests.values():
+            if request.assigned_rank is not None and request.state in POLICY_TRACKED_STATES:
+                counts[request.assigned_rank] += 1
+                tokens[request.assigned_rank] += request.prompt_tokens + request.generated_tokens
         return list(map(RankLoad, counts, tokens))
 
     def on_reports(self, reports: Iterable[WorkerReport]) -> None:
@@ -140,35 +144,35 @@ class RequestTable:
         for worker, report in enumerate(reports):
             self._apply(self.policy.on_worker_change(WorkerChange(worker=worker, report=report)))
 
-    def remove(self, ticket: DpRequest) -> None:
+    def remove(self, request: DpRequest) -> None:
         """It is over, wherever it is: the engine will say nothing of it."""
-        known = self.requests.pop(ticket.id, None) is not None
-        self.queued.pop(ticket.id, None)
-        ticket.messages.clear()
-        if known and ticket.state not in (
+        known = self.requests.pop(request.id, None) is not None
+        self.queued.pop(request.id, None)
+        request.messages.clear()
+        if known and request.state not in (
             DpRequestState.FALLBACK_QUEUED,
             DpRequestState.FALLBACK_RUNNING,
         ):
-            self._apply(self.policy.on_abort(ticket.id))
+            self._apply(self.policy.on_abort(request.id))
 
-    def fall_back(self, ticket: DpRequest) -> None:
+    def fall_back(self, request: DpRequest) -> None:
         """Take one that is held out of the policy, for the engine's own rule to choose."""
-        del self.queued[ticket.id]
-        ticket.state = DpRequestState.FALLBACK_QUEUED
-        self._apply(self.policy.on_abort(ticket.id))
+        del self.queued[request.id]
+        request.state = DpRequestState.FALLBACK_QUEUED
+        self._apply(self.policy.on_abort(request.id))
 
     def fall_back_all(self) -> list[DpRequest]:
         """The policy is not to be called any more; returns what is not handed over."""
-        stray = [one for one in self.requests.values() if one.state in UNSENT_STATES]
-        for ticket in self.requests.values():
-            ticket.state = (
+        unsent = [one for one in self.requests.values() if one.state in UNSENT_STATES]
+        for request in self.requests.values():
+            request.state = (
                 DpRequestState.FALLBACK_QUEUED
-                if ticket.state in UNSENT_STATES
+                if request.state in UNSENT_STATES
                 else DpRequestState.FALLBACK_RUNNING
             )
         self.queued.clear()
         self.assigned.clear()
-        return stray
+        return unsent
 
     def close(self) -> None:
         """Part with the policy."""
@@ -177,32 +181,34 @@ class RequestTable:
 
     def take_assigned(self) -> Iterator[DpRequest]:
         """Those that the policy has chosen for, and that still wait to be handed over."""
-        bound, self.assigned = self.assigned, []
+        assigned, self.assigned = self.assigned, []
         return (
-            one for one in bound if one.state is DpRequestState.ASSIGNED and one.id in self.requests
+            one
+            for one in assigned
+            if one.state is DpRequestState.ASSIGNED and one.id in self.requests
         )
 
     def _grown(self, name: str, count: int) -> bool:
-        ticket = self.requests.get(name)
-        if ticket is None or ticket.state not in POLICY_TRACKED_STATES:
+        request = self.requests.get(name)
+        if request is None or request.state not in POLICY_TRACKED_STATES:
             return False
-        ticket.generated_tokens += count
+        request.generated_tokens += count
         return True
 
     def _apply(self, decision: Decision) -> None:
         for assignment in decision.assignments:
-            ticket = self.queued.pop(str(assignment.request), None)
-            wrong = not 0 <= assignment.worker < self.workers
-            if ticket is None or wrong or ticket.required_rank not in (None, assignment.worker):
+            request = self.queued.pop(str(assignment.request), None)
+            invalid = not 0 <= assignment.worker < self.num_ranks
+            if request is None or invalid or request.required_rank not in (None, assignment.worker):
                 raise RequestError(f"the policy cannot bind so: {assignment}")
-            ticket.state, ticket.assigned_rank = DpRequestState.ASSIGNED, assignment.worker
-            self.assigned.append(ticket)
+            request.state, request.assigned_rank = DpRequestState.ASSIGNED, assignment.worker
+            self.assigned.append(request)
 
 
-def mark_sent(ticket: DpRequest) -> int | None:
+def mark_sent(request: DpRequest) -> int | None:
     """Its first message is on its way; returns the worker that the policy has chosen, if it has."""
-    if ticket.state is DpRequestState.ASSIGNED:
-        ticket.state = DpRequestState.RUNNING
-        return ticket.assigned_rank
-    ticket.state = DpRequestState.FALLBACK_RUNNING
+    if request.state is DpRequestState.ASSIGNED:
+        request.state = DpRequestState.RUNNING
+        return request.assigned_rank
+    request.state = DpRequestState.FALLBACK_RUNNING
     return None

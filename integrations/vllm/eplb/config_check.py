@@ -15,37 +15,37 @@ COOPERATIVE_ALL2ALL_BACKENDS = ("deepep_low_latency", "nixl_ep")
 
 def eplb_config_errors(config: Any, settings: EplbSettings) -> list[str]:
     """What is in the way, in words; of a configuration that vLLM has made."""
-    wrong = [said for said, holds in UNSUPPORTED.items() if holds(config)]
-    if settings.shares == "exact" and captures_graphs(config):
-        wrong.append(
+    errors = [message for message, check in UNSUPPORTED.items() if check(config)]
+    if settings.replica_split == "exact" and captures_graphs(config):
+        errors.append(
             "exact shares meet the other ranks in every layer, which no graph can hold: "
             "--enforce-eager, or shares that are lagged"
         )
-    last = (settings.metrics_port or 0) + worker_count(config) - 1
-    if last > MAX_PORT:
-        wrong.append(f"metrics_port: the last worker's would be {last}, above {MAX_PORT}")
+    last_port = (settings.metrics_port or 0) + worker_count(config) - 1
+    if last_port > MAX_PORT:
+        errors.append(f"metrics_port: the last worker's would be {last_port}, above {MAX_PORT}")
     if settings.communicator is not None:
-        wrong += communicator_errors(config.device_config.device_type, settings)
+        errors += communicator_errors(config.device_config.device_type, settings)
     if settings.communicator != "gloo" and copies_may_deadlock(config, os.environ):
-        wrong.append(
+        errors.append(
             f"--all2all-backend {config.parallel_config.all2all_backend} and copies over NCCL may "
-            f"wait for each other: set {NCCL_CTAS_VARIABLE}, to 8 say, or the engine's communicator to gloo"
+            f"wait for each other: set {NCCL_CTAS_VARIABLE}, to 8 say, or the communicator of eplb to gloo"
         )
-    return wrong
+    return errors
 
 
 def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
     """What is in the way of the communicator that was asked for, on a device of that type."""
-    known = COMMUNICATORS.get(device, ())
-    if settings.communicator not in known:
+    supported = COMMUNICATORS.get(device, ())
+    if settings.communicator not in supported:
         return [
             f"communicator {settings.communicator} is not for a device of type {device}: "
-            f"{' or '.join(known) or 'no communicator of ours is'}"
+            f"{' or '.join(supported) or 'no communicator of ours is'}"
         ]
-    if settings.shares == "exact" and settings.communicator != known[0]:
+    if settings.replica_split == "exact" and settings.communicator != supported[0]:
         return [
             f"exact shares sum the rows of a layer on the device, which communicator "
-            f"{settings.communicator} cannot: {known[0]}, or shares that are lagged"
+            f"{settings.communicator} cannot: {supported[0]}, or shares that are lagged"
         ]
     return []
 
@@ -53,8 +53,8 @@ def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
 def worker_count(config: Any) -> int:
     """Of all stages and data-parallel ranks."""
     parallel = config.parallel_config
-    found: int = parallel.world_size * parallel.data_parallel_size
-    return found
+    count: int = parallel.world_size * parallel.data_parallel_size
+    return count
 
 
 def captures_graphs(config: Any) -> bool:
@@ -81,31 +81,31 @@ def uses_ray_compiled_graph(config: Any) -> bool:
 def skips_eplb_steps(config: Any) -> bool:
     """Whether a runner leaves out its balancer's step in some forwards of some ranks."""
     parallel, pooling = config.parallel_config, config.model_config.runner_type == "pooling"
-    left_out = parallel.pipeline_parallel_size > 1 or (pooling and parallel.data_parallel_size > 1)
-    return left_out and not config.use_v2_model_runner
+    skips = parallel.pipeline_parallel_size > 1 or (pooling and parallel.data_parallel_size > 1)
+    return skips and not config.use_v2_model_runner
 
 
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    "engine does not follow elastic expert parallelism": lambda config: (
+    "eplb does not follow elastic expert parallelism": lambda config: (
         config.parallel_config.enable_elastic_ep
     ),
-    "engine does not know whose rows are padding with prefill context parallelism": lambda config: (
+    "eplb does not know whose rows are padding with prefill context parallelism": lambda config: (
         config.parallel_config.prefill_context_parallel_size > 1
     ),
-    "engine keeps its tables where sleep mode throws them away": lambda config: (
+    "eplb keeps its tables where sleep mode throws them away": lambda config: (
         config.model_config.enable_sleep_mode
     ),
-    "engine moves experts from where a transfer of weights would put them": lambda config: (
+    "eplb moves experts from where a transfer of weights would put them": lambda config: (
         config.weight_transfer_config is not None
     ),
-    "engine moves experts, and not the LoRA weights that vLLM keeps by slot: no --enable-lora": (
+    "eplb moves experts, and not the LoRA weights that vLLM keeps by slot: no --enable-lora": (
         lambda config: config.lora_config is not None
     ),
-    "engine would move experts within the memory that --load-format ipc_cache shares": (
+    "eplb would move experts within the memory that --load-format ipc_cache shares": (
         lambda config: config.load_config.load_format == "ipc_cache"
     ),
-    "engine needs every forward of every rank counted, which model runner V1 does not do with "
+    "eplb needs every forward of every rank counted, which model runner V1 does not do with "
     "several stages, nor with pooling models on data-parallel ranks": skips_eplb_steps,
-    f"engine is not called by Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)": uses_ray_compiled_graph,
+    f"eplb is not called by Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)": uses_ray_compiled_graph,
 }
 """What stands in the way whatever else is asked for."""

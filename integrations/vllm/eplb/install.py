@@ -51,7 +51,8 @@ class EplbRequest:
     """What a worker asked for.
 
     Attributes:
-        parallel_config: its parallel configuration, by which it is known; kept, so that nobody has its id.
+        parallel_config: its parallel configuration, by which it is known; kept, so that nobody has
+            its id.
         target_config: configuration of the model that it serves; others are drafts.
         settings: of the part.
         states: the states that were made for it.
@@ -83,32 +84,32 @@ def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
     """Have models that `worker` loads within the context balanced by us."""
     from equipoise.integrations.vllm.eplb.layer_state import ROUTER_PATCH
 
-    parallel, made = worker.vllm_config.parallel_config, list[Any]()
+    parallel, states = worker.vllm_config.parallel_config, list[Any]()
     apply_patches((*STATE_PATCHES, ROUTER_PATCH))
     EPLB_REQUESTS[id(parallel)] = EplbRequest(
-        parallel, worker.vllm_config.model_config, settings, made
+        parallel, worker.vllm_config.model_config, settings, states
     )
-    kept = [name for name in REFUSED_METHODS if hasattr(worker, name)]
-    for name in kept:
+    refused = [name for name in REFUSED_METHODS if hasattr(worker, name)]
+    for name in refused:
         setattr(worker, name, partial(_refuse, name))
     try:
         yield
     finally:
-        for name in kept:
+        for name in refused:
             delattr(worker, name)
         del EPLB_REQUESTS[id(parallel)]
-        for state in made:
+        for state in states:
             state.close()
 
 
 def current_placement(worker: Any) -> list[list[int]] | None:
     """By layer of the model that came last, the target's: the expert in every slot."""
     states = EPLB_REQUESTS[id(worker.vllm_config.parallel_config)].states
-    served = [each for state in states for each in state.model_states.values()]
-    if not served:
+    models = [model for state in states for model in state.model_states.values()]
+    if not models:
         return None
-    found: list[list[int]] = served[-1].balancer.layout.placement.tolist()
-    return found
+    placement: list[list[int]] = models[-1].balancer.layout.placement.tolist()
+    return placement
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:
@@ -118,15 +119,15 @@ def _refuse(name: str, *_: Any, **__: Any) -> None:
 def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock, updated=())
     def state(parallel_config: Any, device: Any) -> Any:
-        found = EPLB_REQUESTS.get(id(parallel_config))
-        if found is None:
+        request = EPLB_REQUESTS.get(id(parallel_config))
+        if request is None:
             return stock(parallel_config, device)
         from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-        found.states.append(
-            EquipoiseEplbState(parallel_config, device, found.settings, found.target_config)
+        request.states.append(
+            EquipoiseEplbState(parallel_config, device, request.settings, request.target_config)
         )
-        return found.states[-1]
+        return request.states[-1]
 
     return state
 

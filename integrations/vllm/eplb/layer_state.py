@@ -17,19 +17,19 @@ class LayerState(EplbLayerState):  # type: ignore[misc]
     `map_and_record` is the name that vLLM's RFC 49702 gives to the hook.
 
     Args:
-        rows: of the layer.
+        router: of the layer.
         stock: what the layer held before, with the tensors that vLLM's runner fills.
     """
 
-    def __init__(self, rows: PhysicalExpertRouter, stock: EplbLayerState) -> None:
+    def __init__(self, router: PhysicalExpertRouter, stock: EplbLayerState) -> None:
         super().__init__(**vars(stock))
-        self._router = rows
+        self._router = router
 
     def map_and_record(self, topk_ids: Tensor, micro_batch: int = 0) -> Tensor:
         """Slot ids for expert ids, both [rows, top_k]; counts the rows that are no padding."""
-        filled = self.num_unpadded_tokens_tensors
-        assert filled is not None
-        return self._router.to_slots(topk_ids, filled[micro_batch])
+        unpadded_rows = self.num_unpadded_tokens_tensors
+        assert unpadded_rows is not None
+        return self._router.to_slots(topk_ids, unpadded_rows[micro_batch])
 
 
 def _wrap_apply_eplb_mapping(

@@ -35,27 +35,27 @@ def shared_scales(model: Any) -> list[tuple[str, Tensor]]:
     ]
 
 
-def check_shared_scales(found: Sequence[tuple[str, Tensor]], group: Any) -> None:
+def check_shared_scales(scales: Sequence[tuple[str, Tensor]], group: Any) -> None:
     """Whether each holds one value, on all ranks; collective, over the host.
 
     Some kernels of NVFP4 keep a value for each expert, and fold it into what does move: an expert
     that moved would be scaled by another's.
 
     Args:
-        found: see `scales`.
+        scales: see `scales`.
         group: of the expert-parallel ranks, for the host's tensors.
 
     Raises:
         IntegrationError: names those that do not, on every rank.
     """
-    if not found:
+    if not scales:
         return
-    values = [tensor.detach().double().flatten().cpu() for _, tensor in found]
+    values = [tensor.detach().double().flatten().cpu() for _, tensor in scales]
     ends = torch.stack([torch.stack([value.max(), -value.min()]) for value in values])
     dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
-    wrong = [name for (name, _), (high, low) in zip(found, ends, strict=True) if high != -low]
-    if wrong:
-        raise IntegrationError(f"scales differ among experts, and would not move: {wrong}")
+    differing = [name for (name, _), (high, low) in zip(scales, ends, strict=True) if high != -low]
+    if differing:
+        raise IntegrationError(f"scales differ among experts, and would not move: {differing}")
 
 
 NOT_EXPERT_WEIGHTS = {
@@ -85,15 +85,15 @@ def expert_model(model: Any, name: str, device: torch.device) -> ExpertModel:
         RegistrationError, ModelIncomplete: a tensor cannot move slot by slot; or one that would
             have to is not on vLLM's list.
     """
-    known = ModelRegistry(
+    registry = ModelRegistry(
         name, model.num_local_physical_experts, model.num_logical_experts, device=device
     )
     for number, (layer, weights) in enumerate(
         zip(model.moe_layers, model.expert_weights, strict=True)
     ):
         _check(number, layer)
-        known.register(number, {f"weight {at}": tensor for at, tensor in enumerate(weights)})
-    return known.finalize(_held(model), ignore=NOT_EXPERT_WEIGHTS)
+        registry.register(number, {f"weight {at}": tensor for at, tensor in enumerate(weights)})
+    return registry.finalize(_held(model), ignore=NOT_EXPERT_WEIGHTS)
 
 
 def initial_layout(model: Any) -> Layout:
@@ -116,11 +116,11 @@ def ranks_sharing_rows(model: Any, ranks: int, tensor_parallel: int) -> int:
     group have, for tokens are exchanged behind the routing. Ranks that see the same rows must pick
     the same replicas: else two compute a row's expert, or nobody does.
     """
-    alone = any(
+    all_share = any(
         layer.moe_config.dp_size == 1 and not layer.moe_config.is_sequence_parallel
         for layer in model.moe_layers
     )
-    return ranks if alone else tensor_parallel
+    return ranks if all_share else tensor_parallel
 
 
 def _check(number: int, layer: Any) -> None:

@@ -21,7 +21,7 @@ from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 LOG = logging.getLogger("vllm.equipoise")
 STOCK_PLANS_MESSAGE = (
-    "equipoise policy: the stock policy plans: the old map %s has empty slots, lacks experts, "
+    "equipoise eplb_policy: the stock policy plans: the old map %s has empty slots, lacks experts, "
     "or is not of %d layers and %d slots"
 )
 PolicyClass = type[AbstractEplbPolicy]
@@ -37,8 +37,8 @@ class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
     Where the old map has empty slots (-1), lacks an expert, or has another number of slots, as
     while the group grows or shrinks, the stock policy plans, and a line in the log says so.
 
-    An exception in our planner is logged, counted (`policy_failures`) and answered with the old
-    map, or with the stock policy's plan where there is none: the engine calls this on a thread
+    An exception in our planner is logged, counted (`eplb_policy_failures`) and answered with the
+    old map, or with the stock policy's plan where there is none: the engine calls this on a thread
     which it would end, and no rebalance would ever follow. The plans of ranks stay equal where all
     fail alike, which holds for whatever the arguments cause.
 
@@ -73,14 +73,14 @@ class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
         Returns:
             The expert in each slot, int64 (layers, slots), on the CPU.
         """
-        COUNTERS.add("policy_calls")
+        COUNTERS.add("eplb_policy_calls")
         old = old_global_expert_indices
         try:
             ours = _planned(weight, old, num_replicas, num_ranks, cls.settings)
         except Exception:
             # Whatever it is: see above.
-            COUNTERS.add("policy_failures")
-            LOG.exception("equipoise policy failed; what is installed stays")
+            COUNTERS.add("eplb_policy_failures")
+            LOG.exception("equipoise eplb_policy failed; what is installed stays")
             ours = _whole(old, num_replicas)
         if ours is not None:
             return ours
@@ -113,12 +113,12 @@ def _planned(
     if old is not None:
         installed = valid_placement(integer_ids(old, "old_global_expert_indices"), shape)
         if installed is None:
-            told = tuple(old.shape), shape.layers, shape.slots
-            LOG.log(_level(), STOCK_PLANS_MESSAGE, *told)
+            facts = tuple(old.shape), shape.layers, shape.slots
+            LOG.log(_level(), STOCK_PLANS_MESSAGE, *facts)
             return None
-    found = plan_placement(load, shape, installed, settings)
-    _tell(found, shape)
-    return torch.from_numpy(found.placement)
+    new_plan = plan_placement(load, shape, installed, settings)
+    _tell(new_plan, shape)
+    return torch.from_numpy(new_plan.placement)
 
 
 def _whole(old: Tensor | None, slots: int) -> Tensor | None:
@@ -128,22 +128,26 @@ def _whole(old: Tensor | None, slots: int) -> Tensor | None:
     return old.to(device="cpu", dtype=torch.int64)
 
 
-def _tell(found: PolicyPlan, shape: ExpertShape) -> None:
-    COUNTERS.add("policy_moves", found.moved_slots)
-    before = "none" if found.balancedness_before is None else f"{found.balancedness_before:.4f}"
+def _tell(policy_plan: PolicyPlan, shape: ExpertShape) -> None:
+    COUNTERS.add("eplb_policy_moved_slots", policy_plan.moved_slots)
+    before = (
+        "none"
+        if policy_plan.balancedness_before is None
+        else f"{policy_plan.balancedness_before:.4f}"
+    )
     facts: tuple[Any, ...] = (
-        found.changed_layers,
+        policy_plan.changed_layers,
         shape.layers,
-        found.moved_slots,
+        policy_plan.moved_slots,
         shape.layers * shape.slots,
     )
     LOG.log(
         _level(),
-        "equipoise policy: %d of %d layers change, %d of %d slots move, "
+        "equipoise eplb_policy: %d of %d layers change, %d of %d slots move, "
         "balancedness %s -> %.4f predicted",
         *facts,
         before,
-        found.balancedness_after,
+        policy_plan.balancedness_after,
     )
 
 

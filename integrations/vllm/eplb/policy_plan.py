@@ -27,10 +27,11 @@ class PolicyPlan:
     Attributes:
         placement: int64 (layers, slots), the expert in each slot.
         changed_layers: how many change.
-        moved_slots: slots that change; each takes one copy from another rank, since an expert that stays
-            on its rank stays in its slot.
-        balancedness_before: balancedness of what is installed under the load planned on: the mean over ranks
-            divided by the largest, both summed over layers; None where nothing is installed.
+        moved_slots: slots that change; each takes one copy from another rank, since an expert that
+            stays on its rank stays in its slot.
+        balancedness_before: balancedness of what is installed under the load planned on: the mean
+            over ranks divided by the largest, both summed over layers; None where nothing is
+            installed.
         balancedness_after: the same of `placement`.
     """
 
@@ -58,7 +59,7 @@ def plan_placement(
     """Plan every layer for an even split.
 
     With something installed, a layer stays as it is unless that lowers its fullest rank by more
-    than `settings.gain` of the mean: so none gets worse, and one without load stays too.
+    than `settings.min_improvement` of the mean: so none gets worse, and one without load stays too.
 
     Args:
         load: int64 (layers, experts), none negative.
@@ -73,9 +74,9 @@ def plan_placement(
         fresh = compute_placement(load, PlacementRequest(shape.slots, shape.ranks))
         after = balancedness(load, fresh, shape.ranks)
         return PolicyPlan(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
-    wanted = _incremental_placement(load, shape, installed, settings)
-    worth = _worth(load, installed, wanted, shape.ranks, settings.gain)
-    chosen = np.where(worth[:, None], wanted, installed).astype(np.int64)
+    planned = _incremental_placement(load, shape, installed, settings)
+    worth = _worth(load, installed, planned, shape.ranks, settings.min_improvement)
+    chosen = np.where(worth[:, None], planned, installed).astype(np.int64)
     differs = chosen != installed
     return PolicyPlan(
         placement=chosen,
@@ -106,17 +107,19 @@ def _incremental_placement(
         installed=installed,
         policy="incremental",
         split="even",
-        target=settings.target,
+        target=settings.target_imbalance,
         slack=0.0,
-        max_copies=int(settings.most * installed.size),
+        max_copies=int(settings.max_move_fraction * installed.size),
     ).placement
 
 
 def _worth(
-    load: Counts, installed: Placement, wanted: Placement, ranks: int, gain: float
+    load: Counts, installed: Placement, planned: Placement, ranks: int, min_improvement: float
 ) -> npt.NDArray[np.bool_]:
     """(layers,): whether the change pays. In parts per 65536 of a rank's mean."""
-    won = max_rank_rows(load, installed, ranks) - max_rank_rows(load, wanted, ranks)
+    improvement = max_rank_rows(load, installed, ranks) - max_rank_rows(load, planned, ranks)
     mean = load.sum(axis=1) // ranks
-    pays: npt.NDArray[np.bool_] = won // np.maximum(mean, 1) > round(gain * SHARE_ONE)
+    pays: npt.NDArray[np.bool_] = improvement // np.maximum(mean, 1) > round(
+        min_improvement * SHARE_ONE
+    )
     return pays

@@ -61,8 +61,8 @@ class PrecomputedIndices:
         count = like.numel()
         if count <= PRECOMPUTED_ELEMENTS:
             return self._turns[:count].view_as(like)
-        found = torch.arange(count, dtype=torch.int32, device=self._device) % self._slots
-        return found.view_as(like)
+        slots_of_rows = torch.arange(count, dtype=torch.int32, device=self._device) % self._slots
+        return slots_of_rows.view_as(like)
 
 
 class PhysicalExpertRouter:
@@ -70,7 +70,7 @@ class PhysicalExpertRouter:
 
     Args:
         router: of the layer.
-        clock: tells the step.
+        step_counter: tells the step.
         streams: the engine's.
         indices: of the model.
 
@@ -81,19 +81,19 @@ class PhysicalExpertRouter:
     def __init__(
         self,
         router: LayerRouter,
-        clock: StepCounter,
+        step_counter: StepCounter,
         streams: EngineStreams,
         indices: PrecomputedIndices,
     ) -> None:
         self.was_called = False
         self._router = router
-        self._step_counter = clock
+        self._step_counter = step_counter
         self._streams = streams
         self._indices = indices
 
     @torch.inference_mode(False)
-    def to_slots(self, topk_ids: Tensor, filled: Tensor) -> Tensor:
-        """Slot ids for expert ids, both [rows, top_k]; counts the first `filled` rows.
+    def to_slots(self, topk_ids: Tensor, unpadded_rows: Tensor) -> Tensor:
+        """Slot ids for expert ids, both [rows, top_k]; counts the first `unpadded_rows` rows.
 
         Rows behind them are padding and go to slots in turn: they are computed too, and would else
         load whoever serves the expert that an empty row happens to choose. Ids below 0 stay: those
@@ -101,19 +101,21 @@ class PhysicalExpertRouter:
 
         Args:
             topk_ids: of any integer type, which the slots have too.
-            filled: int32 scalar on the device; read when the stream comes to it.
+            unpadded_rows: int32 scalar on the device; read when the stream comes to it.
         """
         self.was_called = True
         ids = topk_ids.to(torch.int32).contiguous()
-        real = self._indices.rows(ids.shape[0]) < filled
+        real = self._indices.rows(ids.shape[0]) < unpadded_rows
         slots = self._route(torch.where(real, ids, self._indices.padding))
-        COUNTERS.add("routed_batches")
-        found = torch.where(real, slots, self._indices.slots_in_turn(slots))
-        return torch.where(ids < 0, ids, found).to(topk_ids.dtype)
+        COUNTERS.add("routed_expert_batches")
+        slots_of_rows = torch.where(real, slots, self._indices.slots_in_turn(slots))
+        return torch.where(ids < 0, ids, slots_of_rows).to(topk_ids.dtype)
 
     def _route(self, ids: Tensor) -> Tensor:
         """Routers are asked by a program of the stream: they may meet other ranks within."""
-        found: list[Tensor] = []
+        slots_of_rows: list[Tensor] = []
         step = self._step_counter.step
-        self._streams.launch_in_forward(lambda on: found.append(self._router.route(step, ids, on)))
-        return found[0]
+        self._streams.launch_in_forward(
+            lambda stream: slots_of_rows.append(self._router.route(step, ids, stream))
+        )
+        return slots_of_rows[0]

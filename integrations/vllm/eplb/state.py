@@ -62,10 +62,10 @@ class RebalanceCounter:
             return
         match entry.record.outcome:
             case events.COMMITTED:
-                COUNTERS.add("epochs")
-                COUNTERS.add("moves", entry.record.copies)
+                COUNTERS.add("rebalances")
+                COUNTERS.add("moved_slots", entry.record.copies)
             case events.UNCHANGED:
-                COUNTERS.add("unchanged_epochs")
+                COUNTERS.add("unchanged_rebalances")
 
     def close(self) -> None:
         """See `StatLogger`."""
@@ -77,27 +77,27 @@ class EventSinks:
     Args:
         config: says which lines are written.
         rank: of the expert-parallel group; the first one writes.
-        told: where metrics are kept; None where nobody asks for them.
+        registry: where metrics are kept; None where nobody asks for them.
     """
 
-    def __init__(self, config: BalancerConfig, rank: int, told: Any | None = None) -> None:
+    def __init__(self, config: BalancerConfig, rank: int, registry: Any | None = None) -> None:
         self._config = config
         self._rank = rank
-        self._told = told
+        self._registry = registry
         self._opened: list[AsyncEventSink] = []
 
-    def __call__(self, berth: LayerGroupContext) -> EventSink:
+    def __call__(self, context: LayerGroupContext) -> EventSink:
         """Of one family."""
-        name = f"{self._config.name}.{berth.group_number}"
-        kept = () if self._told is None else (PrometheusSink(self._told, name),)
+        name = f"{self._config.name}.{context.group_number}"
+        metric_sinks = () if self._registry is None else (PrometheusSink(self._registry, name),)
         lines = log_sinks(self._config, self._rank)
-        self._opened.append(AsyncEventSink((*lines, *kept, RebalanceCounter())))
+        self._opened.append(AsyncEventSink((*lines, *metric_sinks, RebalanceCounter())))
         return self._opened[-1]
 
     def close(self) -> None:
         """Tell what waits; bounded."""
-        for courier in self._opened:
-            courier.close()
+        for sink in self._opened:
+            sink.close()
 
 
 class LayerCoverage(StrEnum):
@@ -157,8 +157,8 @@ class BalancedModel:
     def begin_step(self) -> None:
         """The boundary before the next step."""
         self.balancer.before_step(self.step_counter.step)
-        for kept, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
-            self.streams.compute_stream.launch(partial(kept.copy_, counters))
+        for saved, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
+            self.streams.compute_stream.launch(partial(saved.copy_, counters))
 
     def verify_routed(self) -> bool:
         """Whether a forward with tokens has come by, and every layer of it for slots.
@@ -167,19 +167,19 @@ class BalancedModel:
         """
         if not self.step_counter.announced_forwards:
             return False
-        silent = [number for number, rows in enumerate(self.routers) if not rows.was_called]
-        most = 0 if self.coverage is LayerCoverage.EVERY_LAYER else max(0, len(self.routers) - 1)
-        if len(silent) > most:
+        uncalled = [number for number, router in enumerate(self.routers) if not router.was_called]
+        allowed = 0 if self.coverage is LayerCoverage.EVERY_LAYER else max(0, len(self.routers) - 1)
+        if len(uncalled) > allowed:
             raise IntegrationError(
-                f"layers {silent} of {len(self.routers)} have computed a forward without asking for "
+                f"layers {uncalled} of {len(self.routers)} have computed a forward without asking for "
                 "slots: they route in a way of their own"
             )
         return True
 
     def discard_step(self) -> None:
         """The step that was launched carried no tokens of anybody: it does not count."""
-        for kept, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
-            self.streams.compute_stream.launch(partial(counters.copy_, kept))
+        for saved, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
+            self.streams.compute_stream.launch(partial(counters.copy_, saved))
 
     def close(self) -> None:
         """End it; bounded."""
@@ -229,41 +229,47 @@ class EquipoiseEplbState:
 
         Raises what `expert_model` and `open_balancers` raise.
         """
-        site = self._connect()
+        context = self._connect()
         self._list_expert_weights(model)
         number = len(self.model_states)
-        made = expert_model(model, f"model{number}", self.device)
+        experts = expert_model(model, f"model{number}", self.device)
         group = get_ep_group()
         check_shared_scales(shared_scales(model), group.cpu_group)
-        alike = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
-        eplb, nodes = self.parallel_config.eplb_config, node_count(site.node_of_rank)
-        config = balancer_config(self._settings, eplb, number, alike, nodes)
-        couriers = EventSinks(
+        rows_shared = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
+        eplb, nodes = self.parallel_config.eplb_config, node_count(context.node_of_rank)
+        config = balancer_config(self._settings, eplb, number, rows_shared, nodes)
+        event_sinks = EventSinks(
             config, group.rank_in_group, self._metrics_registry(group.rank_in_group)
         )
         balancers = open_balancers(
-            site.accelerator,
-            site.fabric,
-            ModelSet((made,)),
-            {made.name: ModelStart(initial_layout(model), config)},
-            budget=staging_budget(self._settings, made.groups),
-            journals=couriers,
+            context.accelerator,
+            context.fabric,
+            ModelSet((experts,)),
+            {experts.name: ModelStart(initial_layout(model), config)},
+            budget=staging_budget(self._settings, experts.groups),
+            journals=event_sinks,
         )
-        balancer = balancers[made.name]
-        before = [counters.clone() for counters in balancer.counters]
-        filled = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
-        asks = (
+        balancer = balancers[experts.name]
+        counts_before = [counters.clone() for counters in balancer.counters]
+        unpadded_rows = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
+        coverage = (
             LayerCoverage.EVERY_LAYER if model_config is self._target else LayerCoverage.SOME_LAYER
         )
-        served = BalancedModel(
-            balancer, couriers, filled, StepCounter(), before, site.streams, asks
+        balanced = BalancedModel(
+            balancer,
+            event_sinks,
+            unpadded_rows,
+            StepCounter(),
+            counts_before,
+            context.streams,
+            coverage,
         )
-        served.install_routers(model)
-        with site.streams.ordered_section():
-            served.begin_step()
-        self._unverified.append(served)
-        self.model_states[model_config.compute_hash()] = served
-        self._by_config[id(model_config)] = model_config, served
+        balanced.install_routers(model)
+        with context.streams.ordered_section():
+            balanced.begin_step()
+        self._unverified.append(balanced)
+        self.model_states[model_config.compute_hash()] = balanced
+        self._by_config[id(model_config)] = model_config, balanced
 
     def prepare_forward(
         self, model_config: Any, num_unpadded_tokens: int, ubatch_slices: Any = None
@@ -272,14 +278,14 @@ class EquipoiseEplbState:
         known = self._by_config.get(id(model_config))
         if known is None:
             # The configuration was replaced: whose rows these are, nobody says.
-            for served in self.model_states.values():
-                served.count_all_rows()
+            for balanced in self.model_states.values():
+                balanced.count_all_rows()
             return
-        served = known[1]
-        if not served.step_counter.announced_forwards:
+        balanced = known[1]
+        if not balanced.step_counter.announced_forwards:
             with self._connect().streams.ordered_section():
-                served.discard_step()  # what engines warm up with is nobody's traffic
-        served.set_unpadded_rows(_rows(num_unpadded_tokens, ubatch_slices))
+                balanced.discard_step()  # what engines warm up with is nobody's traffic
+        balanced.set_unpadded_rows(_rows(num_unpadded_tokens, ubatch_slices))
 
     @torch.inference_mode(False)
     def step(
@@ -297,13 +303,15 @@ class EquipoiseEplbState:
         """
         if is_profile:
             return
-        self._unverified = [served for served in self._unverified if not served.verify_routed()]
+        self._unverified = [
+            balanced for balanced in self._unverified if not balanced.verify_routed()
+        ]
         with self._connect().streams.ordered_section():
-            for served in self.model_states.values():
+            for balanced in self.model_states.values():
                 if is_dummy:
-                    served.discard_step()
-                served.step_counter.step += 1
-                served.begin_step()
+                    balanced.discard_step()
+                balanced.step_counter.step += 1
+                balanced.begin_step()
 
     def start_async_loop(self) -> None:
         """Nothing: threads of ours have started."""
@@ -314,9 +322,9 @@ class EquipoiseEplbState:
 
     def close(self) -> None:
         """End all engines, and part from the other ranks; bounded."""
-        served, self.model_states = list(self.model_states.values()), {}
+        balanced, self.model_states = list(self.model_states.values()), {}
         self._by_config.clear()
-        close_all(served)
+        close_all(balanced)
         if self._exporter is not None:
             self._exporter.close()
         if self._worker_context is not None:
@@ -339,7 +347,7 @@ class EquipoiseEplbState:
 
     def _connect(self) -> WorkerContext:
         if self._worker_context is None:
-            deadline, communicator = self._settings.deadline, self._settings.communicator
+            deadline, communicator = self._settings.timeout_seconds, self._settings.communicator
             self._worker_context = open_worker_context(
                 get_ep_group(), self.device, deadline, communicator
             )
@@ -349,8 +357,8 @@ class EquipoiseEplbState:
         """Have the model list what moves; it takes tables for that, which nobody reads here."""
         layers, slots = len(model.moe_layers), model.num_physical_experts
         counts = torch.zeros(layers, slots, dtype=torch.int32, device=self.device)
-        nobody = torch.full((layers, model.num_logical_experts, 1), -1, device=self.device)
-        model.set_eplb_state(counts, nobody, nobody[..., 0])
+        unused = torch.full((layers, model.num_logical_experts, 1), -1, device=self.device)
+        model.set_eplb_state(counts, unused, unused[..., 0])
         enabled = torch.zeros((), dtype=torch.bool, device=self.device)
         for layer in model.moe_layers:
             if layer.eplb_state is None:
@@ -363,4 +371,7 @@ def _rows(tokens: int, ubatch_slices: Any) -> list[int]:
     if ubatch_slices is None:
         return [tokens]
     slices = [each.token_slice for each in ubatch_slices]
-    return [max(0, min(tokens, cut.stop) - cut.start) for cut in slices]
+    return [
+        max(0, min(tokens, tokens_of_batch.stop) - tokens_of_batch.start)
+        for tokens_of_batch in slices
+    ]

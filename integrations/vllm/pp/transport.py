@@ -79,7 +79,7 @@ class TensorDictTransport:
         whole = None if all_gather_group is None or all_gather_group.world_size == 1 else self
         with self._streams.ordered_section():
             handles = self._group.isend_tensor_dict(tensor_dict, dst, whole, all_gather_tensors)
-        COUNTERS.add("packed_messages")
+        COUNTERS.add("sent_messages")
         return [CompletedHandle() for _ in handles]
 
     def irecv_tensor_dict(
@@ -91,19 +91,23 @@ class TensorDictTransport:
         """See `TensorDictGroup.irecv_tensor_dict`."""
         COUNTERS.add("received_messages")
         with self._streams.ordered_section():
-            values, handles, behind = self._group.irecv_tensor_dict(src)
-        return values, [StreamOrderedHandle(handle, self._streams) for handle in handles], behind
+            values, handles, postprocess = self._group.irecv_tensor_dict(src)
+        return (
+            values,
+            [StreamOrderedHandle(handle, self._streams) for handle in handles],
+            postprocess,
+        )
 
 
-def _open_slice_group(site: WorkerContext, ranks: list[int]) -> SliceGroup | None:
+def _open_slice_group(context: WorkerContext, ranks: list[int]) -> SliceGroup | None:
     """This rank's tensor-parallel group; None where there is no other rank in it."""
     if len(ranks) == 1:
         return None
-    gathering, comparing = (
-        site.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
+    gather_communicator, verify_communicator = (
+        context.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
         for what in ("gathering", "comparing")
     )
-    return SliceGroup(gathering, comparing)
+    return SliceGroup(gather_communicator, verify_communicator)
 
 
 @contextmanager
@@ -112,27 +116,27 @@ def install_transport(settings: PpTransportSettings, device: torch.device) -> It
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
     stages, world = get_pp_group(), get_world_group()
-    site = open_worker_context(world, device, settings.deadline)
+    context = open_worker_context(world, device, settings.timeout_seconds)
     try:
-        place = EdgeContext(
-            fabric=site.fabric,
-            accelerator=site.accelerator,
-            stream=site.streams.compute_stream,
-            deadline=settings.deadline,
-            slice_group=_open_slice_group(site, ranks_within(world, get_tp_group())),
+        edge_context = EdgeContext(
+            fabric=context.fabric,
+            accelerator=context.accelerator,
+            stream=context.streams.compute_stream,
+            deadline=settings.timeout_seconds,
+            slice_group=_open_slice_group(context, ranks_within(world, get_tp_group())),
         )
         ranks = ranks_within(world, stages)
-        group = open_tensor_dict_group(f"vllm stages from {ranks[0]} on", ranks, place)
+        group = open_tensor_dict_group(f"vllm stages from {ranks[0]} on", ranks, edge_context)
     except BaseException:
-        site.close()
+        context.close()
         raise
-    ours = TensorDictTransport(group, site.streams)
+    transport = TensorDictTransport(group, context.streams)
     for name in REPLACED_METHODS:
-        setattr(stages, name, getattr(ours, name))
+        setattr(stages, name, getattr(transport, name))
     try:
         yield
     finally:
         for name in REPLACED_METHODS:
             delattr(stages, name)
         group.close()
-        site.close()
+        context.close()

@@ -57,7 +57,7 @@ class Worker:
             balancer, unused, filled, StepCounter(), before, streams, LayerCoverage.EVERY_LAYER
         )
         self.state = state()
-        self.state._site = SimpleNamespace(streams=streams)
+        self.state._worker_context = SimpleNamespace(streams=streams)
         self.state.model_states["one"] = self.served
         self.state._by_config[id(self.config)] = self.config, self.served
         with streams.ordered_section():
@@ -178,7 +178,9 @@ def test_engine_config_follows_settings_and_eplb_config(
 ) -> None:
     from equipoise.integrations.vllm.eplb.config import balancer_config, default_sub_window
 
-    asked = EplbSettings(shares="exact", gain=gain, target=target, deadline=3.0)
+    asked = EplbSettings(
+        replica_split="exact", min_improvement=gain, target_imbalance=target, timeout_seconds=3.0
+    )
     found = balancer_config(asked, engine(window, interval), 5, 2, 4)
     part = default_sub_window(min(window, interval), interval)
     assert (found.sub_window, found.step_interval) == (part, interval)
