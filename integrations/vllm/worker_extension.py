@@ -1,9 +1,7 @@
-"""The parts of a worker: switched on before it loads its model, and off with it.
+"""The worker extension: switches features on before the model is loaded, and off at shutdown.
 
-What is added to an engine's worker: hooks that the engine calls, and calls for `collective_rpc`.
-
-A worker's own methods come first: an extension adds names and overrides none, so each name here
-must be one that no worker has.
+It adds hooks that the engine calls, and methods for `collective_rpc`. An extension cannot override
+methods of a worker, only add some. So each name here must be one that no worker has.
 """
 
 import logging
@@ -20,12 +18,12 @@ from equipoise.integrations.vllm.settings import Settings, parse_settings
 
 @dataclass(frozen=True)
 class WorkerFeatures:
-    """What is switched on in one worker.
+    """The features of one worker.
 
     Attributes:
-        worker: the engine's.
-        settings: what was asked for.
-        exit_stack: closes what was opened for it.
+        worker: the engine's worker.
+        settings: its settings.
+        exit_stack: closes what was opened.
     """
 
     worker: Any
@@ -33,18 +31,18 @@ class WorkerFeatures:
     exit_stack: ExitStack
 
     def placement(self) -> list[list[int]] | None:
-        """By layer, the expert in every slot; None where our engine is off."""
+        """Return the expert in every slot, by layer; None if `eplb` is off."""
         return None if self.settings.eplb is None else install.current_placement(self.worker)
 
     def close(self) -> None:
-        """Give back what was opened, the last first."""
+        """Close what was opened, in reverse order."""
         self.exit_stack.close()
 
 
 def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
-    """Switch on what belongs to a worker; the routing of requests is the front end's.
+    """Switch on the features of a worker; `dp_load_balancer` belongs to the front end.
 
-    Raises what a part raises; then none is on.
+    Raises what a feature raises; then none is on.
     """
     with ExitStack() as stack:
         disable_features(worker)
@@ -58,23 +56,23 @@ def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
 
 
 def disable_features(worker: Any) -> None:
-    """Nothing is asked for: an engine before this one in the process may have asked."""
+    """Undo what an earlier engine in this process may have left."""
     install.restore_policy()
 
 
 def forward_logs_to_engine() -> None:
-    """Have our log lines come where the engine's come: one an epoch, and warnings."""
+    """Send our log lines to the engine's handlers: one per rebalance, and warnings."""
     own_logger, engine_logger = logging.getLogger("equipoise"), logging.getLogger("vllm")
     for handler in engine_logger.handlers:
         if handler not in own_logger.handlers:
             own_logger.addHandler(handler)
     own_logger.setLevel(engine_logger.getEffectiveLevel())
-    # The root logger gets handlers in some engines, and would tell everything once more.
+    # Some engines add handlers to the root logger, which would log each line a second time.
     own_logger.propagate = not own_logger.handlers
 
 
 def _close_at_shutdown(worker: Any) -> None:
-    """The engine shuts a worker down, and not every version tells its extension."""
+    """Close the features when the engine shuts a worker down; not every vLLM calls the hook."""
     shutdown = worker.shutdown
 
     def shut_down() -> None:
@@ -85,13 +83,13 @@ def _close_at_shutdown(worker: Any) -> None:
 
 
 class WorkerExtension:
-    """Named by `--worker-extension-cls`; the plugin does that."""
+    """The class for `--worker-extension-cls`, which the plugin sets."""
 
     equipoise_features: WorkerFeatures | None = None
-    """What is switched on in this worker."""
+    """The features of this worker."""
 
     def init_worker_extension(self: Any) -> None:
-        """The device is there, and no model yet: switch on what is asked for. Once."""
+        """Switch features on, once: the worker has a device, but no model yet."""
         if self.equipoise_features is None:
             requested = parse_settings(self.vllm_config.additional_config, os.environ)
             forward_logs_to_engine()
@@ -99,16 +97,17 @@ class WorkerExtension:
             _close_at_shutdown(self)
 
     def destroy_worker_extension(self: Any) -> None:
-        """Give back what was opened."""
+        """Close what was opened."""
         features, self.equipoise_features = self.equipoise_features, None
         if features is not None:
             features.close()
 
     def equipoise_counters(self) -> dict[str, int]:
-        """`llm.collective_rpc("equipoise_counters")`: see `counters.NAMES`; one per worker."""
+        """`llm.collective_rpc("equipoise_counters")`: see `counters.COUNTER_NAMES`; one per
+        worker."""
         return dict(COUNTERS.read())
 
     def equipoise_placement(self: Any) -> list[list[int]] | None:
-        """Of the target model: by layer, the expert in every slot; None without our engine."""
+        """Return the expert in every slot of the target model, by layer; None without `eplb`."""
         features = self.equipoise_features
         return None if features is None else features.placement()

@@ -1,7 +1,7 @@
-"""Our routing of requests in the engine's client of an API server.
+"""Installs `dp_load_balancer` in vLLM's core client.
 
-The class is changed once and for good; it does what it did before for a client without a desk, and
-a client gets one when it is made from a configuration that asks for it.
+The class is patched once and stays patched. A client gets a scheduler when it is created from a
+configuration with `dp_load_balancer`; without one its methods do what they did before.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +25,7 @@ from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
 
 SCHEDULER_ATTRIBUTE = "equipoise_scheduler"
-"""Attribute of a client that has one."""
+"""Attribute of a client that holds its scheduler."""
 CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
 RUST_FRONTEND_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 
@@ -33,11 +33,11 @@ Async = Callable[..., Awaitable[Any]]
 
 
 def prepare(settings: DpLoadBalancerSettings) -> None:
-    """Have clients that are made in this process look for what is asked of them.
+    """Patch the client class in this process.
 
     Raises:
-        ConfigError: there is no such policy, or it cannot be set so.
-        IntegrationError: the class cannot be changed; it is as it was.
+        ConfigError: the policy does not exist, or its options are invalid.
+        IntegrationError: the class cannot be patched; it is unchanged.
     """
     policy_factory(settings)
     apply_patches(CLIENT_PATCHES)
@@ -46,18 +46,18 @@ def prepare(settings: DpLoadBalancerSettings) -> None:
 def dp_config_errors(
     config: Any, settings: DpLoadBalancerSettings, environment: Mapping[str, str]
 ) -> list[str]:
-    """What of the engine's configuration this cannot serve."""
+    """List why `dp_load_balancer` does not support this configuration."""
     parallel = config.parallel_config
     rust = environment.get(RUST_FRONTEND_VARIABLE, "0") not in ("", "0")
     priority = config.scheduler_config.policy == "priority"
     cases = {
         "dp_load_balancer needs --data-parallel-size of at least 2": parallel.data_parallel_size
         < 2,
-        "dp_load_balancer decides inside the API server: not with an external load balancer": getattr(
+        "dp_load_balancer runs in the API server: not with an external load balancer": getattr(
             parallel, "data_parallel_external_lb", False
         ),
         "dp_load_balancer does not follow elastic expert parallelism": parallel.enable_elastic_ep,
-        f"dp_load_balancer is of the Python front end: not with {RUST_FRONTEND_VARIABLE}": rust,
+        f"dp_load_balancer needs the Python front end: not {RUST_FRONTEND_VARIABLE}": rust,
         f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
         'take one that pushes, with options {"when_full": "queue"}': priority
         and may_hold_requests(settings),
@@ -66,10 +66,9 @@ def dp_config_errors(
 
 
 def attach_scheduler(client: Any) -> None:
-    """Give a client what its configuration asks for.
+    """Give a client a scheduler if its configuration has `dp_load_balancer`.
 
-    Raises `EngineUnsupported` for a client that lacks what is read of it, naming that, and what a
-    policy raises that cannot be made.
+    Raises `EngineUnsupported` that names missing attributes, or what creating the policy raises.
     """
     requested = parse_settings(client.vllm_config.additional_config, environ)
     if requested is None or requested.dp_load_balancer is None:
@@ -165,7 +164,7 @@ def _sleep(sleep: Async) -> Async:
 
 
 def _abort_queued(client: Any, mode: str) -> None:
-    """To abort all requests concerns those that no rank has seen yet as well."""
+    """Abort queued requests, too, when vLLM aborts all requests."""
     scheduler: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
     if scheduler is not None and mode == "abort":
         scheduler.abort_queued()
@@ -183,4 +182,4 @@ _MAKE: Mapping[str, Callable[[Any], Any]] = {
 CLIENT_PATCHES = tuple(
     Patch(CORE_CLIENT_MODULE, f"DPLBAsyncMPClient.{name}", make) for name, make in _MAKE.items()
 )
-"""Everything that is put in."""
+"""All patches of the client class."""

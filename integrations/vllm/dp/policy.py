@@ -1,4 +1,4 @@
-"""The policy that routes requests, made of what is asked for and of what an engine's ranks hold."""
+"""Creates the policy of `dp_load_balancer` from its settings and the capacity of the ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from equipoise.hal.errors import ConfigError, UsageError
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings
 
 RESERVED_OPTIONS = ("front_ends", "front_end")
-"""Options of a policy that the engine's configuration says."""
+"""Policy options that follow from vLLM's configuration, and so cannot be set."""
 
 
 @dataclass(frozen=True)
 class RankCapacity:
-    """The ranks that one client routes to; all alike.
+    """Capacity of the ranks that one client routes to; the same for all.
 
     Attributes:
-        count: of them; numbered as the engine numbers them.
-        max_running: requests that each has at once.
-        kv_cache_tokens: tokens in the KV cache of each, as the engine says; None: it did not.
-        kv_token_limit: the same, as far as the policy is to keep to it; None: not at all.
+        count: number of ranks; numbered as in vLLM.
+        max_running: requests that a rank runs at once.
+        kv_cache_tokens: size of a rank's KV cache in tokens, as vLLM reports it; None: unknown.
+        kv_token_limit: tokens that the policy may place on a rank; None: no limit.
     """
 
     count: int
@@ -32,10 +32,10 @@ class RankCapacity:
 
 
 def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> RankCapacity:
-    """What the engine's configuration says of `count` ranks, once these are ready.
+    """Read the capacity of `count` ranks from vLLM's configuration, once they are ready.
 
-    Where the engine keeps prefixes, prompts share tokens that the policy would count for each: it
-    is told of no room then, unless the settings give one.
+    With prefix caching prompts share tokens, which the policy would count for each. Then it gets no
+    token limit, unless the settings have one.
     """
     cache = config.cache_config
     cache_tokens = getattr(cache, "kv_cache_size_tokens", None)
@@ -53,9 +53,9 @@ def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> 
 def policy_factory(
     settings: DpLoadBalancerSettings, clients: int = 1, client: int = 0
 ) -> PolicyFactory:
-    """Makes the policy of one of `clients` API servers.
+    """Return the factory of the policy, for one of `clients` API servers.
 
-    Raises `ConfigError` where there is no such policy, or it cannot be set so.
+    Raises `ConfigError` if the policy does not exist, or its options are invalid.
     """
     options = dict(settings.options or {})
     reserved = sorted(set(options) & set(RESERVED_OPTIONS))
@@ -75,13 +75,16 @@ def policy_factory(
 def make_policy(
     settings: DpLoadBalancerSettings, ranks: RankCapacity, clients: int, client: int
 ) -> RoutingPolicy:
-    """Raises `ConfigError`, as `factory`, and `UsageError` where another's makes none."""
+    """Create the policy.
+
+    Raises `ConfigError` as `policy_factory`, and `UsageError` if a third-party factory fails.
+    """
     factory = policy_factory(settings, clients, client)
     return factory([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 
 def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:
-    """Whether a request may wait at the front end; of another's policy it is assumed."""
+    """Whether the policy may queue requests at the front end; assumed of third-party policies."""
     options: Mapping[str, Any] = settings.options or {}
     known_policy = POLICIES.get(settings.policy)
     if known_policy is None or known_policy.binding is Binding.POOL:

@@ -1,7 +1,8 @@
-"""Where requests of one client meet the policy: called by the event loop's own thread only.
+"""Schedules the requests of one client: sends each when the policy has assigned a rank.
 
-What is held has been taken from the engine's front end all the same: its answer is awaited as any
-other, so that who gives it up, or the death of the engine, finds it where the engine keeps it.
+Runs on the thread of the event loop only, so it needs no locks. A queued request has been accepted
+from vLLM's front end, which awaits its output like any other; so aborts and the death of the engine
+reach it the usual way.
 """
 
 import asyncio
@@ -27,30 +28,30 @@ from equipoise.integrations.vllm.dp.request_table import (
 
 LOG = logging.getLogger("vllm.equipoise")
 POLL_SECONDS = 0.05
-"""Seconds between two looks at what is held, and at what the ranks report meanwhile."""
+"""Interval for checking queued requests for timeouts, and for reading the ranks' reports."""
 
 
 @unique
 class RoutingMode(Enum):
-    """Who chooses."""
+    """Who chooses ranks."""
 
     POLICY = "policy"
     ENGINE = "engine"
-    """The policy has failed, and is not called any more."""
+    """vLLM's own rule: the policy has failed and is not called any more."""
 
 
 class DpRequestScheduler:
-    """Hands requests over as a policy says.
+    """Sends the requests of one client to the ranks that a policy chooses.
 
     Args:
         client: the client.
-        table: with the policy.
-        max_queue_seconds: a request waits in the policy no longer.
-        clock: seconds, from anywhere.
+        table: the requests, and the policy.
+        max_queue_seconds: longest time that a request waits in the policy.
+        clock: monotonic seconds.
 
     Attributes:
-        clock: the same.
-        mode: who chooses.
+        clock: as above.
+        mode: who chooses ranks.
     """
 
     def __init__(
@@ -72,18 +73,18 @@ class DpRequestScheduler:
 
     @property
     def requests(self) -> tuple[DpRequest, ...]:
-        """Of requests that have not ended."""
+        """The requests that have not ended."""
         return tuple(self._table.requests.values())
 
     @property
     def policy(self) -> RoutingPolicy:
-        """What chooses, as long as `mode` says so; only to be looked at."""
+        """The policy, for inspection only; in use while `mode` is `POLICY`."""
         return self._table.policy
 
     async def add(self, request: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-        """A request arrived, or a further part of one: hand it over, now or later.
+        """Take a request, or a further part of one, and send it now or later.
 
-        Raises what `send` raises, where it is now.
+        Raises what `send` raises if it is sent now.
         """
         tracked = self._table.requests.get(request.request_id)
         if tracked is not None and tracked.messages:
@@ -118,7 +119,7 @@ class DpRequestScheduler:
             raise
 
     def _size(self, request: Any) -> int:
-        """No more than a rank holds, or it would wait for one that does."""
+        """Return the prompt length, at most what a rank holds: more would wait for ever."""
         return min(
             prompt_length(request), self._client.ranks.kv_token_limit or prompt_length(request)
         )
@@ -128,9 +129,10 @@ class DpRequestScheduler:
         self._table.notify_policy(tracked)
 
     def choose_engine(self, request: Any, engine_rule: Callable[[Any], Any]) -> Any:
-        """The engine for a request that is handed over; the engine's `engine_rule` keeps its books.
+        """Return the engine for a request that is being sent; `engine_rule` does vLLM's accounting.
 
-        A rank that is asked for is the rule's first concern, so a choice is told to it as one.
+        vLLM's rule honours `request.data_parallel_rank`, so the assigned rank is passed that way
+        and the original value restored.
         """
         tracked = self._table.requests.get(request.request_id)
         rank = None if tracked is None else self._rank_for(tracked)
@@ -143,7 +145,7 @@ class DpRequestScheduler:
             request.data_parallel_rank = original_rank
 
     def _rank_for(self, tracked: DpRequest) -> int | None:
-        """None: the engine's own rule chooses."""
+        """Return the rank for a request; None: vLLM's own rule chooses."""
         if tracked.state in POLICY_TRACKED_STATES:
             # A further part of its input: vLLM before 0.32 would send it to any rank.
             return tracked.assigned_rank
@@ -157,7 +159,7 @@ class DpRequestScheduler:
     async def abort(
         self, request_ids: Sequence[str], abort: Callable[[list[str]], Awaitable[None]]
     ) -> None:
-        """Requests were given up: what the engine has not seen, it never will."""
+        """Abort requests; those that the engine has not got are never sent."""
         requests = self._table.requests
         tracked_requests = [requests[one] for one in request_ids if one in requests]
         unsent = [one for one in tracked_requests if one.state in UNSENT_STATES]
@@ -167,8 +169,8 @@ class DpRequestScheduler:
             if tracked.state is DpRequestState.RUNNING:
                 tracked.state = DpRequestState.ABORTING
             if tracked.state not in UNSENT_STATES:
-                # Further parts that are about to be handed over would come after the abort, and
-                # the engine would take the first of them for a new request.
+                # Further parts that are still to be sent would arrive after the abort, and the
+                # engine would take the first of them for a new request.
                 tracked.messages.clear()
         for tracked in unsent:
             messages = list(tracked.messages)
@@ -182,19 +184,23 @@ class DpRequestScheduler:
             await abort(others)
 
     def close(self) -> None:
-        """The client is gone, or the process ends, which is to find no policy of C++ left."""
+        """Drop the policy; at the end of the client or of the process, before C++ objects are
+        unloaded."""
         self.mode = RoutingMode.ENGINE
         self._table.close()
 
     def abort_queued(self) -> None:
-        """The engine gives up all that it has: so is what it would have had."""
+        """Abort all requests that were not sent, because the engine aborts all that it has."""
         unsent = [one for one in self._table.requests.values() if one.state in UNSENT_STATES]
         for tracked in unsent:
             self._apply_event(partial(self._table.remove, tracked))
         self._client.finish_requests((one.id for one in unsent), "ABORT")
 
     def on_outputs(self, outputs: Any) -> None:
-        """What a step of an engine brought; told to the policy with what else this turn brings."""
+        """Record the outputs of an engine step.
+
+        The policy is notified once per turn of the event loop, of all outputs together.
+        """
         requests = self._table.requests
         for output in outputs.outputs:
             if output.new_token_ids and output.request_id in requests:
@@ -207,7 +213,7 @@ class DpRequestScheduler:
         self._apply_event(self._flush_events)
 
     def _flush_events(self) -> None:
-        """Tell the policy what has happened so far."""
+        """Notify the policy of what has been recorded."""
         counts, ended = self._counts, self._finished
         self._counts, self._finished = Counter(), []
         if self._flush_handle is not None:
@@ -218,20 +224,21 @@ class DpRequestScheduler:
             self._table.on_reports(self._client.new_reports(self._table.rank_loads))
 
     def poll(self) -> None:
-        """Look at reports, and at what is held too long."""
+        """Read reports, and send requests that have waited too long by vLLM's own rule."""
         self._apply_event(self._flush_events)
         now = self.clock()
         for tracked in list(self._table.queued.values()):
             if now - tracked.arrived_at < self._max_queue_seconds:
                 break
             if tracked.state is not DpRequestState.QUEUED:
-                continue  # a slot was left to it by one that is set beside
+                continue  # was assigned when the request before it was removed
             self._metrics.fell_back()
             self._apply_event(partial(self._table.fall_back, tracked))
             self._send_soon([tracked])
 
     def _apply_event(self, event: Callable[[], None], apart_from: DpRequest | None = None) -> None:
-        """An event of the ledger, and what follows; a policy that fails is not called again."""
+        """Apply an event to the table and send what was assigned; on an error stop using the
+        policy."""
         try:
             event()
             ready: Iterable[DpRequest] = self._table.take_assigned()
@@ -262,8 +269,8 @@ class DpRequestScheduler:
     def _on_send_failed(self, tracked: DpRequest) -> None:
         self._apply_event(partial(self._table.remove, tracked))
         if self._client.engine_dead:
-            return  # the engine tells everybody who waits
-        LOG.exception("equipoise: request %s could not be handed over", tracked.id)
+            return  # vLLM fails every request itself
+        LOG.exception("equipoise: request %s could not be sent", tracked.id)
         self._client.finish_requests([tracked.id], "ERROR")
 
     def _start_polling(self) -> None:
@@ -277,6 +284,6 @@ class DpRequestScheduler:
 
 
 async def _deliver(tracked: DpRequest) -> None:
-    """Hand over what waits of it; nothing, where it was given up meanwhile."""
+    """Send the waiting messages of a request; none if it was aborted meanwhile."""
     while tracked.messages:
         await tracked.send(tracked.messages.pop(0))

@@ -1,6 +1,6 @@
-"""How the vLLM part configures our engine: cadence, planner options, staging.
+"""Configuration of our balancer in vLLM: cadence, planner options and staging.
 
-In a module without vLLM, so that a benchmark and a test can ask for what a worker gets.
+This module does not import vLLM, so that benchmarks and tests can compute what a worker gets.
 """
 
 import math
@@ -18,12 +18,12 @@ MIB = 1 << 20
 def balancer_config(
     settings: EplbSettings, eplb_config: Any, number: int, ranks_sharing_rows: int, nodes: int
 ) -> BalancerConfig:
-    """In the words of vLLM's `EPLBConfig`, where it has them.
+    """Return the balancer's configuration; the cadence is that of vLLM's `EPLBConfig`.
 
     Args:
-        settings: of the part.
+        settings: of `eplb`.
         eplb_config: vLLM's `EPLBConfig`.
-        number: of the model, in the order in which they come.
+        number: of the model, in the order of loading.
         ranks_sharing_rows: see `BalancerConfig`.
         nodes: see `BalancerConfig`.
     """
@@ -46,10 +46,10 @@ def balancer_config(
 
 
 def staging_budget(settings: EplbSettings, groups: Sequence[LayerGroup]) -> int:
-    """Bytes of staging on a rank, over all families of a model.
+    """Return the bytes of staging on a rank, for all layer groups of a model.
 
-    As many as the settings ask for, but a slot of each family at least; where they ask for nothing,
-    a layer of each family.
+    That is the configured size, but at least one slot per layer group; by default one layer of each
+    group.
     """
     if settings.staging_mib is None:
         return sum(group.nbytes // len(group.layers) for group in groups)
@@ -58,10 +58,10 @@ def staging_budget(settings: EplbSettings, groups: Sequence[LayerGroup]) -> int:
 
 
 def node_count(node_of_rank: Sequence[int]) -> int:
-    """Nodes that ranks divide among evenly, neighbours together; 1 where they do not.
+    """Return the number of nodes if each has equally many consecutive ranks, else 1.
 
     Args:
-        node_of_rank: the node of each rank, numbered as they first come.
+        node_of_rank: the node of each rank, numbered by first occurrence.
     """
     nodes = max(node_of_rank) + 1
     ranks_per_node, remainder = divmod(len(node_of_rank), nodes)
@@ -70,8 +70,10 @@ def node_count(node_of_rank: Sequence[int]) -> int:
 
 
 def default_sub_window(window: int, interval: int) -> int:
-    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
-    then rounded down to a multiple."""
+    """Return the divisor of the interval that is nearest to a quarter of the window.
+
+    The window is then rounded down to a multiple of it.
+    """
     target = max(window / 4, 1.0)
     divisors = [steps for steps in range(1, window + 1) if interval % steps == 0]
     return min(divisors, key=lambda steps: abs(math.log(steps / target)))

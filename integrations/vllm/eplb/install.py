@@ -1,7 +1,5 @@
-"""Our placement policy in the engine's own balancer.
-
-Our engine as the engine's balancer: switched on for a worker, before it loads its model.
-"""
+"""Installs our EPLB in vLLM: `install_policy` as policy of its EPLB, `install_eplb_state` as
+EPLB."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +14,12 @@ from equipoise.integrations.vllm.settings import EplbPolicySettings, EplbSetting
 
 POLICY_MODULE = "vllm.distributed.eplb.policy"
 POLICY_NAME = "default"
-"""The only policy that the engine's configuration takes."""
+"""The only policy that vLLM's configuration accepts; ours is registered under its name."""
 
 
 @contextmanager
 def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
-    """Have models that are loaded within the context planned for by us."""
+    """Use our policy for models that are loaded in the context."""
     from vllm.distributed.eplb.policy import EPLB_POLICIES
 
     from equipoise.integrations.vllm.eplb.policy import policy_class
@@ -38,7 +36,7 @@ def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
 
 
 def restore_policy() -> None:
-    """Put back what ours has replaced, if it has: a policy of somebody else's stays."""
+    """Restore the policy that ours has replaced; a third-party policy stays."""
     loaded: Any = sys.modules.get(POLICY_MODULE)
     policies = {} if loaded is None else loaded.EPLB_POLICIES
     stock = getattr(policies.get(POLICY_NAME), ORIGINAL_ATTRIBUTE, None)
@@ -48,14 +46,14 @@ def restore_policy() -> None:
 
 @dataclass(frozen=True)
 class EplbRequest:
-    """What a worker asked for.
+    """A worker's request for our EPLB state.
 
     Attributes:
-        parallel_config: its parallel configuration, by which it is known; kept, so that nobody has
-            its id.
-        target_config: configuration of the model that it serves; others are drafts.
-        settings: of the part.
-        states: the states that were made for it.
+        parallel_config: the worker's parallel configuration. Its `id()` is the key of the request,
+            and the reference here keeps that id from being reused.
+        target_config: configuration of the target model; other models are drafts.
+        settings: of `eplb`.
+        states: the states that were created for the worker.
     """
 
     parallel_config: Any
@@ -65,10 +63,10 @@ class EplbRequest:
 
 
 EPLB_REQUESTS: dict[int, EplbRequest] = {}
-"""By the id of a worker's parallel configuration."""
+"""By `id()` of a worker's parallel configuration."""
 
 
-_BY_SLOT = "goes by the slots that experts were loaded into, and equipoise moves them"
+_BY_SLOT = "relies on the slots that experts were loaded into, and equipoise moves experts"
 REFUSED_METHODS = {
     "reload_weights": _BY_SLOT,
     "update_weights": _BY_SLOT,
@@ -76,12 +74,12 @@ REFUSED_METHODS = {
     "save_tensorized_model": _BY_SLOT,
     "checkpoint_prepare": "ends vLLM's groups, and equipoise has groups of its own",
 }
-"""What a worker does that goes wrong beside the engine, and why."""
+"""Methods of a worker that do not work with `eplb`, and why."""
 
 
 @contextmanager
 def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
-    """Have models that `worker` loads within the context balanced by us."""
+    """Balance the models that `worker` loads in the context."""
     from equipoise.integrations.vllm.eplb.layer_state import ROUTER_PATCH
 
     parallel, states = worker.vllm_config.parallel_config, list[Any]()
@@ -103,7 +101,7 @@ def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
 
 
 def current_placement(worker: Any) -> list[list[int]] | None:
-    """By layer of the model that came last, the target's: the expert in every slot."""
+    """Return the expert in every slot by layer, of the model loaded last, which is the target."""
     states = EPLB_REQUESTS[id(worker.vllm_config.parallel_config)].states
     models = [model for state in states for model in state.model_states.values()]
     if not models:
@@ -113,7 +111,7 @@ def current_placement(worker: Any) -> list[list[int]] | None:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:
-    raise IntegrationError(f"{name} {REFUSED_METHODS[name]}: switch its engine off for that")
+    raise IntegrationError(f"{name} {REFUSED_METHODS[name]}: switch eplb off for that")
 
 
 def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,4 +134,4 @@ STATE_PATCHES = (
     Patch("vllm.v1.worker.gpu_model_runner", "EplbState", _chosen),
     Patch("vllm.v1.worker.gpu.eplb_utils", "EplbState", _chosen),
 )
-"""Both runners of vLLM: each makes a state of ours where the worker asked for it."""
+"""Patches of both model runners: they create our state if the worker has `eplb`."""

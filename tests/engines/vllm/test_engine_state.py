@@ -137,7 +137,7 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
     from equipoise.integrations.vllm.eplb.layer_state import LayerState
 
-    rows: Any = SimpleNamespace(map=lambda ids, filled: ids + filled)
+    rows: Any = SimpleNamespace(to_slots=lambda ids, filled: ids + filled)
     stock = EplbLayerState()
     stock.num_unpadded_tokens_tensors = [torch.tensor(10), torch.tensor(20)]
     made = LayerState(rows, stock)

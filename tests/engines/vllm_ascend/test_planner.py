@@ -68,7 +68,7 @@ def test_planner_process_uses_policy_and_worker_counts_its_calls(
         "planners:plan", 1, table=SHAPE, loads=[STEEP, STEEP], parts=OURS, where="there"
     )
     first, second, third = (np.array(table) for table in found["tables"])
-    assert found["policies"] == ["TablePolicy", "Policy"]
+    assert found["policies"] == ["AscendEplbPolicy", "Policy"]
     assert found["counted"]["eplb_policy_calls"] == 2
     assert found["counted"]["eplb_policy_moved_slots"] == moved(first, second) > 0
     assert fullest(STEEP[0], second[0]) < fullest(STEEP[0], first[0])
