@@ -1,4 +1,4 @@
-"""What `equipoise doctor --vllm-ascend` says: whether this vllm-ascend can be served."""
+"""Checks of `equipoise doctor --vllm-ascend`: whether this vllm-ascend is supported."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from equipoise.integrations.vllm_ascend import compatibility
 
 
 def examine() -> Iterator[Finding]:
-    """One finding after the other; imports vllm-ascend, and changes nothing of it."""
+    """Yield the findings; imports vllm-ascend and changes nothing in it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     releases = compatibility.RELEASE, compatibility.VLLM_RELEASE
     try:
