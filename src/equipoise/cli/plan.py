@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.balancer.experts.config import DEFAULT_SIGMA, MIN_SIGMA_WINDOWS, default_sigma
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES
 from equipoise.cli import kinds
-from equipoise.cli.files import ensure_folder, place_of, write_file
+from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
     MOST_SLOTS,
@@ -62,8 +62,8 @@ OPTIONS = (
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
     Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
-           shown_default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or more windows, "
-           "else 0",
+           shown_default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or "
+           "more windows, else 0",
            help="a rank counts with its mean load and so many standard deviations of it over the "
            "windows, so that experts that are busy together are kept apart; 0: with the sum alone, "
            "as greedy always does"),
@@ -314,7 +314,7 @@ def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
     from equipoise.balancer.formats import write_placement
 
     assert request.out is not None
-    written = [f"placement: {place_of(request.out)}"]
+    written = [f"placement: {describe_path(request.out)}"]
     ensure_folder(request.out.parent)
     lost = write_placement(request.out, forecast.layout, request.format)
     if lost:

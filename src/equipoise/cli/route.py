@@ -15,7 +15,7 @@ from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
 from equipoise.cli.options import Option
 from equipoise.cli.process import print_stderr
-from equipoise.cli.route_workers import report_settings, workers_of
+from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.cli.validation import MOST_PORT
 from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import (
@@ -195,7 +195,7 @@ def route_settings(request: RouteRequest) -> RouteSettings:
                 if o.group == group and o.key in request.others}
         for group in (LIMITS, WAITS, HEALTH)
     }  # fmt: skip
-    workers = workers_of(request.workers, request.slots, request.room)
+    workers = worker_settings(request.workers, request.slots, request.room)
     reports = report_settings(dict(request.metrics), workers)
     if reports is None and request.policy in POLICIES and POLICIES[request.policy].report_every:
         # It would go on by its own picks, which count for ever: a worker that comes back has none.

@@ -65,14 +65,14 @@ def route_report(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything is written.
     """
-    from equipoise.report.proxy_log.figures import figures_of
+    from equipoise.report.proxy_log.figures import proxy_log_figures
     from equipoise.report.proxy_log.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
     routed = load_log(request.log, request.run)
-    figures = figures_of(routed)
+    figures = proxy_log_figures(routed)
     try:
         # Before the table: an output that nobody reads must not cost the files.
         _write(request, routed, figures, command)

@@ -23,7 +23,7 @@ HEADER_VALUE = re.compile(r"[ \t!-~]*", re.ASCII)
 RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
-def workers_of(
+def worker_settings(
     entries: Sequence[object], slots: int, room: int | None
 ) -> tuple[WorkerSettings, ...]:
     """Urls, or mappings of `KEYS`; `slots` and `room` where an entry does not say.
@@ -147,7 +147,8 @@ def _read(key: str, value: object) -> object:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not MIN_SECONDS <= float(str(value)) <= MAX_SECONDS:
             raise UsageError(
-                f"--metrics: {key} must be {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds, got {value!r}"
+                f"--metrics: {key} must be {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds, "
+                f"got {value!r}"
             )
         return float(str(value))
     shape, word = (METRICS_PATH, "a path") if key == "path" else (METRIC_NAME, "a name")

@@ -317,7 +317,7 @@ def _compared(
 
     count = staged.trial.workload_factory(staged.trial.seeds[0]).count
 
-    def told(label: str, seed: int, done: int) -> None:
+    def on_progress(label: str, seed: int, done: int) -> None:
         progress.update(label, seed, done / count)
 
     def ended(contender: "NamedPolicy", seed: int, outcome: "SimulationRun") -> None:
@@ -325,7 +325,7 @@ def _compared(
             kept(contender, seed, outcome)
         progress.finish_run()
 
-    return compare_policies(staged.trial, staged.contenders, told, ended)
+    return compare_policies(staged.trial, staged.contenders, on_progress, ended)
 
 
 @contextmanager

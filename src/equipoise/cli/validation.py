@@ -306,8 +306,8 @@ def _check_commit(settings: RunSettings) -> None:
     """
     if settings.commit is CommitMode.IN_PLACE and settings.backend != HOST_BACKEND:
         raise UsageError(
-            f"--commit locked is for --backend {HOST_BACKEND} here, not {settings.backend}: the demo waits "
-            "for its device within a step; --commit boundary works everywhere"
+            f"--commit locked is for --backend {HOST_BACKEND} here, not {settings.backend}: the "
+            "demo waits for its device within a step; --commit boundary works everywhere"
         )
 
 

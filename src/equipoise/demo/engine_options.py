@@ -24,15 +24,15 @@ def engine_options(run: RunSettings) -> EngineOptions:
         return {}
     if run.placement is not None:
         return {"rule": str(run.rule)}
-    heard: EngineOptions = {"commit": str(run.commit), "rule": str(run.rule)}
+    options: EngineOptions = {"commit": str(run.commit), "rule": str(run.rule)}
     if run.shares is Shares.EXACT:
-        heard["locality"] = str(run.locality)
-    heard |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
+        options["locality"] = str(run.locality)
+    options |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
     if run.commit is CommitMode.IN_PLACE:
-        return heard | {"layer_updates_per_iter": run.layer_updates_per_iter}
-    return heard | {"in_flight": staging_buffers(run) * SLOT_BYTES, "parcel": run.parcel}
+        return options | {"layer_updates_per_iter": run.layer_updates_per_iter}
+    return options | {"in_flight": staging_buffers(run) * SLOT_BYTES, "parcel": run.parcel}
 
 
-def uses_shares(heard: EngineOptions) -> bool:
+def uses_shares(options: EngineOptions) -> bool:
     """Whether shares picked the replicas, and not another engine's rule."""
-    return heard.get("rule", RoutingRule.SHARES) == RoutingRule.SHARES
+    return options.get("rule", RoutingRule.SHARES) == RoutingRule.SHARES

@@ -27,8 +27,8 @@ NOT_LOCAL = ErrorResponse(
 class Admin:
     """`GET /workers`, `POST /workers/NAME/drain` and `POST /workers/NAME/serve`."""
 
-    def __init__(self, settings: RouteSettings, desk: RequestDispatcher) -> None:
-        self._access, self._dispatcher = settings.access, desk
+    def __init__(self, settings: RouteSettings, dispatcher: RequestDispatcher) -> None:
+        self._access, self._dispatcher = settings.access, dispatcher
         self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
 
     def answer(self, request: web.BaseRequest) -> web.Response:

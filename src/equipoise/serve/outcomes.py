@@ -74,12 +74,12 @@ class ErrorResponse:
 class RequestRefused(Exception):
     """A request gets this fault instead of an answer."""
 
-    def __init__(self, fault: ErrorResponse) -> None:
-        super().__init__(fault.message)
-        self.error_response = fault
+    def __init__(self, error_response: ErrorResponse) -> None:
+        super().__init__(error_response.message)
+        self.error_response = error_response
 
 
-AT_ONCE = {"Retry-After": "1"}
+RETRY_AFTER = {"Retry-After": "1"}
 
 
 def bad_request(message: str, status: int = 400, code: str = "invalid_request") -> RequestRefused:
@@ -90,5 +90,5 @@ def bad_request(message: str, status: int = 400, code: str = "invalid_request") 
 def overloaded(message: str) -> RequestRefused:
     """Back-pressure: to be tried again later."""
     return RequestRefused(
-        ErrorResponse(429, RequestOutcome.OVERLOADED, message, "overloaded", AT_ONCE)
+        ErrorResponse(429, RequestOutcome.OVERLOADED, message, "overloaded", RETRY_AFTER)
     )

@@ -10,7 +10,7 @@ START = 1.8e9
 """Seconds since 1970, as logs have them."""
 
 
-def trip(**given: Any) -> LoggedRequest:
+def logged_request(**given: Any) -> LoggedRequest:
     """Of ten prompt tokens, bound at 1, begun at 2, ended at 6 with five tokens, on `w`."""
     values: dict[str, Any] = {
         "worker": "w", "arrival": 0.0, "bound": 1.0, "first": 2.0, "end": 6.0, "prompt": 10,
@@ -23,13 +23,13 @@ def trip(**given: Any) -> LoggedRequest:
 
 
 @st.composite
-def trips(draw: st.DrawFn) -> LoggedRequest:
+def logged_requests(draw: st.DrawFn) -> LoggedRequest:
     """Any that a log may hold, in the order in which times come."""
     times = sorted(draw(st.lists(st.integers(0, 64), min_size=4, max_size=4)))
     arrival, bound, first, end = (time / 4 for time in times)
     worker = draw(st.sampled_from(["rank 0", "rank 1", "rank 10", None]))
     begun = worker is not None and draw(st.booleans())
-    return trip(
+    return logged_request(
         worker=worker,
         arrival=arrival,
         bound=None if worker is None else bound,
@@ -43,4 +43,6 @@ def trips(draw: st.DrawFn) -> LoggedRequest:
     )
 
 
-LOGS = st.lists(trips(), min_size=1, max_size=40).map(lambda many: ProxyLog("log", tuple(many)))
+LOGS = st.lists(logged_requests(), min_size=1, max_size=40).map(
+    lambda many: ProxyLog("log", tuple(many))
+)

@@ -15,7 +15,7 @@ from equipoise.demo import launcher
 from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
-from equipoise.demo.variant import variants
+from equipoise.demo.variant import variants_of_run
 from equipoise.hal.errors import RankLost
 
 pytestmark = pytest.mark.slow
@@ -138,8 +138,11 @@ def test_run_serves_only_requested_variants(
 ) -> None:
     answer = equipoise("run", "--quiet", *words)
     assert answer.code == 0
-    assert [way.name for way in variants(asked[0], EXPERTS)][-1] in (about, "unbalanced")
-    assert {way.name for way in variants(asked[0], EXPERTS)} == set(served)
+    assert [variant.name for variant in variants_of_run(asked[0], EXPERTS)][-1] in (
+        about,
+        "unbalanced",
+    )
+    assert {variant.name for variant in variants_of_run(asked[0], EXPERTS)} == set(served)
     figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
     assert set(figures["variants"]) == set(served)
     assert figures["shares"] == about

@@ -61,22 +61,22 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
 def test_manual_drain_and_health_checks_combine() -> None:
     async def play() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
-            desk, view = site.proxy.dispatcher, site.proxy.dispatcher.workers[0]
-            desk.drain_worker(0)
-            desk.set_health(0, LOST)
+            dispatcher, view = site.proxy.dispatcher, site.proxy.dispatcher.workers[0]
+            dispatcher.drain_worker(0)
+            dispatcher.set_health(0, LOST)
             assert view.state is LOST
-            desk.set_health(0, SERVING)  # it is back, and has nothing that it could drain
+            dispatcher.set_health(0, SERVING)  # it is back, and has nothing that it could drain
             assert view.state is LOST
-            desk.resume_worker(0)
+            dispatcher.resume_worker(0)
             assert view.state is SERVING
-            desk.set_health(0, DRAINING)
-            desk.drain_worker(0)
-            desk.set_health(0, SERVING)
+            dispatcher.set_health(0, DRAINING)
+            dispatcher.drain_worker(0)
+            dispatcher.set_health(0, SERVING)
             assert view.state is DRAINING
-            desk.set_health(0, LOST)
-            desk.resume_worker(0)
+            dispatcher.set_health(0, LOST)
+            dispatcher.resume_worker(0)
             assert view.state is LOST
-            desk.set_health(0, SERVING)
+            dispatcher.set_health(0, SERVING)
             assert (await site.post(asked())).status == 200
 
     run(play())
@@ -126,8 +126,8 @@ def test_admin_requires_key_when_proxy_has_keys() -> None:
 def test_admin_rejects_browser_and_forwarded_requests(header: str) -> None:
     async def play() -> None:
         async with proxied(Fake("w0")) as site:
-            said: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
-            answer = await post(site, "/workers/w0/drain", **said)
+            received: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
+            answer = await post(site, "/workers/w0/drain", **received)
             assert (answer.status, answer.error["code"]) == (403, "not_local")
             assert site.proxy.dispatcher.workers[0].state is SERVING
 

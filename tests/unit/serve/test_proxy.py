@@ -82,9 +82,9 @@ def test_proxy_serves_completions_with_token_lists() -> None:
 def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as site:
-            said = await site.post(asked(), X_Request_Id="mine-1")
+            received = await site.post(asked(), X_Request_Id="mine-1")
             made = await site.post(asked(), X_Request_Id="not fit: \u00e9")
-            assert said.headers["X-Request-Id"] == "mine-1"
+            assert received.headers["X-Request-Id"] == "mine-1"
             assert len(made.headers["X-Request-Id"]) == 32
             ids = [one["id"] for one in fake.events("begin")]
             assert ids == ["mine-1", made.headers["X-Request-Id"]]

@@ -32,7 +32,8 @@ RECORDS = st.builds(
 )
 ONE = RequestRecord(
     run=0.5, streamed=True, id="a", path="/v1/completions", model="m", worker="w", attempts=1,
-    arrival=1.0, bound=2.0, first=3.0, end=4.0, prompt=5, output=6, outcome=RequestOutcome.COMPLETED,
+    arrival=1.0, bound=2.0, first=3.0, end=4.0, prompt=5, output=6,
+    outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
 
 

@@ -27,26 +27,26 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "widths": {
             "choices": [_plain(asdict(one)) for one in advice.widths.choices],
             "advised_ranks": advice.widths.advised and advice.widths.advised.ranks,
-            "judged_by": advice.widths.judged,
+            "judged_by": advice.widths.judged_by,
         },
         "movement": advice.movement and _movement(advice.movement),
     }
 
 
 def _question(advice: Advice) -> dict[str, Any]:
-    question, trial = advice.question, advice.trial
+    question, split = advice.question, advice.split
     return {
         "windows": question.statistics.windows,
-        "windows_planned_on": trial.train.windows,
-        "windows_measured_on": trial.test.windows,
-        "held_out": trial.held_out,
+        "windows_planned_on": split.train.windows,
+        "windows_measured_on": split.test.windows,
+        "held_out": split.held_out,
         "layers": list(question.statistics.layers),
         "experts": question.statistics.experts,
         "ranks": question.ranks,
         "now": "linear" if question.installed is None else "installed",
         "target": question.target,
-        "rows_of_window": trial.rows,
-        "rows_of_step": step_rows(question, trial),
+        "rows_of_window": split.rows,
+        "rows_of_step": step_rows(question, split),
         **_machine(question),
     }
 

@@ -19,10 +19,10 @@ WIDTH = 80
 
 def basis_lines(advice: Advice) -> Iterator[str]:
     """Lines of a name and what it is."""
-    question, trial = advice.question, advice.trial
+    question, split = advice.question, advice.split
     yield _basis_line("load", _load(advice))
     said = "as said" if question.step_rows else "a window is taken for a step"
-    yield _basis_line("step", f"{step_rows(question, trial):,} rows of a layer, {said}")
+    yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {said}")
     runs = "experts in their order, one copy each" if question.installed is None else "installed"
     yield _basis_line("now", runs)
     yield _basis_line("target", f"imbalance {question.target:g} on the rows planned on")
@@ -32,12 +32,12 @@ def basis_lines(advice: Advice) -> Iterator[str]:
 
 
 def _load(advice: Advice) -> str:
-    trial = advice.trial
+    split = advice.split
     windows = advice.question.statistics.windows
-    rows = f"{trial.rows:,} rows of a layer each"
-    if not trial.held_out:
+    rows = f"{split.rows:,} rows of a layer each"
+    if not split.held_out:
         return f"one window, {rows}: measured on what was planned on"
-    planned, measured = trial.train.windows, trial.test.windows
+    planned, measured = split.train.windows, split.test.windows
     return f"{windows} windows, {rows}: planned on {planned}, measured on {measured} later"
 
 
@@ -76,7 +76,7 @@ NAME, COLUMN = 20, 10
 MISSING = "-"
 
 
-def render(advice: Advice, ink: ColourMode) -> str:
+def render(advice: Advice, colours: ColourMode) -> str:
     """The whole table."""
     parts = [
         _title(advice),
@@ -86,14 +86,18 @@ def render(advice: Advice, ink: ColourMode) -> str:
         _movement(advice.movement),
         iter(["It rests on", *basis_lines(advice)]),
     ]
-    return "\n\n".join("\n".join(_painted(lines, ink)) for lines in parts)
+    return "\n\n".join("\n".join(_painted(lines, colours)) for lines in parts)
 
 
-def _painted(lines: Iterator[str], ink: ColourMode) -> Iterator[str]:
+def _painted(lines: Iterator[str], colours: ColourMode) -> Iterator[str]:
     """The first line is the heading; what is set in far is the heads of columns, or a note."""
-    yield styled(next(lines), TextStyle.BOLD, ink)
+    yield styled(next(lines), TextStyle.BOLD, colours)
     for line in lines:
-        yield styled(line, TextStyle.DIM, ink) if line.startswith(("  " + " " * 2, "  (")) else line
+        yield (
+            styled(line, TextStyle.DIM, colours)
+            if line.startswith(("  " + " " * 2, "  ("))
+            else line
+        )
 
 
 def _title(advice: Advice) -> Iterator[str]:
@@ -174,11 +178,11 @@ def _widths(found: RankChoices) -> Iterator[str]:
 
 
 def _ranks(found: RankChoices) -> str:
-    if found.judged == "nothing":
+    if found.judged_by == "nothing":
         return "not said: needs --hardware and what an expert weighs"
     if found.advised is None:
-        return f"none of these fits {found.judged}"
-    return f"{found.advised.ranks}, the fewest that fit {found.judged}"
+        return f"none of these fits {found.judged_by}"
+    return f"{found.advised.ranks}, the fewest that fit {found.judged_by}"
 
 
 def _width(one: RankChoice) -> str:

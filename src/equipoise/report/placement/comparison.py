@@ -63,13 +63,13 @@ COLUMNS = "", "slots", "mean", "std", "imbalance", "worst", "in layer"
 WIDTHS = 20, 7, 12, 12, 11, 9, 9
 
 
-def render(found: Comparison, ink: ColourMode) -> str:
+def render(found: Comparison, colours: ColourMode) -> str:
     """The whole table; its last lines say what the figures are."""
     lines = [
-        styled(_title(found), TextStyle.BOLD, ink),
-        styled(_source(found), TextStyle.DIM, ink),
+        styled(_title(found), TextStyle.BOLD, colours),
+        styled(_source(found), TextStyle.DIM, colours),
         "",
-        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, colours),
         *_rows(found, "rank"),
         *_rows(found, "slot"),
         "",

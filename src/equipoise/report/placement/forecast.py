@@ -185,18 +185,18 @@ COLUMNS = "", "imbalance", "worst", "in layer"
 NAMES = {"even_split": "  split evenly", "bound": "lower bound"}
 
 
-def render(forecast: Forecast, ink: ColourMode) -> str:
+def render(forecast: Forecast, colours: ColourMode) -> str:
     """The whole table; its last line says what has to move."""
     lines = [
-        styled(_title(forecast), TextStyle.BOLD, ink),
-        styled(_source(forecast), TextStyle.DIM, ink),
+        styled(_title(forecast), TextStyle.BOLD, colours),
+        styled(_source(forecast), TextStyle.DIM, colours),
         "",
-        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, colours),
         _row(forecast, forecast.baseline_name, forecast.before),
     ]
     for name, values in forecast.curves.items():
         row = _row(forecast, NAMES.get(name, name), values)
-        lines.append(styled(row, TextStyle.BOLD, ink) if name == "planned" else row)
+        lines.append(styled(row, TextStyle.BOLD, colours) if name == "planned" else row)
     return "\n".join([*lines, "", _moves(forecast)])
 
 

@@ -8,7 +8,7 @@ from equipoise import __version__
 from equipoise.report.proxy_log.figures import ProxyLogFigures
 from equipoise.report.proxy_log.plots import request_gantt, wait_by_prompt, worker_load_plot
 from equipoise.report.proxy_log.requests import COMPLETED, ProxyLog
-from equipoise.report.proxy_log.table import HEADS, UNITS, format_value, notes, rows_of, title
+from equipoise.report.proxy_log.table import HEADS, UNITS, format_value, notes, table_rows, title
 from equipoise.report.run.html import escape_html
 from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import Picture
@@ -45,8 +45,8 @@ def _head(routed: ProxyLog, figures: ProxyLogFigures) -> str:
     verdict = f"{completed:,} of {total:,} requests completed"
     return (
         "<header><h1>Where requests went</h1>"
-        f'<p class="soft">{escape_html(routed.log)}: {escape_html(title(figures))}. From the log of '
-        "equipoise route.</p>"
+        f'<p class="soft">{escape_html(routed.log)}: {escape_html(title(figures))}. '
+        "From the log of equipoise route.</p>"
         f'<div class="verdict {mood}">{escape_html(verdict)}</div></header>'
     )
 
@@ -76,7 +76,7 @@ def _workers(figures: ProxyLogFigures) -> str:
     for name, first, last in PARTS:
         columns = zip(HEADS[first:last], UNITS[first:last], strict=True)
         heads = (name, *(f"{head}, {unit}" if unit else head for head, unit in columns))
-        rows = [(row[0], *row[1 + first : 1 + last]) for row in rows_of(figures)]
+        rows = [(row[0], *row[1 + first : 1 + last]) for row in table_rows(figures)]
         tables.append(f'<div class="card">{_table(heads, rows)}</div>')
     lines = "".join(f"<li>{escape_html(_sentence(line))}</li>" for line in notes(figures))
     return f"{''.join(tables)}<ul class=soft>{lines}</ul>"

@@ -46,8 +46,8 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     workers = routed.workers[:MOST_WORKERS]
     shown = set(workers)
     known = sorted(
-        (trip for trip in routed.bound_requests if trip.worker in shown),
-        key=lambda trip: trip.arrival,
+        (request for request in routed.bound_requests if request.worker in shown),
+        key=lambda request: request.arrival,
     )
     if not known:
         return None
@@ -57,18 +57,18 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     return LogExcerpt(workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrival)
 
 
-def pack_lanes(trips: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
+def pack_lanes(requests: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
     """In as few lanes as can be: each request takes the lane that is free first."""
     lanes: list[list[LoggedRequest]] = []
     free: list[tuple[float, int]] = []
-    for trip in sorted(trips, key=lambda one: one.arrival):
-        if free and free[0][0] <= trip.arrival:
+    for request in sorted(requests, key=lambda one: one.arrival):
+        if free and free[0][0] <= request.arrival:
             lane = heappop(free)[1]
         else:
             lane = len(lanes)
             lanes.append([])
-        lanes[lane].append(trip)
-        heappush(free, (trip.end, lane))
+        lanes[lane].append(request)
+        heappush(free, (request.end, lane))
     return tuple(map(tuple, lanes))
 
 
@@ -131,8 +131,8 @@ def _worker(
     bars = [
         (number, part, start - begin, end - start)
         for number, lane in enumerate(lanes)
-        for trip in lane
-        for part, start, end in request_parts(trip)
+        for request in lane
+        for part, start, end in request_parts(request)
     ]
     for part, colour in PART_COLOURS.items():
         own = [bar for bar in bars if bar[1] == part]
@@ -141,10 +141,10 @@ def _worker(
             height=0.82, color=colour, linewidth=0,
         )  # fmt: skip
     ends = [
-        (trip.end - begin, number)
+        (request.end - begin, number)
         for number, lane in enumerate(lanes)
-        for trip in lane
-        if trip.outcome != COMPLETED
+        for request in lane
+        if request.outcome != COMPLETED
     ]
     axis.plot([end[0] for end in ends], [end[1] for end in ends], marker="|", markersize=5,
               linestyle="none", color=FAILED_COLOUR, markeredgewidth=1.6)  # fmt: skip
@@ -163,19 +163,19 @@ def _tidy(axis: "Axes", name: str, lanes: int) -> None:
     axis.set_axisbelow(True)
 
 
-def request_parts(trip: LoggedRequest) -> Iterator[tuple[str, float, float]]:
+def request_parts(request: LoggedRequest) -> Iterator[tuple[str, float, float]]:
     """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
     waits, prompts, makes, whole = PART_COLOURS
-    bound = trip.end if trip.bound is None else max(trip.bound, trip.arrival)
-    yield waits, trip.arrival, bound
-    if trip.bound is None:
+    bound = request.end if request.bound is None else max(request.bound, request.arrival)
+    yield waits, request.arrival, bound
+    if request.bound is None:
         return
-    if not trip.streamed:
-        yield whole, bound, max(trip.end, bound)
+    if not request.streamed:
+        yield whole, bound, max(request.end, bound)
         return
-    first = max(trip.end if trip.first is None else trip.first, bound)
+    first = max(request.end if request.first is None else request.first, bound)
     yield prompts, bound, first
-    yield makes, first, max(trip.end, first)
+    yield makes, first, max(request.end, first)
 
 
 def _legend(figure: "Figure") -> None:
@@ -268,7 +268,11 @@ def _keys() -> list[object]:
 
 def prompt_classes(routed: ProxyLog) -> list[Reals]:
     """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
-    known = [(trip.prompt, trip.wait) for trip in routed.bound_requests if trip.wait is not None]
+    known = [
+        (request.prompt, request.wait)
+        for request in routed.bound_requests
+        if request.wait is not None
+    ]
     if len(known) < MIN_REQUESTS:
         return []
     pairs = np.array(known, dtype=np.float64)

@@ -76,9 +76,9 @@ class ProxyLog:
     def by_worker(self) -> dict[str, tuple[LoggedRequest, ...]]:
         """Requests by the worker that had them last, numbers in names in order."""
         found: dict[str, list[LoggedRequest]] = {}
-        for trip in self.requests:
-            if trip.worker is not None:
-                found.setdefault(trip.worker, []).append(trip)
+        for request in self.requests:
+            if request.worker is not None:
+                found.setdefault(request.worker, []).append(request)
         return {name: tuple(found[name]) for name in sorted(found, key=_natural)}
 
     @property
@@ -89,17 +89,17 @@ class ProxyLog:
     @cached_property
     def bound_requests(self) -> tuple[LoggedRequest, ...]:
         """Requests that a worker had."""
-        return tuple(trip for trip in self.requests if trip.bound is not None)
+        return tuple(request for request in self.requests if request.bound is not None)
 
     @property
     def begin(self) -> float:
         """When the first request arrived."""
-        return min(trip.arrival for trip in self.requests)
+        return min(request.arrival for request in self.requests)
 
     @property
     def seconds(self) -> float:
         """From the first arrival to the last end."""
-        return max(trip.end for trip in self.requests) - self.begin
+        return max(request.end for request in self.requests) - self.begin
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

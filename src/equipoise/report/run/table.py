@@ -12,19 +12,19 @@ WIDTH = 80
 COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
 
 
-def render(summary: RunSummary, ink: ColourMode) -> str:
+def render(summary: RunSummary, colours: ColourMode) -> str:
     """The whole table; its last line is `verdict(summary)`. No line is wider than `WIDTH`, save
     where a phase's name is longer than a line."""
     lines = [
-        styled(_title(summary), TextStyle.BOLD, ink),
-        styled(_traffic(summary), TextStyle.DIM, ink),
+        styled(_title(summary), TextStyle.BOLD, colours),
+        styled(_traffic(summary), TextStyle.DIM, colours),
         "",
-        *_rows(summary, ink),
-        styled("-" * WIDTH, TextStyle.DIM, ink),
+        *_rows(summary, colours),
+        styled("-" * WIDTH, TextStyle.DIM, colours),
         *_moves(summary),
         *_notes(summary),
         "",
-        styled(verdict(summary), TextStyle.RED if summary.exit_code else TextStyle.GREEN, ink),
+        styled(verdict(summary), TextStyle.RED if summary.exit_code else TextStyle.GREEN, colours),
     ]
     return "\n".join(lines)
 
@@ -73,11 +73,11 @@ def _traffic(summary: RunSummary) -> str:
     return f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}{tail}"
 
 
-def _rows(summary: RunSummary, ink: ColourMode) -> list[str]:
-    lines = [styled(_aligned(COLUMNS), TextStyle.DIM, ink)]
+def _rows(summary: RunSummary, colours: ColourMode) -> list[str]:
+    lines = [styled(_aligned(COLUMNS), TextStyle.DIM, colours)]
     for name, _ in ordered_variants(summary):
         line = _aligned(cells(summary, name))
-        lines.append(styled(line, TextStyle.BOLD, ink) if name == summary.shares else line)
+        lines.append(styled(line, TextStyle.BOLD, colours) if name == summary.shares else line)
     return lines
 
 
@@ -112,10 +112,10 @@ def _moves(summary: RunSummary) -> list[str]:
     return lines
 
 
-def _engine(told: EngineOptions) -> list[str]:
+def _engine(options: EngineOptions) -> list[str]:
     """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
     lines = []
-    match told:
+    match options:
         case {"commit": "boundary", "in_flight": room, "parcel": slots}:
             lines.append(
                 f"path       boundary: {human_bytes(int(room))} in flight into a rank, "
@@ -123,8 +123,8 @@ def _engine(told: EngineOptions) -> list[str]:
             )
         case {"commit": "locked", "layer_updates_per_iter": layers}:
             lines.append(f"path       locked: {layers} layer(s) a step")
-    if not uses_shares(told):
-        lines.append(f"rule       {told['rule']}: even parts, no shares")
+    if not uses_shares(options):
+        lines.append(f"rule       {options['rule']}: even parts, no shares")
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from helpers.strategies.proxy_request_logs import LOGS, trip
+from helpers.strategies.proxy_request_logs import LOGS, logged_request
 from hypothesis import given
 
 from equipoise.report.proxy_log.plots import (
@@ -40,7 +40,9 @@ def test_request_parts_are_contiguous_from_arrival_to_end(
 
 
 def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
-    many = tuple(trip(arrival=float(k), bound=k + 1, first=k + 2, end=k + 3) for k in range(1000))
+    many = tuple(
+        logged_request(arrival=float(k), bound=k + 1, first=k + 2, end=k + 3) for k in range(1000)
+    )
     excerpt = log_excerpt(ProxyLog("log", many))
     assert excerpt is not None
     assert not excerpt.whole
@@ -50,7 +52,7 @@ def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
 
 
 def test_gantt_excerpt_orders_and_limits_workers() -> None:
-    routed = ProxyLog("log", tuple(trip(worker=f"rank {k}") for k in range(11, -1, -1)))
+    routed = ProxyLog("log", tuple(logged_request(worker=f"rank {k}") for k in range(11, -1, -1)))
     excerpt = log_excerpt(routed)
     assert excerpt is not None
     assert excerpt.workers == tuple(f"rank {k}" for k in range(MOST_WORKERS))
@@ -58,4 +60,6 @@ def test_gantt_excerpt_orders_and_limits_workers() -> None:
 
 
 def test_gantt_excerpt_is_none_without_bound_requests() -> None:
-    assert log_excerpt(ProxyLog("log", (trip(worker=None, bound=None, first=None),))) is None
+    assert (
+        log_excerpt(ProxyLog("log", (logged_request(worker=None, bound=None, first=None),))) is None
+    )
