@@ -82,7 +82,7 @@ def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryIte
         rounds = RoundOrder.of_communicator(_backend(run).capabilities)
     except BackendUnavailable:
         return MemoryItem("packed slots", None, "no backend")
-    packed = packed_slots(staging, slots, run.parcel, rounds)
+    packed = packed_slots(staging, slots, run.slots_per_message, rounds)
     return MemoryItem("packed slots", packed * expert, packed_reason(rounds))
 
 

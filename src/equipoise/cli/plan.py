@@ -56,7 +56,7 @@ OPTIONS = (
            help="how much each rank can take, in any unit, one number for each; greedy places as "
            "if they were equal"),
     Option(key="split", kind=kinds.SPLIT, group=AIM, metavar="|".join(kinds.SPLITS),
-           shown_default="level",
+           shown_default="shares",
            help="how an expert's rows are divided among its copies: by shares that level the "
            "ranks, or even for engines that know no shares"),
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
@@ -112,7 +112,7 @@ class PlanRequest:
     policy: str = "incremental"
     objective: str = "tokens"
     capacities: tuple[float, ...] | Path | None = None
-    split: str = "level"
+    split: str = "shares"
     survive: int = 0
     sigma: float | None = None
     installed: Path | None = None

@@ -123,10 +123,10 @@ def _trip(record: "RequestRecord") -> Any:
 
     return LoggedRequest(
         worker=record.worker,
-        arrival=record.arrival,
-        bound=record.bound,
-        first=record.first,
-        end=record.end,
+        arrived_at=record.arrived_at,
+        bound_at=record.bound_at,
+        first_answer_at=record.first_answer_at,
+        ended_at=record.ended_at,
         prompt=record.prompt,
         output=record.output,
         streamed=record.streamed,

@@ -28,7 +28,7 @@ from equipoise.demo.observers import Observers
 from equipoise.demo.placement_file import check_same_placement, read_placement_file
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_context import RunContext
-from equipoise.demo.run_record import Counts, Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Counts, Rebalance, RunRecord, VariantRecord
 from equipoise.demo.scheduler import DIGEST_BYTES, RequestScheduler, outputs_digest
 from equipoise.demo.serve_loop import PassMeasurements, ServeContext, serve_alone
 from equipoise.demo.settings import RecordingSettings, RunSettings, VariantName
@@ -274,14 +274,14 @@ def _serve(
     results = run_context.run_fabric.open(f"{variant.name}.results")
     gatherer = Gatherer(results, run_context.accelerator.device, run_context.serving.deadline)
     requests = run_context.traffic.steps * run_context.traffic.requests_per_step
-    epochs, aborts = _epochs(run_context, done, gatherer)
+    rebalances, aborts = _rebalances(run_context, done, gatherer)
     record = VariantRecord(
         name=variant.name,
         rank_rows=gatherer.rank_rows(
             done.meter, run_context.serving.rank, run_context.serving.ranks
         ),
         step_seconds=gatherer.slowest_step_seconds(done.meter),
-        epochs=epochs,
+        rebalances=rebalances,
         aborts=dict(aborts),
         outputs=outputs_digest(gatherer.digests(done.finished, requests)),
     )
@@ -289,25 +289,27 @@ def _serve(
     return done, record, rows, _spans(done, gatherer)
 
 
-def _epochs(
+def _rebalances(
     run_context: RunContext, done: PassResult, gatherer: Gatherer
-) -> tuple[tuple[Epoch, ...], Counter[str]]:
+) -> tuple[tuple[Rebalance, ...], Counter[str]]:
     """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
     known = {record.number: record for record in done.spans.rebalances}
     turns = 1 if run_context.grid.data_parallel_only else run_context.settings.turns
-    mine = [_epoch(report, known.get(report.number), turns) for report in done.reports]
-    own = {"epochs": [asdict(epoch) for epoch in mine], "aborts": done.aborts}
+    mine = [_rebalance(report, known.get(report.number), turns) for report in done.reports]
+    own = {"rebalances": [asdict(rebalance) for rebalance in mine], "aborts": done.aborts}
     # The ranks of a stage say the same, so its first one is asked.
     stages = gatherer.gather_texts(json.dumps(own))[:: run_context.grid.ranks_per_stage]
     parsed = [json.loads(text) for text in stages]
-    epochs = [Epoch(**epoch) for stage in parsed for epoch in stage["epochs"]]
+    rebalances = [Rebalance(**rebalance) for stage in parsed for rebalance in stage["rebalances"]]
     aborts = sum((Counter(stage["aborts"]) for stage in parsed), Counter[str]())
-    return tuple(sorted(epochs, key=lambda epoch: (epoch.step, epoch.number))), aborts
+    return tuple(
+        sorted(rebalances, key=lambda rebalance: (rebalance.step, rebalance.number))
+    ), aborts
 
 
-def _epoch(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -> Epoch:
+def _rebalance(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -> Rebalance:
     """The engine counts forwards, of which a step has `turns`."""
-    return Epoch(
+    return Rebalance(
         number=report.number,
         planned_at=report.opened_at // turns,
         step=report.step // turns,
@@ -353,7 +355,7 @@ def _record(run_context: RunContext, served: list[Served], progress: RunProgress
         steps=traffic.steps,
         shares="none" if last.name is VariantName.UNBALANCED else last.name,
         placement=run_context.layout.digest if run_context.layout else "",
-        engine=engine_options(settings),
+        engine_options=engine_options(settings),
         phases=tuple(phase.name for phase in traffic.phases),
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,

@@ -78,7 +78,7 @@ class RankTask:
                 "variants": tuple(VariantName(name) for name in fields["variants"]),
                 "exchange": ExchangeForm(fields["exchange"]),
                 "locality": Locality(fields["locality"]),
-                "rule": RoutingRule(fields["rule"]),
+                "routing_rule": RoutingRule(fields["routing_rule"]),
                 "commit": CommitMode(fields["commit"]),
                 "balance": Balance(fields["balance"]),
             }

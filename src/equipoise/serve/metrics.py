@@ -103,7 +103,7 @@ class ProxyMetrics:
             "queue_wait_seconds", "from a request's being read to its last binding", WAIT_SECONDS
         )
         self._added = self._histogram(
-            "added_latency_seconds", "the proxy's own part in the first of an answer", ADDED_SECONDS
+            "proxy_latency_seconds", "the proxy's own part in the first of an answer", ADDED_SECONDS
         )
         self._first = self._histogram(
             "first_answer_seconds", "from arrival to the first of an answer", FIRST_SECONDS
@@ -160,7 +160,7 @@ class _LiveCollector:
         dispatcher = self._dispatcher
         balance = load_imbalance(dispatcher.workers)
         yield _gauge("in_flight_requests", "requests in the proxy", len(dispatcher.requests))
-        yield _gauge("pooled_requests", "of them, those that no worker has", dispatcher.queued)
+        yield _gauge("queued_requests", "of them, those that no worker has", dispatcher.queued)
         yield _gauge("imbalance_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
         yield _count(
@@ -217,7 +217,7 @@ class StatLogger:
         self._charts = None if settings.wandb is None else WandbLogger(settings.wandb)
         self._loop = asyncio.get_running_loop()
         self._run = time.time()
-        self._epoch = self._run - self._loop.time()
+        self._clock_offset = self._run - self._loop.time()
         self._counts = dict.fromkeys(RequestOutcome, 0)
         self._dispatcher: RequestDispatcher | None = None
 
@@ -232,7 +232,7 @@ class StatLogger:
         self._counts[outcome] += 1
         self.metrics.request_ended(stats)
         if self._log is not None:
-            self._log.append(stats.to_record(self._loop.time(), self._epoch, self._run))
+            self._log.append(stats.to_record(self._loop.time(), self._clock_offset, self._run))
 
     def request_refused(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
@@ -263,7 +263,7 @@ class StatLogger:
         ended = {f"requests/{one.value}": float(count) for one, count in self._counts.items()}
         return ended | {
             "in_flight_requests": len(dispatcher.requests),
-            "pooled_requests": dispatcher.queued,
+            "queued_requests": dispatcher.queued,
             "imbalance_tokens": balance.imbalance,
             "idle_ratio": balance.idle,
         }

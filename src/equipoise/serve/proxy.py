@@ -81,7 +81,11 @@ class BackgroundTasks:
 
 
 SHUTTING_DOWN = ErrorResponse(
-    503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down", RETRY_AFTER
+    503,
+    RequestOutcome.SHUTTING_DOWN,
+    CancelReason.SHUTTING_DOWN.value,
+    "shutting_down",
+    RETRY_AFTER,
 )
 PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "internal_error")
 READ, WRITE = ("GET", "HEAD"), ("POST",)
@@ -117,7 +121,7 @@ class Proxy:
         self._stats = StatLogger(settings)
         workers, limits = settings.workers, settings.limits
         self.dispatcher = RequestDispatcher(
-            policy, len(workers), limits.held, self._stats.metrics.observe_decision
+            policy, len(workers), limits.queued, self._stats.metrics.observe_decision
         )
         for view, worker in zip(self.dispatcher.workers, workers, strict=True):
             view.kv_tokens = worker.kv_tokens
@@ -197,7 +201,7 @@ class Proxy:
         end = self._loop.time() + ERROR_EVENT_TIMEOUT
         while self._in_flight and self._loop.time() < end:
             for state in self.dispatcher.requests:
-                state.cancel(CancelReason.SHUT_DOWN)
+                state.cancel(CancelReason.SHUTTING_DOWN)
             await self._wait_idle(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()
@@ -294,7 +298,7 @@ class Proxy:
             stats.outcome = refused.error_response.outcome
             return _refusal(refused.error_response, stats.id)
         except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
-            stats.outcome = stats.outcome or RequestOutcome.CLIENT_LEFT
+            stats.outcome = stats.outcome or RequestOutcome.CLIENT_DISCONNECTED
             if isinstance(error, asyncio.CancelledError):
                 raise
             return web.Response(status=STATUS_CLIENT_GONE)

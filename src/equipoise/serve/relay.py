@@ -208,7 +208,7 @@ class StreamRelay:
 
 ERROR_RESPONSES = {
     CancelReason.NO_FREE_SLOT: ErrorResponse(
-        503, RequestOutcome.HELD_TOO_LONG, CancelReason.NO_FREE_SLOT.value, "no_worker", {}
+        503, RequestOutcome.QUEUE_TIMEOUT, CancelReason.NO_FREE_SLOT.value, "no_worker", {}
     ),
     CancelReason.FIRST_TOKEN: ErrorResponse(
         504, RequestOutcome.TIMED_OUT, CancelReason.FIRST_TOKEN.value, "timeout"
@@ -228,8 +228,8 @@ ERROR_RESPONSES = {
     CancelReason.WORKER_LOST: ErrorResponse(
         502, RequestOutcome.WORKER_LOST, CancelReason.WORKER_LOST.value, "worker_lost"
     ),
-    CancelReason.SHUT_DOWN: ErrorResponse(
-        503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down"
+    CancelReason.SHUTTING_DOWN: ErrorResponse(
+        503, RequestOutcome.SHUTTING_DOWN, CancelReason.SHUTTING_DOWN.value, "shutting_down"
     ),
 }
 
@@ -316,7 +316,7 @@ class Relay:
     async def _binding(self, context: RequestContext) -> Bound:
         """Wait for a worker."""
         stats, state, began = context.stats, context.state, self._loop.time()
-        late = began + self._settings.timeouts.hold
+        late = began + self._settings.timeouts.queue
         try:
             while True:
                 bound = await self._bound(context, late)
@@ -408,7 +408,7 @@ class Relay:
         stats = context.stats
         stats.first_answer_at = self._loop.time()
         if whole.status >= 300:
-            stats.outcome = RequestOutcome.REFUSED_BY_WORKER
+            stats.outcome = RequestOutcome.REJECTED_BY_WORKER
             return _whole_response(context, whole)
         self._completed(context, bound, read_usage(whole.body))
         return _whole_response(context, whole)

@@ -16,18 +16,18 @@ from equipoise.demo.variant import Variant, balancer_config, first_placement, va
 
 TOLD = RunSettings(
     shares=Shares.STATIC,
-    rule=RoutingRule.VLLM_ROW_HASH,
+    routing_rule=RoutingRule.VLLM_ROW_HASH,
     window_size=6,
     step_interval=9,
     target=0.5,
     slack=0.25,
     sigma=2.0,
-    hysteresis=0.5,
+    min_gain=0.5,
     survive=1,
     nodes=2,
-    parcel=3,
+    slots_per_message=3,
     layer_updates_per_iter=5,
-    patience=7,
+    max_stalled_steps=7,
 )
 
 
@@ -64,7 +64,7 @@ def test_engine_config_of_default_run_has_engine_defaults() -> None:
 
 @pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -> None:
-    asked = RunSettings(rule=rule, shares=Shares.STATIC)
+    asked = RunSettings(routing_rule=rule, shares=Shares.STATIC)
     assert [variant.name for variant in variants_of_run(asked, EXPERTS)] == ["unbalanced", "static"]
 
 

@@ -33,8 +33,8 @@ def test_drained_worker_gets_no_requests_until_served_again() -> None:
                 assert (await site.post(asked())).status == 200
             assert workers_of(site) == ["w1"] * 4
             listed = (await site.get("/workers")).body
-            assert listed.count(b'"aside": true') == 1
-            assert (await post(site, "/workers/w0/serve")).status == 200
+            assert listed.count(b'"manually_drained": true') == 1
+            assert (await post(site, "/workers/w0/resume")).status == 200
             await post(site, "/workers/w1/drain")
             await site.post(asked())
             assert workers_of(site).count("w0") == 1
@@ -52,7 +52,7 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
             assert (await begun).body.endswith(b"data: [DONE]\n\n")
             await site.until(lambda: site.proxy.dispatcher.queued == 1)
             assert (await site.get("/ready")).status == 503
-            await post(site, "/workers/w0/serve")
+            await post(site, "/workers/w0/resume")
             assert (await waiting).status == 200
 
     run(play())
@@ -90,7 +90,7 @@ def test_admin_unknown_worker_or_action_is_404(path: str) -> None:
         async with proxied(Fake("w0")) as site:
             answer = await post(site, path)
             assert answer.status == 404
-            assert "POST /workers/NAME/drain or /serve" in answer.error["message"]
+            assert "POST /workers/NAME/drain or /resume" in answer.error["message"]
             assert site.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())

@@ -169,7 +169,7 @@ def test_proxy_holds_request_until_worker_serves() -> None:
 
 def test_proxy_rejects_held_request_after_hold_timeout() -> None:
     async def work() -> None:
-        timeouts = Timeouts(hold=0.3)
+        timeouts = Timeouts(queue=0.3)
         async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts, health=STUBBORN) as site:
             for number in (0, 1):
                 site.proxy.dispatcher.set_health(number, WorkerState.LOST)
@@ -185,7 +185,7 @@ def test_proxy_rejects_held_request_after_hold_timeout() -> None:
 def test_proxy_holds_requests_up_to_limit_when_workers_are_full() -> None:
     async def work() -> None:
         fake = Fake("w0", slots=2)
-        async with proxied(fake, limits=Limits(held=3)) as site:
+        async with proxied(fake, limits=Limits(queued=3)) as site:
             told = {"w0": {"stall": 0}}
             first = [asyncio.create_task(site.post(asked(1, stream=True, fake=told)))
                      for _ in range(2)]  # fmt: skip
@@ -195,7 +195,7 @@ def test_proxy_holds_requests_up_to_limit_when_workers_are_full() -> None:
             answer = await site.post(asked())
             assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
             assert answer.headers["Retry-After"] == "1"
-            assert await site.metric("pooled_requests") == 3
+            assert await site.metric("queued_requests") == 3
             await _cancelled(first)
             assert [(await one).status for one in more] == [200] * 3
             assert len(fake.events("begin")) == 5
@@ -254,7 +254,7 @@ def test_disconnected_client_removes_held_request() -> None:
 
 async def _left(site: Site, count: int) -> None:
     async with asyncio.timeout(60):
-        wanted = f'requests_total{{outcome="client_left"}} {count}.0'
+        wanted = f'requests_total{{outcome="client_disconnected"}} {count}.0'
         while wanted not in (await site.get("/metrics")).body.decode():
             await asyncio.sleep(0.02)
     assert site.proxy.dispatcher.requests == ()

@@ -44,15 +44,15 @@ class MigrationAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """Everything. `movement` is None without hardware, latency and what an expert weighs."""
+    """Everything. `migration` is None without hardware, latency and what an expert weighs."""
 
     question: AdviceInputs
     split: TrainTestSplit
     slots: int
     worth: Worth
-    redundancy: SlotChoices
-    widths: RankChoices
-    movement: MigrationAdvice | None
+    slot_choices: SlotChoices
+    rank_choices: RankChoices
+    migration: MigrationAdvice | None
 
 
 def advise(question: AdviceInputs, on_progress: OnProgress = no_progress) -> Advice:
@@ -77,7 +77,7 @@ def advise(question: AdviceInputs, on_progress: OnProgress = no_progress) -> Adv
         best,
         swept,
         choose_ranks(question, split, on_progress),
-        _movement(question, split, best, layouts),
+        _migration(question, split, best, layouts),
     )
 
 
@@ -107,7 +107,7 @@ def _greedy(question: AdviceInputs, split: TrainTestSplit, slots: int) -> Arrang
     return Arrangement.with_even_shares(found.placement, question.ranks, split.train.layers)
 
 
-def _movement(
+def _migration(
     question: AdviceInputs, split: TrainTestSplit, best: Worth, layouts: CandidateLayouts
 ) -> MigrationAdvice | None:
     roofline = question.roofline

@@ -82,8 +82,8 @@ def render(advice: Advice, colours: ColourMode) -> str:
         _title(advice),
         _worth(advice.worth, advice.question),
         _redundancy(advice),
-        _widths(advice.widths),
-        _movement(advice.movement),
+        _widths(advice.rank_choices),
+        _movement(advice.migration),
         iter(["It rests on", *basis_lines(advice)]),
     ]
     return "\n\n".join("\n".join(_painted(lines, colours)) for lines in parts)
@@ -138,7 +138,7 @@ def _way(way: ServingOption, now: ServingOption) -> str:
 
 
 def _redundancy(advice: Advice) -> Iterator[str]:
-    found = advice.redundancy
+    found = advice.slot_choices
     yield f"2. How many redundant slots?  {_slots(advice)}"
     if advice.worth.verdict is Verdict.WORTH:
         yield f"  {found.reason}"
@@ -148,7 +148,7 @@ def _redundancy(advice: Advice) -> Iterator[str]:
 
 
 def _slots(advice: Advice) -> str:
-    found, installed = advice.redundancy, advice.question.installed
+    found, installed = advice.slot_choices, advice.question.installed
     if advice.worth.verdict is not Verdict.WORTH and installed is not None:
         return f"as installed: {installed.slots:,} slots"
     if advice.worth.verdict is not Verdict.WORTH:

@@ -63,12 +63,14 @@ def worker_loads(routed: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None
     step = max(routed.seconds, 1e-9) / moments
     times: Reals = np.asarray((np.arange(moments) + 0.5) * step, dtype=np.float64)
     columns = [
-        _load([request for request in requests if request.bound is not None], begin, times)
+        _load([request for request in requests if request.bound_at is not None], begin, times)
         for requests in routed.by_worker.values()
     ]
     tokens = np.stack(columns, axis=1)
     starts = [
-        request.bound - begin for request in routed.bound_requests if request.bound is not None
+        request.bound_at - begin
+        for request in routed.bound_requests
+        if request.bound_at is not None
     ]
     during = (times >= min(starts)) & (times <= max(max(starts), min(starts) + step))
     return WorkerLoads(times, tokens, during & (tokens.max(axis=1) > 0))
@@ -92,9 +94,9 @@ def _load(requests: list[LoggedRequest], begin: float, times: Reals) -> Reals:
 
 def _edges(request: LoggedRequest, begin: float) -> list[tuple[float, float, float]]:
     """(seconds behind `begin`, by how much the level changes, by how much the slope does)."""
-    assert request.bound is not None
-    bound = request.bound - begin
-    end = max(request.end - begin, bound)
+    assert request.bound_at is not None
+    bound = request.bound_at - begin
+    end = max(request.ended_at - begin, bound)
     edges = [(bound, float(request.prompt), 0.0), (end, -float(request.prompt), 0.0)]
     if request.first_token_at is None or not request.output:
         return edges
@@ -150,7 +152,7 @@ class ProxyLogFigures:
         workers: of each worker that had any.
         imbalance: workers x largest load - all load, mean, tokens; nan without load.
         idle: that, as a part of workers x largest load; nan without load.
-        cut: lines of the log that were left out.
+        cut_lines: lines of the log that were left out.
     """
 
     seconds: float
@@ -159,7 +161,7 @@ class ProxyLogFigures:
     workers: dict[str, RequestFigures]
     imbalance: float
     idle: float
-    cut: int
+    cut_lines: int
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; None for what is not known."""
@@ -181,7 +183,7 @@ def proxy_log_figures(routed: ProxyLog) -> ProxyLogFigures:
         },
         imbalance=float("nan") if loads is None else loads.imbalance,
         idle=float("nan") if loads is None else loads.idle,
-        cut=routed.cut_lines,
+        cut_lines=routed.cut_lines,
     )
 
 

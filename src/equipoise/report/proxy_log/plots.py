@@ -47,28 +47,30 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     shown = set(workers)
     known = sorted(
         (request for request in routed.bound_requests if request.worker in shown),
-        key=lambda request: request.arrival,
+        key=lambda request: request.arrived_at,
     )
     if not known:
         return None
     skipped = max(0, len(known) - MOST_REQUESTS) // 2
     middle = known[skipped : skipped + MOST_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
-    return LogExcerpt(workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrival)
+    return LogExcerpt(
+        workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrived_at
+    )
 
 
 def pack_lanes(requests: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
     """In as few lanes as can be: each request takes the lane that is free first."""
     lanes: list[list[LoggedRequest]] = []
     free: list[tuple[float, int]] = []
-    for request in sorted(requests, key=lambda one: one.arrival):
-        if free and free[0][0] <= request.arrival:
+    for request in sorted(requests, key=lambda one: one.arrived_at):
+        if free and free[0][0] <= request.arrived_at:
             lane = heappop(free)[1]
         else:
             lane = len(lanes)
             lanes.append([])
         lanes[lane].append(request)
-        heappush(free, (request.end, lane))
+        heappush(free, (request.ended_at, lane))
     return tuple(map(tuple, lanes))
 
 
@@ -141,7 +143,7 @@ def _worker(
             height=0.82, color=colour, linewidth=0,
         )  # fmt: skip
     ends = [
-        (request.end - begin, number)
+        (request.ended_at - begin, number)
         for number, lane in enumerate(lanes)
         for request in lane
         if request.outcome != COMPLETED
@@ -166,16 +168,20 @@ def _tidy(axis: "Axes", name: str, lanes: int) -> None:
 def request_parts(request: LoggedRequest) -> Iterator[tuple[str, float, float]]:
     """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
     waits, prompts, makes, whole = PART_COLOURS
-    bound = request.end if request.bound is None else max(request.bound, request.arrival)
-    yield waits, request.arrival, bound
-    if request.bound is None:
+    bound = (
+        request.ended_at if request.bound_at is None else max(request.bound_at, request.arrived_at)
+    )
+    yield waits, request.arrived_at, bound
+    if request.bound_at is None:
         return
     if not request.streamed:
-        yield whole, bound, max(request.end, bound)
+        yield whole, bound, max(request.ended_at, bound)
         return
-    first = max(request.end if request.first is None else request.first, bound)
+    first = max(
+        request.ended_at if request.first_answer_at is None else request.first_answer_at, bound
+    )
     yield prompts, bound, first
-    yield makes, first, max(request.end, first)
+    yield makes, first, max(request.ended_at, first)
 
 
 def _legend(figure: "Figure") -> None:

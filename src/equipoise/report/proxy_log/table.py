@@ -56,8 +56,8 @@ def notes(figures: ProxyLogFigures) -> Iterator[str]:
         )
     if figures.total.retried:
         yield f"{pluralize(figures.total.retried, 'request')} sent more than once; the last counts"
-    if figures.cut:
-        lines = pluralize(figures.cut, "line")
+    if figures.cut_lines:
+        lines = pluralize(figures.cut_lines, "line")
         yield f"{lines} of the log cut off and left out: a proxy was killed, or a disk was full"
     yield "requests that were under way when the proxy was killed are in no log"
 

@@ -64,7 +64,7 @@ def _tiles(summary: RunSummary) -> str:
     before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
     moved = [
         (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
-        (f"{summary.epochs}", "epochs committed"),
+        (f"{summary.rebalances}", "rebalances committed"),
         (_seconds(summary.stall_seconds), f"stall{noise}"),
     ]
     tiles = [
@@ -133,12 +133,12 @@ def _samples(record: RunRecord) -> str:
 
 def _engine(summary: RunSummary) -> list[str]:
     """What the engine was told; nothing where there was none."""
-    if not summary.engine:
+    if not summary.engine_options:
         return []
-    note = '<p class="soft">By option of the command; in_flight is of a rank.</p>'
+    note = '<p class="soft">By option of the command; staging_bytes is of a rank.</p>'
     facts = (
-        (key, human_bytes(int(value)) if key == "in_flight" else value)
-        for key, value in summary.engine.items()
+        (key, human_bytes(int(value)) if key == "staging_bytes" else value)
+        for key, value in summary.engine_options.items()
     )
     return [_section("What the engine was told", note + _list(facts))]
 

@@ -92,19 +92,21 @@ def _moves(summary: RunSummary) -> list[str]:
         return ["balancing was off: nothing moved"]
     if summary.serves_placement:
         given = f"placement  {summary.placement} served unchanged: nothing moved"
-        return [given, *_engine(summary.engine)]
-    per_epoch = summary.slots_moved / summary.epochs if summary.epochs else 0.0
-    share = per_epoch / summary.slots_total
+        return [given, *_engine(summary.engine_options)]
+    per_rebalance = summary.slots_moved / summary.rebalances if summary.rebalances else 0.0
+    share = per_rebalance / summary.slots_total
     by_phase = ", ".join(
         f"{printable(phase)} {n}"
-        for phase, n in zip(summary.phases, summary.epochs_per_phase, strict=True)
+        for phase, n in zip(summary.phases, summary.rebalances_per_phase, strict=True)
     )
-    unchanged = f", {summary.epochs_unchanged} unchanged" if summary.epochs_unchanged else ""
+    unchanged = (
+        f", {summary.rebalances_unchanged} unchanged" if summary.rebalances_unchanged else ""
+    )
     lines = [
-        f"epochs     {summary.epochs} committed ({by_phase}){unchanged}",
-        f"copies     {summary.slots_moved:,} moved, {per_epoch:.1f} per epoch "
+        f"rebalances     {summary.rebalances} committed ({by_phase}){unchanged}",
+        f"copies     {summary.slots_moved:,} moved, {per_rebalance:.1f} per rebalance "
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
-        *_engine(summary.engine),
+        *_engine(summary.engine_options),
     ]
     if summary.aborts:
         reasons = ", ".join(f"{why} {n}" for why, n in sorted(summary.aborts.items()))
@@ -116,15 +118,15 @@ def _engine(options: EngineOptions) -> list[str]:
     """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
     lines = []
     match options:
-        case {"commit": "boundary", "in_flight": room, "parcel": slots}:
+        case {"commit": "staged", "staging_bytes": room, "slots_per_message": slots}:
             lines.append(
-                f"path       boundary: {human_bytes(int(room))} in flight into a rank, "
+                f"path       staged: {human_bytes(int(room))} of staging per rank, "
                 f"messages of {slots} slots"
             )
-        case {"commit": "locked", "layer_updates_per_iter": layers}:
-            lines.append(f"path       locked: {layers} layer(s) a step")
+        case {"commit": "in_place", "layer_updates_per_iter": layers}:
+            lines.append(f"path       in place: {layers} layer(s) per step")
     if not uses_shares(options):
-        lines.append(f"rule       {options['rule']}: even parts, no shares")
+        lines.append(f"rule       {options['routing_rule']}: even parts, no shares")
     return lines
 
 

@@ -37,7 +37,7 @@ def to_json(found: SimulationResult) -> dict[str, Any]:
         "best": {
             best.column.figure: {
                 "policy": best.best,
-                "not_told_apart": list(best.indistinguishable),
+                "indistinguishable": list(best.indistinguishable),
             }
             for best in best_of_columns(found.results)
         },

@@ -211,7 +211,7 @@ def test_advice_equal_load_is_not_worth_balancing(size: int, rows: int, layers: 
     found = advise(question(np.full((2, layers, 4 * size), rows, dtype=np.int64)))
     assert found.worth.verdict is Verdict.NOISE
     assert found.worth.now.mean == 0
-    assert found.redundancy.advised.planned == 0
+    assert found.slot_choices.advised.planned == 0
 
 
 def test_advice_uniform_random_load_is_not_worth_balancing() -> None:
@@ -230,9 +230,9 @@ def test_advice_skewed_load_gains_by_slowest_rank() -> None:
     assert found.worth.planned.mean < 0.01
     assert found.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
     assert found.slots == 12
-    assert found.redundancy.reason is SlotChoiceReason.TARGET
-    assert found.movement is None
-    assert found.widths.advised is None
+    assert found.slot_choices.reason is SlotChoiceReason.TARGET
+    assert found.migration is None
+    assert found.rank_choices.advised is None
 
 
 def test_advice_gain_uses_seconds_when_known() -> None:
@@ -290,7 +290,7 @@ def test_advised_ranks_are_fewest_within_memory_and_latency() -> None:
 
 
 def _advised_ranks(known: Mapping[str, object]) -> int | None:
-    found = advise(question(SKEWED, **known)).widths
+    found = advise(question(SKEWED, **known)).rank_choices
     return None if found.advised is None else found.advised.ranks
 
 
@@ -310,8 +310,8 @@ def test_advice_compares_with_installed_placement() -> None:
     same = advise(question(SKEWED, installed=layout, expert=EXPERT, hardware=MACHINE, latency=1.0))
     assert same.worth.verdict is not Verdict.WORTH
     assert same.slots == 12
-    assert same.movement is not None
-    assert same.movement.moves[0].copies == 0
+    assert same.migration is not None
+    assert same.migration.moves[0].copies == 0
     bad = replace(linear(statistics, 4))
     other = advise(question(SKEWED, installed=bad, slots=12))
     assert other.worth.verdict is Verdict.WORTH
@@ -324,15 +324,15 @@ def test_advice_json_has_plain_values() -> None:
     known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
     found = to_json(advise(question(counts, **known)))
     assert found["kind"] == "a model, not a measurement"
-    assert found["worth"]["ways"][0]["by_layer"][1] is None
-    assert [one["name"] for one in found["movement"]["moves"]] == [
+    assert found["worth"]["options"][0]["by_layer"][1] is None
+    assert [one["name"] for one in found["migration"]["moves"]] == [
         "to the plan", "next, incremental", "next, greedy", "every slot",
     ]  # fmt: skip
-    assert found["movement"]["moves"][1]["copies"] == 0, "the load is the same"
-    assert found["widths"]["judged_by"] == "memory and latency"
+    assert found["migration"]["moves"][1]["copies"] == 0, "the load is the same"
+    assert found["rank_choices"]["judged_by"] == "memory and latency"
     alone = to_json(advise(question(counts[:1])))
-    assert alone["movement"] is None
-    assert alone["rests_on"]["held_out"] is False
+    assert alone["migration"] is None
+    assert alone["inputs"]["held_out"] is False
 
 
 @pytest.mark.parametrize(("greedy", "saved"), [(0.270, 0.068), (0.35, 0.0), (0.4, 0.0)])

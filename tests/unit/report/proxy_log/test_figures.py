@@ -26,7 +26,7 @@ def test_route_figures_of_workers_sum_to_total(routed: ProxyLog) -> None:
 
 def test_route_figures_compute_wait_ttft_and_tpot() -> None:
     figures = proxy_log_figures(
-        ProxyLog("log", (logged_request(), logged_request(streamed=False, first=5.9)))
+        ProxyLog("log", (logged_request(), logged_request(streamed=False, first_answer_at=5.9)))
     )
     total = figures.total
     assert total.wait.mean == pytest.approx(1.0)
@@ -42,7 +42,9 @@ def test_interrupted_request_has_no_time_per_token() -> None:
 
 def test_unknown_route_figures_are_dashes_and_null() -> None:
     figures = proxy_log_figures(
-        ProxyLog("log", (logged_request(worker=None, bound=None, first=None, output=0),), 2)
+        ProxyLog(
+            "log", (logged_request(worker=None, bound_at=None, first_answer_at=None, output=0),), 2
+        )
     )
     text = render(figures, "log", ColourMode.PLAIN)
     assert figures.to_json()["imbalance"] is None

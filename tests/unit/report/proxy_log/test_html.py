@@ -38,7 +38,10 @@ def test_route_page_escapes_names_of_log() -> None:
     text = page(
         ProxyLog(
             "<log>",
-            (logged_request(worker="<b>$x$"), logged_request(worker=None, bound=None, first=None)),
+            (
+                logged_request(worker="<b>$x$"),
+                logged_request(worker=None, bound_at=None, first_answer_at=None),
+            ),
         )
     )
     assert "<b>$x$" not in text
@@ -47,13 +50,15 @@ def test_route_page_escapes_names_of_log() -> None:
 
 
 def test_route_page_is_reproducible() -> None:
-    routed = ProxyLog("log", tuple(logged_request(prompt=k, end=6.0 + k) for k in range(1, 40)))
+    routed = ProxyLog(
+        "log", tuple(logged_request(prompt=k, ended_at=6.0 + k) for k in range(1, 40))
+    )
     assert page(routed) == page(routed)
     assert "Who waits" in page(routed)
 
 
 def test_prompt_classes_keep_equal_lengths_together() -> None:
-    alike = ProxyLog("log", tuple(logged_request(prompt=7, bound=1.0 + k) for k in range(50)))
+    alike = ProxyLog("log", tuple(logged_request(prompt=7, bound_at=1.0 + k) for k in range(50)))
     assert [len(one) for one in prompt_classes(alike)] == [50]
     assert wait_by_prompt(alike) is None
     apart = ProxyLog("log", tuple(logged_request(prompt=k) for k in range(1, 101)))

@@ -11,11 +11,11 @@ from equipoise.report.proxy_log.requests import LoggedRequest, ProxyLog
 
 def weight(one: LoggedRequest, at: float) -> float:
     """KV tokens of one request at one moment, from first principles."""
-    if one.bound is None or not one.bound <= at < one.end:
+    if one.bound_at is None or not one.bound_at <= at < one.ended_at:
         return 0.0
-    if one.first is None or not one.streamed or at < one.first:
+    if one.first_answer_at is None or not one.streamed or at < one.first_answer_at:
         return one.prompt
-    part = (at - one.first) / (one.end - one.first)
+    part = (at - one.first_answer_at) / (one.ended_at - one.first_answer_at)
     return one.prompt + 1 + (one.output - 1) * part if one.output else one.prompt
 
 
@@ -40,8 +40,14 @@ def test_idle_share_is_bounded_and_load_below_envelope(routed: ProxyLog) -> None
 
 
 def test_idle_share_of_double_load_is_one_quarter() -> None:
-    even = {"first": None, "output": 0, "arrival": 0.0, "bound": 0.0, "end": 8.0}
-    late = {"worker": "a", **even, "bound": 7.999}
+    even = {
+        "first_answer_at": None,
+        "output": 0,
+        "arrived_at": 0.0,
+        "bound_at": 0.0,
+        "ended_at": 8.0,
+    }
+    late = {"worker": "a", **even, "bound_at": 7.999}
     routed = ProxyLog("log", (
         logged_request(worker="a", prompt=200, **even),
         logged_request(worker="b", prompt=100, **even),
@@ -54,9 +60,12 @@ def test_idle_share_of_double_load_is_one_quarter() -> None:
 
 
 def test_busy_times_exclude_final_drain() -> None:
-    short, long = logged_request(worker="a", end=3.0), logged_request(worker="b", end=1000.0)
+    short, long = (
+        logged_request(worker="a", ended_at=3.0),
+        logged_request(worker="b", ended_at=1000.0),
+    )
     loads = worker_loads(
-        ProxyLog("log", (short, long, logged_request(worker="a", bound=2.9, end=3.0)))
+        ProxyLog("log", (short, long, logged_request(worker="a", bound_at=2.9, ended_at=3.0)))
     )
     assert loads is not None
     assert loads.times[loads.busy].max() < 3.0

@@ -172,6 +172,6 @@ def test_run_page_shows_engine_settings_when_recorded(make_record: MakeRecord) -
     _, on_progress = outline(make_record())
     assert "What the engine was told" in on_progress.text
     assert "in_flight1.2 MiB" in on_progress.text
-    page, still = outline(make_record(engine={}))
+    page, still = outline(make_record(engine_options={}))
     assert "What the engine was told" not in still.text
     assert "What the engine was told" not in page
