@@ -15,7 +15,7 @@ from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, print_written, request_values
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.route import read_api_keys
 from equipoise.cli.route_workers import parse_url
 from equipoise.cli.validation import check_count

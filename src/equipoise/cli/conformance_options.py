@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli import kinds
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 

@@ -22,7 +22,7 @@ from equipoise.cli.offline import (
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 FILES = "files"

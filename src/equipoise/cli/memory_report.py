@@ -18,7 +18,7 @@ from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.hal import registry
 from equipoise.hal.communicator import CommunicatorBackend, EstimatesCommunicatorMemory
 from equipoise.hal.errors import BackendUnavailable
-from equipoise.report.run.table import human_bytes
+from equipoise.report.text import human_bytes
 
 WEIGHT_BYTES = 4
 """The model computes in float32."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli import kinds
-from equipoise.cli.kinds import OptionKind
+from equipoise.cli.option import Option
 from equipoise.demo.settings import (
     EXPERTS,
     Balance,
@@ -24,30 +24,6 @@ RECORD_FILE = "record.npz"
 
 RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
 PLANS, MOVES, WATCHING = "what plans aim at", "how weights move", "watching"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """`key` is the key in a configuration file, and the flag with hyphens for underscores."""
-
-    key: str
-    kind: OptionKind
-    group: str
-    help: str
-    metavar: str | None = None
-    flag: str = ""
-    short: str = ""
-    shown_default: str = ""
-
-    @property
-    def name(self) -> str:
-        """The flag."""
-        return self.flag or "--" + self.key.replace("_", "-")
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flag, behind its short form if it has one."""
-        return (self.short, self.name) if self.short else (self.name,)
 
 
 OPTIONS = (

@@ -31,7 +31,8 @@ from equipoise.cli.kinds import (
     WORKERS,
     OptionKind,
 )
-from equipoise.cli.options import OPTIONS, Option, default_of
+from equipoise.cli.option import Option
+from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
 

@@ -29,7 +29,7 @@ from equipoise.cli.offline import (
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import PlacementError, UsageError
 

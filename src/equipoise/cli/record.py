@@ -22,8 +22,9 @@ from equipoise.cli.files import (
     probe_folder,
 )
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
+from equipoise.cli.option import Option
 from equipoise.cli.options import BY_KEY as RUN
-from equipoise.cli.options import RECORD_FILE, Option, merge_sources, run_settings
+from equipoise.cli.options import RECORD_FILE, merge_sources, run_settings
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.validation import check_folder, check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings

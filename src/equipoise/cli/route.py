@@ -13,7 +13,7 @@ from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.process import print_stderr
 from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.cli.validation import MOST_PORT

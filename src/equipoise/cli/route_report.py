@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, print_written, request_values, usage_errors, warn
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 ROUTE_REPORT = """\

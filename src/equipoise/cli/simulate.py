@@ -16,7 +16,7 @@ from equipoise.cli import kinds
 from equipoise.cli import simulate_kinds as own
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import print_written, request_values, warn
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
 
 SIMULATE = """\

@@ -15,8 +15,7 @@ from equipoise.hal.conformance.search import (
     PropertyUnsupported,
     PropertyViolated,
 )
-from equipoise.report.run.html import escape_html
-from equipoise.report.stylesheet import CSS
+from equipoise.report.page import CSS, card_section, escape_html, facts
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 80
@@ -173,10 +172,10 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
             _head(result),
             _tiles(result),
             *(_violation(finding) for finding in violations(result)),
-            _section("The contract at a glance", _grid(result)),
-            _section("Clause by clause", _clauses(result)),
-            _section("Property by property", _properties(result)),
-            _section("Machine and command", _about(about)),
+            card_section("The contract at a glance", _grid(result)),
+            card_section("Clause by clause", _clauses(result)),
+            card_section("Property by property", _properties(result)),
+            card_section("Machine and command", _about(about)),
         )
     )
     title = f"Conformance of {escape_html(result.backend)}"
@@ -221,7 +220,7 @@ def _played(finding: Finding) -> int:
 def _violation(finding: Finding) -> str:
     assert isinstance(finding.verdict, PropertyViolated)
     lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
-    return _section(
+    return card_section(
         f"Violated: {finding.verdict.clause}",
         f"<p>{escape_html(finding.verdict.what)}</p>"
         f'<p class="soft">{escape_html(finding.property_name)}, '
@@ -296,8 +295,7 @@ def _ground(finding: Finding) -> str:
 
 
 def _about(about: Mapping[str, Any]) -> str:
-    pairs = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in _flat(about))
-    return f"<dl>{pairs}</dl>"
+    return facts(_flat(about))
 
 
 def _flat(about: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -315,7 +313,3 @@ def _class(status: Status) -> str:
 def _table(columns: Iterable[str], rows: str) -> str:
     head = "".join(f"<th>{column}</th>" for column in columns)
     return f'<table class="left"><tr>{head}</tr>{rows}</table>'
-
-
-def _section(title: str, inner: str) -> str:
-    return f'<section><h2>{escape_html(title)}</h2><div class="card">{inner}</div></section>'

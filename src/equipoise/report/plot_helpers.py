@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from equipoise.demo.run_record import RunRecord, VariantRecord
 from equipoise.report.run.summary import committed_rebalances
-from equipoise.report.run.table import printable
 from equipoise.report.svg import MUTED, TEXT_COLOUR
+from equipoise.report.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

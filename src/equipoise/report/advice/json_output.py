@@ -8,7 +8,7 @@ from equipoise.report.advice.advice import Advice, MigrationAdvice
 from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
 from equipoise.report.advice.worth import ServingOption, Worth
-from equipoise.report.placement.forecast import json_float
+from equipoise.report.text import json_float
 
 
 def to_json(advice: Advice) -> dict[str, Any]:

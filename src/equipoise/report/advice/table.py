@@ -11,8 +11,8 @@ from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
 from equipoise.report.advice.sizing import RankChoice, RankChoices, SlotChoice
 from equipoise.report.advice.worth import ServingOption, Verdict, Worth, rows_saved, time_saved
-from equipoise.report.placement.forecast import format_number, format_size, pluralize
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, format_size, pluralize
 
 WIDTH = 80
 

@@ -9,9 +9,9 @@ from typing import Any
 from equipoise import __version__
 from equipoise.balancer.formats.placement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
-from equipoise.report.placement.forecast import format_number, json_float, pluralize
 from equipoise.report.placement.spread import LayoutLoad, LoadSpread, layout_load, linear
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, json_float, pluralize
 
 FIGURES = "mean", "std", "imbalance"
 

@@ -15,9 +15,9 @@ import numpy as np
 from equipoise.report import plot_helpers
 from equipoise.report.proxy_log.figures import Reals, WorkerLoads, worker_loads
 from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
-from equipoise.report.run.table import printable
 from equipoise.report.simulation.plot_style import add_grid
 from equipoise.report.svg import MUTED, SEQUENTIAL, TEXT_COLOUR, Picture, draw
+from equipoise.report.text import printable
 
 MOST_WORKERS = 8
 """That are drawn: more would be a carpet."""

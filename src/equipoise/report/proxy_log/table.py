@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from math import isnan
 
-from equipoise.report.placement.forecast import pluralize
 from equipoise.report.proxy_log.figures import MeanAndP99, ProxyLogFigures, RequestFigures
-from equipoise.report.run.table import printable
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import pluralize, printable
 
 HEADS = (
     "requests", "prompt", "output", "load", "wait", "P99", "TTFT", "P99", "TPOT", "P99",

@@ -6,6 +6,7 @@ from equipoise.demo.engine_options import EngineOptions, uses_shares
 from equipoise.demo.settings import VariantName
 from equipoise.report.run.summary import RunSummary, VariantSummary
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import human_bytes, printable
 
 ORDER = tuple(VariantName)
 WIDTH = 80
@@ -144,19 +145,6 @@ def _notes(summary: RunSummary) -> list[str]:
         f"{summary.steps - 1}; noise floor {floor}",
         stall,
     ]
-
-
-def printable(text: str) -> str:
-    """Text without control characters: a file's name must not drive the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def human_bytes(count: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
-    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:

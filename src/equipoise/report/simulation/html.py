@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
-from equipoise.report.run.html import escape_html
+from equipoise.report.page import (
+    CSS,
+    card,
+    escape_html,
+    facts,
+    json_details,
+    picture_section,
+    section,
+)
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
@@ -34,7 +42,6 @@ from equipoise.report.simulation.table import (
     sweep_cells,
     title,
 )
-from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import Picture
 
 
@@ -78,12 +85,12 @@ def render_html(
         (
             _head(found, best),
             _tiles(found, best),
-            _section("The same requests, routed in each way", _tables(found, best)),
-            *(_picture(picture) for picture in pictures(found)),
-            *([] if found.sweep is None else [_section("The sweep", _swept(found.sweep))]),
+            section("The same requests, routed in each way", _tables(found, best)),
+            *(picture_section(picture) for picture in pictures(found)),
+            *([] if found.sweep is None else [section("The sweep", _swept(found.sweep))]),
             *_differences(found),
-            _section("What was simulated", _facts(found)),
-            _section("Command and settings", _about(about)),
+            section("What was simulated", _facts(found)),
+            section("Command and settings", _about(about)),
             _figures(figures),
         )
     )
@@ -201,7 +208,7 @@ def _differences(found: SimulationResult) -> list[str]:
         "95 % confidence interval includes no difference.</p>"
     )
     table = _table(("", *(column.head for column in columns)), rows)
-    return [_section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
+    return [section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
 
 
 def _beside(result: PolicyResult, found: SimulationResult, column: FigureColumn) -> tuple[str, str]:
@@ -238,16 +245,12 @@ def _about(about: Mapping[str, Any]) -> str:
     for value in about.values():
         if isinstance(value, Mapping):
             flat |= {k: v for k, v in value.items() if v is not None}
-    pairs = "".join(
-        f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in flat.items()
-    )
-    return f'<div class="card"><dl>{pairs}</dl></div>'
+    return card(facts(flat.items()))
 
 
 def _figures(figures: Mapping[str, Any]) -> str:
     text = json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
-    return f'<div class="card"><details>{inner}</details></div>'
+    return json_details(text)
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
@@ -260,14 +263,3 @@ def _cell(text: str, mark: str) -> str:
     return (
         f'<td class="{mark}">{escape_html(text)}</td>' if mark else f"<td>{escape_html(text)}</td>"
     )
-
-
-def _picture(picture: Picture) -> str:
-    inner = (
-        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>'
-    )
-    return _section(picture.title, inner)
-
-
-def _section(name: str, inner: str) -> str:
-    return f"<section><h2>{escape_html(name)}</h2>{inner}</section>"

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.report.placement.forecast import pluralize
-from equipoise.report.run.table import printable
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
@@ -23,6 +21,7 @@ from equipoise.report.simulation.columns import (
 )
 from equipoise.report.simulation.result import SimulationResult, SimulationSubject, Sweep
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import pluralize, printable
 
 WIDTH = 100
 

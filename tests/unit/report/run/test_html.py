@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.demo.run_record import RunRecord
-from equipoise.report.run.html import escape_html, render_html
+from equipoise.report.page import escape_html
+from equipoise.report.run.html import render_html
 from equipoise.report.run.plots import pictures
 from equipoise.report.run.summary import summarise
 

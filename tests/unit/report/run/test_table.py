@@ -9,8 +9,9 @@ from equipoise.demo.engine_options import engine_options
 from equipoise.demo.run_record import RunRecord
 from equipoise.demo.settings import CommitMode, RoutingRule, RunSettings, Shares
 from equipoise.report.run.summary import summarise
-from equipoise.report.run.table import human_bytes, render
+from equipoise.report.run.table import render
 from equipoise.report.terminal import ColourMode
+from equipoise.report.text import human_bytes
 
 MakeRecord = Callable[..., RunRecord]
 
