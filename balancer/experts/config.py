@@ -58,7 +58,7 @@ class Objective(StrEnum):
 class Split(StrEnum):
     """How rows are divided among the copies of an expert."""
 
-    BY_SHARES = "level"
+    BY_SHARES = "shares"
     """By shares that level the ranks."""
     EVEN = "even"
     """All copies alike: for engines that know no shares."""
@@ -110,9 +110,9 @@ class Locality(StrEnum):
 class CommitMode(StrEnum):
     """How new weights come into slots."""
 
-    STAGED = "boundary"
+    STAGED = "staged"
     """From peers to staging beside the forward, and from there into slots between two steps."""
-    IN_PLACE = "locked"
+    IN_PLACE = "in_place"
     """From the host's memory into slots, a few layers a step, each under a stream lock."""
 
 

@@ -185,7 +185,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     capacities: Sequence[float] | None = None,
     objective: str = "tokens",
     threads: int = 1,
-    split: str = "level",
+    split: str = "shares",
 ) -> Plan:
     """Where to put the experts of each layer, for a load, and what part each copy takes.
 
@@ -226,7 +226,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         objective: `tokens` or `active_experts`. With the latter all rows of an expert go to one of
             its copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
         threads: over layers; they change nothing but the time.
-        split: `level`, or `even` for engines that know no shares.
+        split: `shares`, or `even` for engines that know no shares.
 
     Raises:
         PlacementError: the numbers cannot fit together; says which and why.
@@ -234,7 +234,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     chosen = parse_choice(PlanningPolicy, "policy", policy)
     demand = planner_input(load, sigma, chosen, parse_choice(Objective, "objective", objective))
     if demand.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
-        raise PlacementError("active_experts runs an expert on one rank: split must be level")
+        raise PlacementError("active_experts runs an expert on one rank: split must be shares")
     layers, experts = demand.load.shape
     shape = ExpertShape(layers, experts, slots, ranks)
     group = topology(shape, nodes, survive, capacities)

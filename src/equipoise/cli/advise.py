@@ -22,7 +22,7 @@ from equipoise.cli.offline import (
     request_values,
     usage_errors,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError

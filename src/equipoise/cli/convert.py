@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES, STATISTICS_FORMAT_NAMES
 from equipoise.cli import kinds
-from equipoise.cli.files import ensure_folder, place_of
+from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.offline import (
     check_ranks,
     naming_ranks_option,
@@ -22,7 +22,7 @@ from equipoise.cli.offline import (
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 FILES = "files"
@@ -70,7 +70,7 @@ def convert(arguments: Namespace, command: str) -> int:
     found = _read(request)
     if not isinstance(found, formats.ExpertPlacement):
         warn_of_dropped_layers(request.source, found)
-    place = place_of(request.out)
+    place = describe_path(request.out)
     lost = _write(request, found)
     if lost:
         warn(f"{request.out}: {lost}")

@@ -152,7 +152,7 @@ class OptionKind:
 
 POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
-SPLITS = "level", "even"
+SPLITS = "shares", "even"
 OBJECTIVES = "tokens", "active_experts"
 PRECISIONS = "bf16", "fp8", "fp4"
 LINKS = "node", "network", "host"

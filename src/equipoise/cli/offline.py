@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.config import read_config
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.process import print_stderr
 from equipoise.cli.validation import check_count, check_file
 from equipoise.hal.errors import (

@@ -14,10 +14,17 @@ from equipoise.balancer.formats.format_names import FOLDER_FORMAT_NAME, STATISTI
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
-from equipoise.cli.files import LAUNCHER_VARIABLE, ensure_folder, place_of, probe_file, probe_folder
+from equipoise.cli.files import (
+    LAUNCHER_VARIABLE,
+    describe_path,
+    ensure_folder,
+    probe_file,
+    probe_folder,
+)
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
+from equipoise.cli.option import Option
 from equipoise.cli.options import BY_KEY as RUN
-from equipoise.cli.options import RECORD_FILE, Option, merge_sources, run_settings
+from equipoise.cli.options import RECORD_FILE, merge_sources, run_settings
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.validation import check_folder, check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings
@@ -218,7 +225,7 @@ def _write(request: RecordRequest, found: "ExpertStatistics", ranks: int) -> Non
     from equipoise.balancer.formats import write_statistics
 
     assert request.out is not None
-    place = place_of(request.out)
+    place = describe_path(request.out)
     ensure_folder(request.out.parent)
     lost = write_statistics(request.out, found, request.format)
     if lost:

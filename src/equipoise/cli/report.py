@@ -23,7 +23,7 @@ from equipoise.cli.offline import (
     usage_errors,
     warn,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 SUBJECT, OUTPUT = "what is compared", "output"

@@ -77,7 +77,7 @@ class RankTask:
                 "variants": tuple(VariantName(name) for name in fields["variants"]),
                 "exchange": ExchangeForm(fields["exchange"]),
                 "locality": Locality(fields["locality"]),
-                "rule": RoutingRule(fields["rule"]),
+                "routing_rule": RoutingRule(fields["routing_rule"]),
                 "commit": CommitMode(fields["commit"]),
                 "balance": Balance(fields["balance"]),
             }
@@ -132,32 +132,32 @@ class LauncherPipe:
 
 def main() -> None:
     """Serve, then end the process at once: after a failure, threads of gloo may still hang."""
-    told = sys.stdin.readline()
-    if not told:
+    line = sys.stdin.readline()
+    if not line:
         os._exit(FAILED)  # the launcher has ended before it said what to do
-    task, line = RankTask.from_json(told), LauncherPipe()
+    task, pipe = RankTask.from_json(line), LauncherPipe()
     _die_with(task.launcher)
     code = FAILED
     try:
-        _work(task, line)
+        _work(task, pipe)
         code = 0
     except RankLost as lost:
-        line.send({"lost": lost.rank, "how": lost.reason, "operation": lost.operation})
+        pipe.send({"lost": lost.rank, "how": lost.reason, "operation": lost.operation})
     except EquipoiseError as error:
-        line.send({"failed": str(error)})
+        pipe.send({"failed": str(error)})
     except BaseException as error:
         traceback.print_exc()
-        line.send({"failed": f"{type(error).__name__}: {error}"})
+        pipe.send({"failed": f"{type(error).__name__}: {error}"})
     sys.stderr.flush()
     os._exit(code)
 
 
-def _work(task: RankTask, line: LauncherPipe) -> None:
+def _work(task: RankTask, pipe: LauncherPipe) -> None:
     where = rendezvous_from(os.environ, task.settings.deadline)
     if task.recording is not None:
-        record_rank(task.settings, task.recording, where, line)
+        record_rank(task.settings, task.recording, where, pipe)
         return
-    record = serve_rank(task.settings, where, line)
+    record = serve_rank(task.settings, where, pipe)
     if record is not None:
         save_record(record, task.record)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 TEXT = str(files("equipoise.demo").joinpath("text", "tables.txt"))
 TRAFFIC = ("--text", TEXT, "--steps", "12", "--ranks", "2")
 MOVING = ("--slots", "34", "--window-size", "2", "--step-interval", "2")
-"""Few redundant slots: on two ranks experts move in the first epochs."""
+"""Few redundant slots: on two ranks experts move in the first rebalances."""
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

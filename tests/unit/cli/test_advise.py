@@ -168,8 +168,8 @@ def test_advise_with_hardware_estimates_expert_moves_per_step(
     for word in ("mine: memory_gb 1", "1,000 B in fp8", "10 ms; experts may take 50%"):
         assert word in " ".join(answer.out.split())
     figures = json.loads(Path("advice.json").read_text())
-    assert figures["movement"]["experts_per_step"] == 10
-    assert figures["rests_on"]["hardware"]["sources"]["memory_gb"] == "mine.yaml"
+    assert figures["migration"]["experts_per_step"] == 10
+    assert figures["inputs"]["hardware"]["sources"]["memory_gb"] == "mine.yaml"
     assert figures["command"].startswith("equipoise advise counts.npy")
 
 

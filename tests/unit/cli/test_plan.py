@@ -95,7 +95,7 @@ BAD = {
     "an unknown policy": (("counts.npy", *SHAPE, *OUT, "--policy", "luck"), "got 'luck'"),
     "an unknown split": (
         ("counts.npy", *SHAPE, *OUT, "--split", "odd"),
-        "level or even, got 'odd'",
+        "shares or even, got 'odd'",
     ),
     "a target that is no number": (("counts.npy", "--target", "nan"), "expected a number, got 'na"),
     "a negative target": (("counts.npy", *SHAPE, *OUT, "--target", "-1"), "target must be 0 to"),

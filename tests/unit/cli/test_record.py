@@ -241,7 +241,7 @@ def test_record_options_reach_request(tmp_path: Path) -> None:
     # A recording is short and looked at afterwards, and counts come before any copy is chosen:
     # nothing watches it, and how experts move is nothing to it.
     groups = WATCHING, PLANS, MOVES
-    absent |= {"exchange", "locality", "rule", "variants"} | {
+    absent |= {"exchange", "locality", "routing_rule", "variants"} | {
         option.key for option in RUN_OPTIONS if option.group in groups
     }
     assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)

@@ -63,7 +63,7 @@ def test_run_placement_is_reported_in_table_and_figures(
     answer = equipoise("run", "--placement", "good.json", "--out", "o", "--quiet")
     assert "* placement        0.0000" in answer.out
     assert "served unchanged: nothing moved" in answer.out
-    assert "epochs" not in answer.out
+    assert "rebalances" not in answer.out
     assert answer.out.splitlines()[-1] == "outputs identical: yes"
     figures = json.loads(Path("o/summary.json").read_text())
     assert figures["shares"] == "placement"
@@ -98,8 +98,8 @@ BAD = {
         "--target has no meaning with --placement: nothing",
     ),
     "a budget": (
-        ("good.json", "--in-flight", "9MiB"),
-        "--in-flight has no meaning with --placement",
+        ("good.json", "--staging-bytes", "9MiB"),
+        "--staging-bytes has no meaning with --placement",
     ),
     "no balancing": (("good.json", "--no-balance"), "--placement and --no-balance: give one"),
     "no rank": (("good.yaml", "--ranks", "0"), "--ranks must be at least 1"),

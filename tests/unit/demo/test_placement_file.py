@@ -9,7 +9,7 @@ from equipoise.balancer.formats import ExpertPlacement, write_placement
 from equipoise.demo.model import ModelConfig
 from equipoise.demo.placement_file import read_placement_file
 from equipoise.demo.settings import Balance, RunSettings, Shares
-from equipoise.demo.variant import variants
+from equipoise.demo.variant import variants_of_run
 from equipoise.hal.errors import FormatError
 
 CONFIG = ModelConfig()
@@ -51,9 +51,14 @@ def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
     ],
 )
 def test_run_variants_end_with_requested_one(settings: RunSettings, names: list[str]) -> None:
-    assert [f"{way.name} {way.slots}" for way in variants(settings, 32)] == names
+    assert [f"{variant.name} {variant.slots}" for variant in variants_of_run(settings, 32)] == names
 
 
 def test_only_share_mode_variants_are_balanced() -> None:
-    assert [way.balanced for way in variants(PLACED, 32)] == [False, False]
-    assert [way.balanced for way in variants(RunSettings(), 32)] == [False, True, True, True]
+    assert [variant.balanced for variant in variants_of_run(PLACED, 32)] == [False, False]
+    assert [variant.balanced for variant in variants_of_run(RunSettings(), 32)] == [
+        False,
+        True,
+        True,
+        True,
+    ]

@@ -25,15 +25,15 @@ def test_worker_task_round_trips_through_json_line(
         shares=Shares.LAGGED,
         variants=(VariantName.UNBALANCED, VariantName.LAGGED),
         balance=Balance.OFF,
-        rule=RoutingRule.TRTLLM_ROUND_ROBIN,
-        in_flight=1 << 30,
+        routing_rule=RoutingRule.TRTLLM_ROUND_ROBIN,
+        staging_bytes=1 << 30,
         sigma=0.5,
         deadline=1.5,
         out=Path("o"),
         placement=placement,
         metrics_port=9400,
         wandb="mine",
-        log_epochs=True,
+        log_rebalances=True,
         log_balancedness_interval=7,
     )
     task = RankTask(settings, Path("r.npz"), launcher=77, recording=recording)

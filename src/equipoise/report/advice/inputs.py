@@ -167,23 +167,23 @@ def _mean_of_known(values: Reals) -> Reals:
     return mean
 
 
-def step_rows(question: AdviceInputs, trial: TrainTestSplit) -> int:
+def step_rows(question: AdviceInputs, split: TrainTestSplit) -> int:
     """Rows of a layer in a step, over all ranks: as said, or those of a window."""
-    return question.step_rows or trial.rows
+    return question.step_rows or split.rows
 
 
 def layer_seconds(
-    question: AdviceInputs, trial: TrainTestSplit, layout: ExpertPlacement
+    question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
 ) -> Reals | None:
     """(layers,): seconds of a step on the slowest rank; None without hardware and an expert."""
     if question.roofline is None:
         return None
-    return question.roofline.layers(trial.test, layout, step_rows(question, trial) / trial.rows)
+    return question.roofline.layers(split.test, layout, step_rows(question, split) / split.rows)
 
 
 def step_seconds(
-    question: AdviceInputs, trial: TrainTestSplit, layout: ExpertPlacement
+    question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
 ) -> float | None:
     """Of all layers."""
-    found = layer_seconds(question, trial, layout)
+    found = layer_seconds(question, split, layout)
     return None if found is None else float(found.sum())

@@ -9,9 +9,9 @@ from typing import Any
 from equipoise import __version__
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
-from equipoise.report.placement.forecast import format_number, json_float, pluralize
 from equipoise.report.placement.spread import LayoutLoad, LoadSpread, layout_load, linear
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, json_float, pluralize
 
 FIGURES = "mean", "std", "imbalance"
 
@@ -65,13 +65,13 @@ COLUMNS = "", "slots", "mean", "std", "imbalance", "worst", "in layer"
 WIDTHS = 20, 7, 12, 12, 11, 9, 9
 
 
-def render(found: Comparison, ink: ColourMode) -> str:
+def render(found: Comparison, colours: ColourMode) -> str:
     """The whole table; its last lines say what the figures are."""
     lines = [
-        styled(_title(found), TextStyle.BOLD, ink),
-        styled(_source(found), TextStyle.DIM, ink),
+        styled(_title(found), TextStyle.BOLD, colours),
+        styled(_source(found), TextStyle.DIM, colours),
         "",
-        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, colours),
         *_rows(found, "rank"),
         *_rows(found, "slot"),
         "",

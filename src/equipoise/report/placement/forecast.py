@@ -4,7 +4,6 @@ The table that `equipoise plan` ends with, 80 columns wide.
 """
 
 from dataclasses import dataclass
-from math import isnan
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.placement.spread import Reals, layout_load, linear, lower_bound, mean_known
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, format_size, json_float, pluralize
 
 
 @dataclass(frozen=True)
@@ -177,28 +177,23 @@ def forecast(
     )
 
 
-def json_float(value: float) -> float | None:
-    """For JSON, which has no NaN."""
-    return None if isnan(value) else float(value)
-
-
 WIDTHS = 14, 12, 12, 12
 COLUMNS = "", "imbalance", "worst", "in layer"
 NAMES = {"even_split": "  split evenly", "bound": "lower bound"}
 
 
-def render(forecast: Forecast, ink: ColourMode) -> str:
+def render(forecast: Forecast, colours: ColourMode) -> str:
     """The whole table; its last line says what has to move."""
     lines = [
-        styled(_title(forecast), TextStyle.BOLD, ink),
-        styled(_source(forecast), TextStyle.DIM, ink),
+        styled(_title(forecast), TextStyle.BOLD, colours),
+        styled(_source(forecast), TextStyle.DIM, colours),
         "",
-        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, colours),
         _row(forecast, forecast.baseline_name, forecast.before),
     ]
     for name, values in forecast.curves.items():
         row = _row(forecast, NAMES.get(name, name), values)
-        lines.append(styled(row, TextStyle.BOLD, ink) if name == "planned" else row)
+        lines.append(styled(row, TextStyle.BOLD, colours) if name == "planned" else row)
     return "\n".join([*lines, "", _moves(forecast)])
 
 
@@ -257,23 +252,3 @@ def _moves(forecast: Forecast) -> str:
 
 def _weight(size: int | None, copies: int) -> str:
     return "" if size is None else f"\n{format_size(size * copies)} of weights"
-
-
-def format_size(size: float) -> str:
-    """Bytes in the largest binary unit that leaves a whole number of them."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-
-
-def pluralize(number: int, what: str) -> str:
-    """So many of something, with thousands marked."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def format_number(value: float, shape: str = ".4f") -> str:
-    """A number, or a dash where there is none."""
-    return "-" if isnan(value) else format(value, shape)
