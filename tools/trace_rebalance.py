@@ -2,9 +2,9 @@
 
     python tools/trace_rebalance.py [--functions]
 
-Two ranks on the CPU serve one layer, as in `examples/nano.py`. Rank 0 notes every function of
-the project that is called, on any thread, in the steps from the first boundary of a rebalance to its
-end. What steps without a rebalance call too (routing, reading, the boundary itself) is listed apart.
+Two ranks on the CPU serve one layer, as in `examples/nano.py`. Rank 0 notes every function of the
+project that is called, on any thread, from the first boundary of a rebalance to its end. Functions
+that other steps call too (routing, reading, the boundary itself) are counted apart.
 """
 
 import argparse

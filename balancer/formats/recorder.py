@@ -1,7 +1,9 @@
 """Records the rows of every expert on one rank of any engine, in TensorRT-LLM's folder format.
 
-    recorder = StatisticsRecorder(folder, rank=rank, ranks=ranks, layers=layers, experts=256, top_k=8,
-                                  iterations=IterationRange(100, 200))
+    recorder = StatisticsRecorder(
+        folder, rank=rank, ranks=ranks, layers=layers, experts=256, top_k=8,
+        iterations=IterationRange(100, 200),
+    )
     recorder.record(iteration, counts)  # each step: (layers, experts) of this rank's tokens
     result = recorder.close()
 

@@ -65,8 +65,8 @@ def open_balancer(
         model: from `ModelRegistry.finalize`.
         config: cadence, share mode and bounds; `BalancerConfig()` where nothing is given.
         placement: what the slots hold: an integer array (layers, slots), the expert in each slot,
-            whose replicas take even shares; or a `Plan` or an `ExpertPlacement`, with its shares. By
-            default `initial_placement`.
+            whose replicas take even shares; or a `Plan` or an `ExpertPlacement`, with its shares.
+            By default `initial_placement`.
         staging_bytes: device memory for weights on their way, on each rank. By default as much as
             one layer of the largest layer group takes; a rebalance that changes more goes in parts.
         events: called with what happens (the classes of `equipoise.events`), in order, on a thread

@@ -296,8 +296,8 @@ class EquipoiseEplbState:
             is_profile: it only measures memory; ours was allocated with the model.
             log_stats: ignored; our log lines read it from the configuration.
 
-        Raises what `ModelBalancer.before_step` raises: a rank that cannot know the outcome of a vote
-        has to end. Raises `IntegrationError` if a layer never asks for slots.
+        Raises what `ModelBalancer.before_step` raises: a rank that cannot know the outcome of a
+        vote has to end. Raises `IntegrationError` if a layer never asks for slots.
         """
         if is_profile:
             return

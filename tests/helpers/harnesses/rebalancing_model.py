@@ -128,7 +128,7 @@ def rebalance(
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
-    """Run `EXTRA_SLOTS_TRIED` steps on two ranks; `breakage` and `way` are applied on every rank."""
+    """Run `EXTRA_SLOTS_TRIED` steps on two ranks, each with this `breakage` and this `way`."""
     pace = pace or Pace()
     settings = BalancerConfig(
         **{
