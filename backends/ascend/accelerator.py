@@ -1,7 +1,4 @@
-"""One NPU as an accelerator.
-
-The entry point `equipoise.accelerators: ascend`.
-"""
+"""The Ascend accelerator: the entry point `equipoise.accelerators: ascend`."""
 
 from collections.abc import Sequence
 
@@ -21,7 +18,7 @@ from equipoise.hal.stream import Role
 
 
 class AscendDeviceOps:
-    """What torch_npu brings for one NPU."""
+    """What torch_npu provides for one NPU."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -29,7 +26,8 @@ class AscendDeviceOps:
         self.byte_ops = NpuByteOps()
 
     def lock_flags(self) -> NpuLockFlags:
-        """External events and a word of page-locked memory."""
+        """External events, and flags in page-locked memory. Raises `Unsupported` on older
+        drivers."""
         if not npu_runtime.value_waits():
             raise Unsupported(f"this driver lacks {' and '.join(npu_runtime.VALUE_CALLS)}")
         return NpuLockFlags(self._device)
@@ -43,7 +41,7 @@ class AscendDeviceOps:
         return byte_ops.storage_bytes(tensor)
 
     def numa_node(self) -> int:
-        """Torch_npu tells none."""
+        """-1: torch_npu does not report it."""
         return -1
 
 
@@ -69,7 +67,7 @@ class AscendBackend:
     def capabilities(self) -> Capabilities:
         """What torch_npu and the driver that are installed here can do.
 
-        Streams are the hardware's own; a wait for a value holds up its stream and nothing else.
+        Streams are the hardware's own, so a wait for a value blocks its stream and nothing else.
         """
         locks = npu_runtime.value_waits()
         return Capabilities(

@@ -1,10 +1,8 @@
-"""The vendor's private format of matrices, FRACTAL_NZ, as torch_npu keeps it.
+"""Copies and checksums of bytes on an NPU, and the vendor's private matrix format FRACTAL_NZ.
 
-What a tensor's storage holds is kept with the storage: whatever views it, also `set_` into a tensor
-of bytes, is still in the private format, and a copy of such a view converts. So the bytes
-themselves are reached by a storage of its own over the same address, which is plain.
-
-Bytes on an NPU: one copy each, and the fingerprint in operators.
+The format is kept with the storage: every view of it, also by `set_` into a tensor of bytes, is in
+the private format, and a copy of such a view converts. So the bytes are reached by a second storage
+over the same address, which is plain.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""How the ranks of one of HCCL's communicators learn where to meet.
-
-The entry point `equipoise.communicators: hccl`.
-"""
+"""The HCCL backend: the entry point `equipoise.communicators: hccl`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,22 +29,23 @@ from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavaila
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 
 LAST_KEY = "version_key"
-"""What torch_npu calls its last word: HCCL's own meeting comes next."""
+"""The key that torch_npu sets last; HCCL's own rendezvous comes next."""
 
 
 class BootstrapStore(Store):
-    """What torch_npu takes for a store: its few words travel as ballots of the control plane.
+    """The store that torch_npu's process group gets: its keys travel as ballots of the control
+    plane.
 
-    Torch_npu's first rank says two words and the others hear them, no more. A store of torch's
-    would be a connection that lives as long as the group, and a wait in it would block for ever
-    where the launcher is stopped.
+    Torch_npu's first rank sets two keys and the others get them. One of torch's stores would be a
+    connection that lives as long as the group, and a wait in it blocks for ever if the launcher is
+    stopped.
 
-    HCCL's own meeting has a time-out of two minutes and no other end. So the first rank enters it
-    only when all others have heard the last word, which is when they enter it: a rank that was lost
-    before strands nobody there.
+    HCCL's own rendezvous ends after two minutes at the earliest. So the first rank enters it only
+    when all others have read the last key, which is when they enter it: a rank that was lost before
+    does not block the others there.
 
     Args:
-        bootstrap: carries the words; the first of its ranks speaks.
+        bootstrap: carries the keys; only the first of its ranks sets some.
     """
 
     def __init__(self, bootstrap: Bootstrap) -> None:
@@ -55,9 +53,9 @@ class BootstrapStore(Store):
         self._bootstrap: Bootstrap | None = bootstrap
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """Say a word; only the first rank does. Torch gives bytes, whatever its stub says.
+        """Set a key; only the first rank does. The value is bytes, despite torch's stub.
 
-        Raises `BallotIncomplete` when somebody does not hear the last one in time.
+        Raises `BallotIncomplete` if a rank does not read the last key in time.
         """
         bootstrap = self._require_bootstrap(key)
         bootstrap.publish(key, bytes(value))
@@ -65,7 +63,7 @@ class BootstrapStore(Store):
             bootstrap.wait_for("heard", bootstrap.ranks[1:])
 
     def get(self, key: str) -> bytes:
-        """Hear it. Raises `BallotIncomplete` when it does not come in time."""
+        """Get a key. Raises `BallotIncomplete` if it is not set in time."""
         bootstrap = self._require_bootstrap(key)
         (word,) = bootstrap.wait_for(key, bootstrap.ranks[:1])
         if key == LAST_KEY:
@@ -73,7 +71,8 @@ class BootstrapStore(Store):
         return word
 
     def detach(self) -> None:
-        """Let go of the control plane: the group lives on, perhaps for ever, and asks no more."""
+        """Drop the control plane: the group keeps this store, perhaps for ever, and does not use it
+        again."""
         self._bootstrap = None
 
     def _require_bootstrap(self, key: str) -> Bootstrap:
@@ -89,7 +88,7 @@ class Hccl:
     title = "HCCL"
     runtime: DeviceRuntime = npu_runtime.RUNTIME
     one_at_a_time = True
-    """The first operation of a group blocks torch_npu's launch queue, the process's, until every
+    """The first operation of a group blocks the process's launch queue in torch_npu until every
     member has issued it; and the stream of a group is the next one of a pool."""
 
     @property
@@ -110,7 +109,7 @@ class Hccl:
         return Unavailable(reason) if (reason := blocking_setting()) else npu_runtime.probe()
 
     def device(self, rank: int) -> int:
-        """What this process has opened, else what the rank's number gives it."""
+        """The device that this process has opened, else the one of the rank's number."""
         opened = self.runtime.selected_device()
         return rank % self.runtime.devices() if opened is None else opened
 
@@ -119,7 +118,7 @@ class Hccl:
         return self.runtime.is_capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Nothing in a private format: its bytes are not what its shape says."""
+        """Raise `Unsupported` for a private format, whose bytes are not what its shape says."""
         if not are_plain(tensors):
             raise Unsupported("a tensor in a private format does not travel; send its storage")
 
@@ -128,23 +127,22 @@ class Hccl:
         return npu_runtime.npu().ExternalEvent()
 
     def release_stream(self, index: int) -> Any:
-        """The first stream of HCCL's pool."""
+        """The first stream of HCCL's pool, on which nothing ever waits."""
         return hccl_stream_pool(npu_runtime.npu(), index).release_stream
 
     def estimate_bytes(self, link: bool) -> int:
-        """Bytes of two buffers."""
+        """Bytes of a communicator's two buffers."""
         return comm_bytes(link_buffer_mib() if link else group_buffer_mib())
 
     def init_comm(
         self, spec: CommSpec, device: Device, bootstrap: Bootstrap, warmup: Warmup
     ) -> tuple[HcclComm, WarmupOps]:
         """Make a group; its first operation blocks until every member has called it."""
-        store, account = (
-            BootstrapStore(bootstrap),
-            hccl_stream_pool(npu_runtime.npu(), device.index),
-        )
-        with HIGH_PRIORITY_STREAMS, device.runtime.current(account.reserve_next()):
-            group = HcclComm(make_process_group(store, spec), store, account)
+        store = BootstrapStore(bootstrap)
+        pool = hccl_stream_pool(npu_runtime.npu(), device.index)
+        # The stream is reserved right before torch_npu takes it, in the warm-up's first operation.
+        with HIGH_PRIORITY_STREAMS, device.runtime.current(pool.reserve_next()):
+            group = HcclComm(make_process_group(store, spec), store, pool)
             ops = warmup(group, spec.rank, len(spec.ranks), device.torch)
         store.detach()
         group.record_stream(device.torch, spec.name)

@@ -1,7 +1,7 @@
-"""Torch_npu's process group over HCCL, with the types that it does not bring.
+"""An HCCL communicator, by torch_npu's process group.
 
-A group is constructed by itself, outside torch.distributed's own list of groups, so that neither
-`init_process_group` is needed nor anything of an engine's groups changes.
+The group is constructed directly, outside torch.distributed's list of groups: this needs no
+`init_process_group` and changes nothing of an engine's groups.
 """
 
 import os
@@ -19,13 +19,15 @@ from equipoise.backends.ascend.hccl_streams import HcclStreamPool, PoolStream
 from equipoise.backends.devices.collectives.ccl import CommSpec
 
 NO_TIMEOUT = timedelta(days=10_000)
+"""Torch_npu's watchdog ends the process at a time-out; ours (`collectives.watchdog`) raises an
+error at the deadline instead."""
 HIGH_PRIORITY_VARIABLE = "TORCH_HCCL_HIGH_PRIORITY"
 PLAIN_FORMATS = (-1, 0, 2, 30)
-"""The vendor's numbers for layouts that are nothing but strides: undefined, NCHW, ND, NCDHW."""
+"""The vendor's numbers of formats that are plain strided layouts: undefined, NCHW, ND, NCDHW."""
 
 
 class HcclHandle:
-    """What an operation of a process group returns.
+    """The handle of an operation.
 
     Args:
         work: torch_npu's own.
@@ -39,21 +41,21 @@ class HcclHandle:
         self._work.wait()
 
     def is_complete(self) -> bool:
-        """Whether the device has come behind the operation."""
+        """Whether the device has finished the operation."""
         return bool(self._work.is_completed())
 
     def error(self) -> str:
-        """The network's errors; HCCL reports those of a whole communicator."""
+        """An error of the network, which HCCL reports per communicator; empty if none."""
         return "" if self._work.is_success() else "HCCL reports an error of its communicator"
 
 
 class HcclComm:
-    """A process group of torch_npu's, whose communicator is made by its first operation.
+    """A process group of torch_npu, whose HCCL communicator is made by its first operation.
 
     Args:
         group: the process group.
-        store: what it was introduced by; it calls that as long as it lives.
-        pool: the account of the device's streams.
+        store: the store that it was made with, which it refers to as long as it lives.
+        pool: the device's pool of streams.
     """
 
     def __init__(self, group: Any, store: object, pool: HcclStreamPool) -> None:
@@ -65,11 +67,11 @@ class HcclComm:
     @property
     def stream(self) -> PoolStream:
         """The stream that it runs on."""
-        assert self._stream is not None, "known once it has run anything"
+        assert self._stream is not None, "known after the first operation"
         return self._stream
 
     def record_stream(self, device: Any, name: str) -> None:
-        """It has run something: enter which stream torch_npu took for it."""
+        """Record which stream torch_npu has taken for it; called after the first operation."""
         self._stream = self._pool.assign(private_api.stream_of(self._group, device), name)
 
     def all_reduce(self, tensor: Tensor) -> HcclHandle:
@@ -105,26 +107,28 @@ class HcclComm:
         return HcclHandle(self._group.batch_isend_irecv(list(operations), list(blobs), list(peers)))
 
     def abort(self) -> None:
-        """Torch_npu's abort gives the communicator back, and what is in flight hangs."""
+        """Not possible: torch_npu's abort releases the communicator, and what is in flight
+        hangs."""
         raise NotImplementedError("HCCL cannot abort, and does not say so")
 
     def close(self) -> None:
-        """Let go of the group, and of its stream."""
+        """Release the group, and its stream in the pool."""
         if self._group is not None and self._stream is not None:
             self._pool.release(self._stream)
         self._group = None
 
     @property
     def closed(self) -> bool:
-        """Whether that has happened."""
+        """Whether it was released."""
         return self._group is None
 
 
 def make_process_group(store: Any, spec: CommSpec) -> Any:
-    """A process group whose communicator is made by its first operation, when all have called it.
+    """A process group whose HCCL communicator is made by its first operation, once all ranks call
+    it.
 
-    Without the vendor's watchdog: it would end the process at a time-out or an error, where the
-    contract wants an error that is raised. Ours watches instead.
+    Without the vendor's watchdog, which ends the process at a time-out or an error, where the
+    contract requires an exception. Our own watchdog replaces it.
     """
     buffer = link_buffer_mib() if spec.is_link else group_buffer_mib()
     return private_api.make_process_group(
@@ -133,11 +137,12 @@ def make_process_group(store: Any, spec: CommSpec) -> Any:
 
 
 class HighPriorityStreams:
-    """Let torch_npu take a communicator's stream from the pool that nobody else uses.
+    """Makes torch_npu take streams of communicators from the high-priority pool, which is unused
+    else.
 
-    It reads an environment variable whenever a communicator is made, and ignores the option of that
-    name. The variable is restored when the last of those that are being made has come through: one
-    whose peer was lost may still be there when the next is made.
+    Torch_npu reads an environment variable when it makes a communicator, and ignores the option of
+    the same name. The variable is restored after the last communicator in progress: one whose peer
+    was lost may still be in progress when the next is made.
     """
 
     def __init__(self) -> None:
@@ -154,7 +159,7 @@ class HighPriorityStreams:
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        """Restore it after the last."""
+        """Restore the variable after the last one."""
         with self._lock:
             self._inside -= 1
             if not self._inside:
@@ -169,6 +174,6 @@ HIGH_PRIORITY_STREAMS = HighPriorityStreams()
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether every tensor is laid out by its strides alone, not in a format of the vendor's."""
+    """Whether no tensor is in a private format of the vendor."""
     layout = import_module(private_api.MODULE).get_npu_format
     return all(layout(tensor) in PLAIN_FORMATS for tensor in tensors)

@@ -1,9 +1,7 @@
-"""What the environment tells HCCL, as far as it matters here.
+"""Environment variables of HCCL that matter to this backend, and the device memory it takes.
 
-The device memory that communicators of HCCL's take, for whoever plans or reports it.
-
-HCCL takes two buffers a communicator, one to send from and one to receive into, for as long as the
-communicator lives. It reports them nowhere.
+HCCL allocates two buffers per communicator, one to send from and one to receive into, for as long
+as the communicator lives. It does not report them.
 """
 
 import os
@@ -14,36 +12,37 @@ from equipoise.backends.devices.collectives.ccl import FLOAT_SUM_DTYPES, INTEGER
 
 MIB = 1 << 20
 GROUP_BUFFER = 200
-"""MiB of each of the two buffers of a communicator: HCCL's own default."""
+"""MiB of each of a communicator's two buffers: HCCL's default."""
 LINK_BUFFER = 20
-"""MiB of each of the two buffers of a link between two ranks: torch_npu's own default."""
+"""MiB of each of the two buffers of a link between two ranks: torch_npu's default."""
 SMALLEST = 1
-"""MiB: the least that HCCL takes."""
+"""MiB: the smallest buffer that HCCL accepts."""
 
 
 def group_buffer_mib() -> int:
-    """MiB of a communicator's buffer, as HCCL_BUFFSIZE says."""
+    """MiB of a communicator's buffer, by HCCL_BUFFSIZE."""
     return max(_number("HCCL_BUFFSIZE", GROUP_BUFFER), SMALLEST)
 
 
 def link_buffer_mib() -> int:
-    """MiB of a link's buffer, as P2P_HCCL_BUFFSIZE says; its 0 asks for as little as can be.
+    """MiB of a link's buffer, by P2P_HCCL_BUFFSIZE; 0 means the smallest possible.
 
-    Torch_npu itself reads 0 as: messages use the group's communicator. Ours never do, since all of
-    a communicator's operations share one stream and wait for each other there (clause P1).
+    To torch_npu, 0 means that messages use the group's communicator. Here they never do, because
+    all operations of a communicator share one stream and wait for each other there (clause P1).
     """
     return max(_number("P2P_HCCL_BUFFSIZE", LINK_BUFFER), SMALLEST)
 
 
 def deterministic() -> bool:
-    """Whether HCCL was told to add in one order: without it floating sums may not repeat."""
+    """Whether HCCL is set to add in a fixed order: otherwise sums of floats may differ between
+    runs."""
     return os.environ.get("HCCL_DETERMINISTIC", "").lower() in ("true", "strict")
 
 
 def blocking_setting() -> str:
-    """Which setting makes torch_npu block the host where the contract wants it not to; or nothing.
+    """Which setting makes torch_npu block the host, against the contract; empty if none does.
 
-    A debugger's settings: with them a send would wait for its receive on the host (clause P1).
+    They are meant for debugging: a send would wait for its receive on the host (clause P1).
     """
     for name in ("TORCH_HCCL_BLOCKING_WAIT", "HCCL_BLOCKING_WAIT", "ASCEND_LAUNCH_BLOCKING"):
         if os.environ.get(name, "0") not in ("", "0"):
@@ -52,7 +51,7 @@ def blocking_setting() -> str:
 
 
 def sum_dtypes() -> frozenset[torch.dtype]:
-    """Element types whose sums keep clause D1: integers, and floats if they repeat."""
+    """Dtypes whose sums are deterministic (D1): integers, and floats if HCCL is set so."""
     return INTEGER_SUM_DTYPES | FLOAT_SUM_DTYPES if deterministic() else INTEGER_SUM_DTYPES
 
 
@@ -62,9 +61,9 @@ def _number(name: str, otherwise: int) -> int:
 
 
 BUFFERS = 2
-"""Of the same size in every communicator."""
+"""Buffers per communicator, of the same size."""
 
 
 def comm_bytes(mib: int) -> int:
-    """Bytes that a communicator takes whose buffers have so many MiB."""
+    """Bytes of a communicator whose buffers have `mib` MiB each."""
     return BUFFERS * mib * MIB

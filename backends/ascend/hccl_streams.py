@@ -1,12 +1,12 @@
-"""The streams that HCCL runs on: which of them is whose.
+"""The pool of streams that HCCL's communicators run on, and which communicator has which stream.
 
-Torch_npu takes a stream for each of HCCL's communicators from a pool of 32, in turn, and begins
-anew behind the last: the 33rd communicator shares the stream of the first, and waits behind
-whatever hangs there. Nothing is taken back either. So this process keeps the account itself. Before
-a communicator is made it draws streams until the one that comes next is free.
+Torch_npu takes a stream for each HCCL communicator from a pool of 32, in turn, and starts again at
+the first: the 33rd communicator shares the stream of the first, and queues after whatever hangs
+there. Streams are never given back either. So this process keeps account: before a communicator is
+made, it draws streams until the one that comes next is free.
 
-The pool is the one for high priority, which nobody else uses here: the accelerator's streams come
-from the other one.
+The pool is the high-priority one, which nothing else uses here: the accelerator's streams come from
+the other one.
 """
 
 import threading
@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from equipoise.hal.errors import CommunicatorFailed
 
 RELEASE_STREAM = "the bell"
-"""Holds the stream that nothing is ever launched on but signals to other streams."""
+"""The owner, in error messages, of the stream that only signals to other streams are launched
+on."""
 
 
 class PoolStream(Protocol):
@@ -29,7 +30,7 @@ class PoolStream(Protocol):
 
 
 class HcclStreamPool:
-    """The pool of one device. For any number of threads; communicators are made one at a time.
+    """The pool of one device. Thread-safe; communicators are made one at a time.
 
     Args:
         draw: takes the next stream from the vendor's pool.
@@ -48,16 +49,18 @@ class HcclStreamPool:
         return self._ring[0]
 
     def reserve_next(self) -> PoolStream:
-        """Make a free stream the next of the pool. Raises `CommunicatorFailed` if there is none."""
+        """Make a free stream the next one that torch_npu takes. Raises `CommunicatorFailed` if none
+        is free."""
         with self._lock:
-            self._last = self._place(self._draw().stream_id)  # others may have drawn meanwhile
+            self._last = self._place(self._draw().stream_id)  # an engine may have drawn since
             priority = self._free()
             while self._ring[(self._last + 1) % len(self._ring)] is not priority:
                 self._last = self._place(self._draw().stream_id)
             return priority
 
     def assign(self, number: int, owner: str) -> PoolStream:
-        """Enter that the vendor took stream `number`. Raises `CommunicatorFailed` if one has it."""
+        """Record that torch_npu took stream `number` for `owner`. Raises `CommunicatorFailed` if
+        another one has it."""
         with self._lock:
             place = self._place(number)
             self._last = place
@@ -67,12 +70,12 @@ class HcclStreamPool:
             return self._ring[place]
 
     def release(self, stream: PoolStream) -> None:
-        """Nothing runs there any more."""
+        """Mark the stream as free: nothing runs there any more."""
         with self._lock:
             self._holders.pop(stream.stream_id, None)
 
     def holders(self) -> tuple[str, ...]:
-        """Who has a stream."""
+        """The owners of streams."""
         with self._lock:
             return tuple(self._holders.values())
 
@@ -94,7 +97,8 @@ class HcclStreamPool:
 
 
 def _learn(draw: Callable[[], PoolStream]) -> Sequence[PoolStream]:
-    """Everything in the pool, in its order; the last one was drawn last."""
+    """All streams of the pool, in its order, by drawing until the first comes again. The last
+    element is the stream drawn last."""
     ring = [draw()]
     while (stream := draw()).stream_id != ring[0].stream_id:
         ring.append(stream)
@@ -106,7 +110,7 @@ _making = threading.Lock()
 
 
 def hccl_stream_pool(npu: Any, index: int) -> HcclStreamPool:
-    """The account of device `index`, by `torch.npu`."""
+    """The pool of this process for device `index`; `npu` is `torch.npu`."""
     with _making:
         if index not in _pools:
             _pools[index] = HcclStreamPool(lambda: npu.Stream(device=index, priority=-1))

@@ -1,4 +1,4 @@
-"""The two words of a stream lock on an NPU."""
+"""The flags of stream locks on an NPU: external events, and page-locked memory."""
 
 from typing import Any
 
@@ -10,15 +10,17 @@ from equipoise.backends.devices.memory import copy, pinned
 from equipoise.backends.devices.runtime import Device
 
 SIGNAL_STREAM = "signal"
-"""The stream that signals are given on; nothing ever waits there, so a signal is never late."""
+"""Use of the cached stream that signals are launched on. Nothing ever waits there, so that a signal
+is never delayed by a stream that waits."""
 
 
 class NpuAcquireFlag:
-    """A vendor's external event: its wait ends when the word is 1, and then writes 0.
+    """An external event of the vendor: a wait ends when its value is 1, and then writes 0.
 
-    torch_npu has a flag for each on the host: a wait sets it, a record clears it, and a wait that
-    finds it set raises, though it has gone to the stream. So a word that was given before its wait,
-    or beside it, keeps a flag that nothing but another signal clears, and is not lent again.
+    torch_npu keeps a mark per event on the host: a wait sets it, a record clears it, and a wait
+    that finds it set raises, although it has gone to the stream. So an event that was recorded
+    before its wait, or at the same time, keeps a mark that only another record clears; it is not
+    reused.
     """
 
     def __init__(self, device: Device) -> None:
@@ -29,44 +31,45 @@ class NpuAcquireFlag:
 
     @property
     def reusable(self) -> bool:
-        """Whether it was given when its wait had been called, so that the flag is clear."""
+        """Whether the wait was issued before the signal, so that torch_npu's mark is clear."""
         return self._reusable
 
     def wait(self, stream: Any) -> None:
         """Enqueue the wait."""
+        # Set after the call: a signal of another thread during it counts as one before the wait.
         self._reusable = False
         self._event.wait(stream)
         self._awaited = True
 
     def signal(self) -> None:
-        """Write the 1, on a stream of its own."""
+        """Record the event, on the signal stream."""
         self._reusable, self._awaited = self._awaited, False
         self._device.set_current()
         self._event.record(self._device.cached_stream(SIGNAL_STREAM))
 
 
 class NpuReleaseFlag:
-    """A word of page-locked memory that a stream copies a 1 into."""
+    """An int32 in page-locked memory that a stream copies a 1 into."""
 
     def __init__(self, device: Device) -> None:
-        self._word = pinned(4).view(torch.int32).zero_()
+        self._flag = pinned(4).view(torch.int32).zero_()
         self._one = one_on_device(device)
 
     def set(self, stream: Any) -> None:
         """Enqueue the copy on the current stream."""
-        copy(self._word, self._one)
+        copy(self._flag, self._one)
 
     def is_set(self) -> bool:
-        """Whether the copy came."""
-        return int(self._word) == 1
+        """Whether the copy has arrived."""
+        return int(self._flag) == 1
 
     def clear(self) -> None:
-        """Back to 0."""
-        self._word.zero_()
+        """Clear it, from the host."""
+        self._flag.zero_()
 
 
 class NpuLockFlags:
-    """Makes them."""
+    """Makes the flags of a device's stream locks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -76,7 +79,7 @@ class NpuLockFlags:
         return NpuAcquireFlag(self._device)
 
     def release_flag(self) -> NpuReleaseFlag:
-        """A word of 0."""
+        """A flag of 0."""
         return NpuReleaseFlag(self._device)
 
 
@@ -84,7 +87,8 @@ _ones: dict[int, Tensor] = {}
 
 
 def one_on_device(device: Device) -> Tensor:
-    """The number 1 on that device, int32 [1], there when this returns."""
+    """The number 1 on that device, int32 [1]. Blocks until it is there, so that any stream may read
+    it without waiting."""
     if device.index not in _ones:
         stream = device.cached_stream(SIGNAL_STREAM)
         with device.runtime.current(stream):

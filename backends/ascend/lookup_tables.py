@@ -211,8 +211,9 @@ SHORT_RUNS = 22
 """Length of a run up to which turns fit in int32."""
 TURNS32 = 232792560
 """The least common multiple of 1 to 22: a turn modulo it is the same entry of each shorter run."""
-LEAST = 4096
-"""Elements that a sequence begins with."""
+MIN_SEQUENCE = 4096
+"""Initial elements of a sequence, which doubles when a batch is larger: enough for 512 tokens of
+eight experts, so that most decode steps never grow one."""
 
 Make = Callable[[Tensor], Tensor]
 """From places, int64 [n], to what stands there; on any device, without a scalar from the host."""
@@ -247,21 +248,23 @@ class BatchIndices:
         held = self._latest.get(key)
         if held is None or held.numel() < end:
             if is_captured(stream):
-                # Nothing can be copied from the host now: the graph computes its own.
+                # During a capture nothing can be copied from the host, so the graph computes it.
                 return make(torch.arange(begin, end, device=own.device.torch))
             held = self._grown(key, make, end, stream, windows)
         own.keep_alive(held)
         return held[begin:end]
 
     def _grown(self, key: object, make: Make, end: int, stream: Stream, windows: int) -> Tensor:
-        """At least `end` elements. The gate is held: no two threads make the same."""
+        """The sequence with at least `end` elements. Made under the issue lock, so that no two
+        threads make the same one."""
         with own_stream(stream).issue_lock:
             held = self._latest.get(key)
             if held is not None and held.numel() >= end:
                 return held
             if held is not None:
+                # Kept: a captured graph or a launch may still read the shorter one.
                 self._outgrown.append(held)
-            size = windows + LEAST
+            size = windows + MIN_SEQUENCE
             while size < end:
                 size = windows + 2 * (size - windows)
             self._latest[key] = made = copy_to_device(make(torch.arange(size)), stream)

@@ -1,7 +1,8 @@
-"""What torch_npu has of its own; imported with the first use, and never by importing this module.
+"""Torch_npu's runtime: what is installed, what the driver can do, and where it differs from CUDA's.
 
-Only `torch.npu` is used, never a `torch.cuda` shim. Everything of it is typed `Any` here, so that
-the package is checked on machines without it.
+torch_npu is imported at its first use, never by importing this module. Only `torch.npu` is used,
+not a `torch.cuda` shim. Everything of it is typed `Any`, so that the package can be type-checked on
+machines without it.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ TESTED = "torch_npu 2.13.0"
 CUDA_SHIM = "torch_npu.contrib.transfer_to_npu"
 """Redirects torch.cuda to the NPU for a whole process."""
 VALUE_CALLS = ("aclrtValueWait", "aclrtValueWrite")
-"""What the driver must export for external events that reset themselves."""
+"""Functions that the driver must export for external events that reset themselves."""
 
 
 @cache

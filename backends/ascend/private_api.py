@@ -1,7 +1,7 @@
-"""Everything of torch_npu that no page of its vendor's describes, in one place.
+"""All undocumented names of torch_npu that are in use, in one place.
 
-It may change with any version. `probe` looks for all of it before anything is opened, so that a
-version which lacks a name is refused by that name and not by a failure in the middle of a run.
+They may change with any version. `probe` looks for all of them before anything is opened, so that a
+version which lacks one is refused with its name, and does not fail in the middle of a run.
 Written for torch_npu 2.13; 2.14 has the same names.
 """
 
@@ -28,7 +28,7 @@ NAMES = (
     f"{GROUP}.Options.group_id",
     f"{GROUP}.Options.hccl_config",
 )
-"""As they are found from the module on."""
+"""Paths of the names, from the module on."""
 
 
 def missing() -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def local_device() -> int:
 
 
 def storage_at(address: int, device: torch.device, nbytes: int) -> Any:
-    """A storage over memory that somebody else owns, in no private format."""
+    """A storage in plain format over memory that another storage owns."""
     return _core()._construct_storage_from_data_pointer(address, device, nbytes)
 
 

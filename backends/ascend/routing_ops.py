@@ -1,12 +1,7 @@
-"""Routing as operators of the device, bit for bit `equipoise.hal.routing`.
+"""Routing in operators of the device, bit for bit `equipoise.hal.routing` and `hal.routing_rules`.
 
-Nothing here makes the host wait: no size is read back, no boolean picks elements, and every scalar
-goes into the operator as an argument.
-
-Other engines' rules as operators of the device, bit for bit `equipoise.hal.routing_rules`.
-
-As in `routing`: no size is read back, no boolean picks elements, and every scalar goes into the
-operator as an argument.
+Nothing here makes the host wait: no size is read back, no boolean tensor selects elements, and
+every scalar goes into the operator as an argument.
 """
 
 import torch

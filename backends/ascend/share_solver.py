@@ -1,11 +1,11 @@
-"""The share solver: one function of the host, called by the stream in its turn.
+"""The share solver on an NPU: a host function that the stream calls in its turn.
 
-Water-filling refills one expert after the other, which no fixed number of operators does. So the
-stream copies the counts and tables to the host, calls the native solver there, and copies the
-shares back; the host that launched it waits for nothing.
+Water-filling refills one expert after the other, which no fixed number of operators can express. So
+the stream copies the counts and tables to the host, calls the native solver there, and copies the
+shares back; the host thread that launched it does not wait.
 
-torch_npu keeps what it needs of every launched callback for ever. So a callback is captured into a
-graph of its own, once a stream and size, and replayed.
+torch_npu keeps what it needs for a launched callback for ever. So a callback is captured once per
+stream and size, into a graph of its own, and replayed.
 """
 
 import threading
@@ -25,7 +25,7 @@ from equipoise.hal.routing import SWEEPS
 
 @dataclass(eq=False)
 class SolveJob:
-    """The host's memory for one solving at a time, in the order of a stream.
+    """Page-locked memory for one run of the solver at a time, in the order of a stream.
 
     Attributes:
         stream: the stream that fails if the solver does.
@@ -43,7 +43,7 @@ class SolveJob:
     _graph: Any = field(default=None)
 
     def enqueue(self) -> None:
-        """Have the current stream call the solver."""
+        """Make the current stream call the solver."""
         current = npu_runtime.npu().current_stream()
         if npu_runtime.npu().is_current_stream_capturing():
             _launch(current, self)
@@ -56,7 +56,8 @@ class SolveJob:
             self._graph.replay()
 
     def solve(self) -> None:
-        """On a thread of torch_npu's: nothing may escape here, or that thread never goes on."""
+        """Runs on a thread of torch_npu, which an exception would end for good; so it fails the
+        stream instead."""
         try:
             counts, start, replicas = torch.split(
                 self.inputs, [self.experts, self.experts + 1, self.result.numel()]
@@ -77,25 +78,26 @@ class SolveJob:
 
 
 class HostShareSolver:
-    """The jobs of one accelerator: one a stream and size, and one of its own for every capture."""
+    """The jobs of one accelerator: one per stream and size, and one per capture, since a graph may
+    be replayed in parallel with the stream."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[DeviceStream, int, int, int], SolveJob] = {}
 
-    def job(self, on: DeviceStream, experts: int, slots: int, ranks: int) -> SolveJob:
-        """Memory that nothing but this stream's earlier solvings uses."""
+    def job(self, stream: DeviceStream, experts: int, slots: int, ranks: int) -> SolveJob:
+        """A job whose memory only earlier runs on the same stream use."""
         if npu_runtime.npu().is_current_stream_capturing():
-            return _job(on, experts, slots, ranks)
-        key = (on, experts, slots, ranks)
+            return _job(stream, experts, slots, ranks)
+        key = (stream, experts, slots, ranks)
         if key not in self._jobs:
             self._jobs[key] = _job(*key)
         return self._jobs[key]
 
 
-def _job(on: DeviceStream, experts: int, slots: int, ranks: int) -> SolveJob:
-    given = torch.empty(2 * experts + 1 + slots, dtype=torch.int64, pin_memory=True)
+def _job(stream: DeviceStream, experts: int, slots: int, ranks: int) -> SolveJob:
+    inputs = torch.empty(2 * experts + 1 + slots, dtype=torch.int64, pin_memory=True)
     return SolveJob(
-        on, experts, ranks, given, torch.empty(slots, dtype=torch.int32, pin_memory=True)
+        stream, experts, ranks, inputs, torch.empty(slots, dtype=torch.int32, pin_memory=True)
     )
 
 
@@ -104,7 +106,8 @@ _lock = threading.Lock()
 
 
 def _launch(stream: Any, job: SolveJob) -> None:
-    """Put the call into the stream, which must have a thread that runs its callbacks."""
+    """Enqueue the call on the stream, which needs a thread that runs its callbacks."""
+    # A stream is subscribed once; the lock keeps two threads from doing it at the same time.
     with _lock:
         name = (int(stream.device_index), int(stream.stream_id))
         if name not in _subscribed:
@@ -114,18 +117,18 @@ def _launch(stream: Any, job: SolveJob) -> None:
 
 
 def _captured(job: SolveJob) -> Any:
-    """A graph that calls the solver and does nothing else; None while nothing can be captured."""
-    with try_capture_lock() as mine:
-        if not mine or npu_runtime.RUNTIME.why_uncapturable():
+    """A graph that only calls the solver; None while nothing can be captured."""
+    with try_capture_lock() as locked:
+        if not locked or npu_runtime.RUNTIME.why_uncapturable():
             return None
-        at = job.stream.device.cached_stream(CAPTURE_STREAM)
-        with npu_runtime.RUNTIME.current(at):
+        stream = job.stream.device.cached_stream(CAPTURE_STREAM)
+        with npu_runtime.RUNTIME.current(stream):
             graph = npu_runtime.RUNTIME.begin_capture()
             try:
-                _launch(at, job)
+                _launch(stream, job)
             except BaseException:
-                # An open capture outlives this call: the driver would refuse pageable copies and
-                # every other capture of the process (107030, 107027).
+                # The capture must be ended: while one is open the driver refuses pageable copies
+                # and every other capture of the process (errors 107030, 107027).
                 with suppress(RuntimeError):
                     npu_runtime.RUNTIME.end_capture(graph)
                 raise

@@ -1,12 +1,8 @@
-"""Bounded waiting: the vendor's own waits know no time-out.
+"""Waits that end: polling with a time-out, deadlines, and calls that are given up.
 
-How long a wait may last.
-
-Calls that may never return, made to.
-
-torch's store has no time-out of its own for most calls: where the process that holds it is stopped
-rather than gone, `set`, `check` and `compare_set` block for ever, and so does a `wait` whatever its
-time-out. So such calls run on a thread of their own, and the caller stops waiting in time.
+Vendors' own waits have no time-out. Neither have most calls of torch's store: if the process that
+holds it is stopped (not gone), `set`, `check` and `compare_set` block for ever, and so does `wait`
+whatever its time-out. So such calls run on a thread of their own, which the caller can give up.
 """
 
 import threading
@@ -19,15 +15,16 @@ from equipoise.hal.errors import ControlPlaneLost
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 SPIN_SECONDS = 50e-6
-"""Seconds of looks without a pause: a sleep of any length costs as much, and a look behind the end
-of a layer's hand-over would come up to a millisecond late."""
+"""Seconds of polling without a pause: a sleep of any length takes about as long, and a hand-over of
+a layer that ends just after a poll would be noticed up to a millisecond late."""
 MIN_PAUSE = 20e-6
 MAX_PAUSE = 1e-3
-"""Seconds between two looks; they double."""
+"""Seconds between two polls, doubling from the first to the second: short waits are noticed early,
+and long ones use little of the processor."""
 
 
 def poll(ready: Callable[[], bool], timeout: float) -> bool:
-    """Look until `ready`; whether it was within `timeout` seconds. Looks once at least."""
+    """Poll until `ready`. Returns whether it was within `timeout` seconds. Polls at least once."""
     began, pause = time.monotonic(), MIN_PAUSE
     while not ready():
         waited = time.monotonic() - began
@@ -40,11 +37,11 @@ def poll(ready: Callable[[], bool], timeout: float) -> bool:
 
 
 class Deadline:
-    """Until a moment of the monotonic clock, or until somebody gives up.
+    """A deadline on the monotonic clock that can also be ended early.
 
     Args:
-        expiry: the moment.
-        given_up: set when nobody wants the outcome any more.
+        expiry: the time of the deadline.
+        given_up: set to end it early.
     """
 
     def __init__(self, expiry: float, given_up: threading.Event) -> None:
@@ -53,7 +50,7 @@ class Deadline:
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left, not below zero."""
+        """Seconds that are left, at least zero."""
         if self._given_up.is_set():
             return 0.0
         return max(self._expiry - time.monotonic(), 0.0)
@@ -63,7 +60,7 @@ T = TypeVar("T")
 
 
 class _Call(Generic[T]):
-    """One call and what became of it."""
+    """One call and its result."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
@@ -74,7 +71,7 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             self._outcome.append(self._function())
-        except BaseException as error:  # the caller hears it
+        except BaseException as error:  # raised by `result`
             self._error = error
         self._ended.set()
 
@@ -87,35 +84,35 @@ class _Call(Generic[T]):
 
 
 class BoundedCalls:
-    """A daemon thread that makes calls one after the other.
+    """Makes calls on a daemon thread, one after the other.
 
-    Once a call has not returned in time the thread is given up, and every later call fails at
-    once: whoever did not answer may answer late, and nobody must take that for the next answer.
+    If a call does not return in time the thread is given up and every later call fails at once: the
+    connection may still deliver the late answer, which must not be taken for that of a later call.
 
     Args:
-        whom: who is called, for errors.
+        callee: what is called, for errors.
     """
 
-    def __init__(self, whom: str) -> None:
-        self._whom = whom
+    def __init__(self, callee: str) -> None:
+        self._callee = callee
         self._queue: SimpleQueue[_Call[object]] = SimpleQueue()
         self._timed_out = False
-        threading.Thread(target=self._work, name=f"equipoise.{whom}", daemon=True).start()
+        threading.Thread(target=self._work, name=f"equipoise.{callee}", daemon=True).start()
 
     def call(self, function: Callable[[], T], timeout: float) -> T:
         """What `function` returns or raises; `ControlPlaneLost` after `timeout` seconds."""
         if self._timed_out:
-            raise ControlPlaneLost(f"{self._whom} fell silent")
-        made = _Call(function)
-        self._queue.put(made)  # type: ignore[arg-type]
+            raise ControlPlaneLost(f"{self._callee} fell silent")
+        pending = _Call(function)
+        self._queue.put(pending)  # type: ignore[arg-type]
         try:
-            return made.result(timeout)
+            return pending.result(timeout)
         except TimeoutError:
             self._timed_out = True
-            raise ControlPlaneLost(f"{self._whom} did not answer within {timeout:g} s") from None
+            raise ControlPlaneLost(f"{self._callee} did not answer within {timeout:g} s") from None
 
     def close(self) -> None:
-        """End the thread once it is through with its call; later calls fail at once."""
+        """End the thread after its current call; later calls fail at once."""
         self._timed_out = True
         self._queue.put(_Call(lambda: None))
 
@@ -124,4 +121,4 @@ class BoundedCalls:
             call = self._queue.get()
             with NATIVE_CALL_GUARD:
                 call.run()
-            del call  # what it closed over is free while the thread waits for another
+            del call  # else what it refers to would live until the next call

@@ -1,7 +1,7 @@
 """The control plane over torch.distributed's TCP store.
 
-Two connections a rank: a blocking wait holds a connection's lock, and the heartbeat must not stop
-beating while the engine waits for a ballot.
+Each rank has two connections: a blocking wait holds the lock of its connection, and the heartbeat
+must not stop while the engine waits for a ballot.
 """
 
 import json
@@ -30,19 +30,22 @@ from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 T = TypeVar("T")
 HEARTBEAT_INTERVAL = 0.25
-"""Seconds between heartbeats."""
+"""Seconds between heartbeats: a write to the store per rank, eight of which fit into the
+timeout."""
 HEARTBEAT_TIMEOUT = 2.0
-"""Seconds without a heartbeat after which a rank counts as silent."""
+"""Seconds without a heartbeat after which a rank counts as lost. A garbage collection or a starved
+processor takes tenths of a second."""
 MIN_POLL = 0.001
 MAX_POLL = 0.02
-"""Seconds between two looks at ballots, at least and at most."""
+"""Seconds between two polls for ballots, at least and at most."""
 POLL_BACKOFF = 0.125
-"""A pause is this part of what was waited so far: so nobody waits much longer than it has to. A
-pause that doubles makes a vote that came after 8 ms be seen after 15, which steps of 12 ms feel."""
+"""A pause is this fraction of the time waited so far, so that no wait is longer than needed by more
+than that. With pauses that double, a ballot that arrives after 8 ms is seen after 15 ms, which
+matters to steps of 12 ms."""
 NO_BALLOT = "~"
-"""No ballot: those are hexadecimal digits, or a dash."""
+"""A value that is no ballot: ballots are hexadecimal digits or a dash."""
 STORE_TIMEOUT = 2.0
-"""Seconds that the store may take over a question that it need not wait to answer."""
+"""Seconds that the store may take to answer a request that does not wait for another rank."""
 
 
 class StoreControlPlane:
@@ -183,7 +186,7 @@ class StoreControlPlane:
         try:
             self.call_store(lambda: report_lost_rank(self._store, self.rank, reason), STORE_TIMEOUT)
         except (DistError, ControlPlaneLost):
-            return  # nobody left to tell
+            return  # without a store there is no rank to tell
 
     def lost_rank(self, timeout: float) -> RankLost | None:
         """Which rank was lost, waiting for evidence."""
@@ -222,9 +225,9 @@ class StoreControlPlane:
     def _read(self, keys: list[str]) -> list[bytes | str] | None:
         """All of `keys`, or None when one is missing.
 
-        A look, not the store's own `wait`: that one holds the connection, though another thread of
-        this rank may have to cast the ballot for which a peer waits before it casts its own; and
-        torch logs two lines each time that it passes its time-out.
+        Polls instead of the store's own `wait`. That holds the connection, and another thread of
+        this rank may have to cast the ballot that a peer waits for before it casts its own. And
+        torch logs two lines at each time-out.
         """
 
         def found() -> list[bytes | str] | None:
@@ -262,17 +265,17 @@ class StoreControlPlane:
 
 @dataclass
 class _CurrentOperation:
-    """What a rank is doing: its plane says so, its pulse tells the others.
+    """What a rank is doing: set by the control plane, published by the heartbeat.
 
-    A thing of its own, since a pulse that knew its plane would keep it, and its connections, until
-    the garbage collector comes by.
+    An object of its own: a heartbeat that referred to its control plane would keep it, and its
+    connections, until the garbage collector runs.
     """
 
     operation: str
 
 
 class _Heartbeat:
-    """Beats for its own rank, and watches when each other rank last did."""
+    """Publishes this rank's heartbeat, and notes when each other rank's heartbeat last changed."""
 
     def __init__(self, rendezvous: Rendezvous, doing: _CurrentOperation) -> None:
         self._where = rendezvous
@@ -287,8 +290,8 @@ class _Heartbeat:
     def most_silent(self) -> tuple[int, float] | None:
         """The rank that is silent for longest, and for how many seconds; None if none is.
 
-        Silence counts up to this rank's own last look, so that a rank which was itself stopped or
-        starved accuses nobody; a rank that has not come yet has the whole deadline to come.
+        Silence counts up to this rank's own last poll, so that a rank which was itself stopped or
+        starved reports no other; a rank that has not started yet has the whole deadline.
         """
         silences = [
             (self._last_check - since, rank) for rank, (_, since) in enumerate(self._last_beats)

@@ -21,11 +21,12 @@ from equipoise.hal.support.numa import numa_node
 from equipoise.hal.support.page_pool import PagePool
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that closing waits for each stream's worker."""
+"""Maximum seconds that closing waits for each stream's worker, which may hang in a program; it is a
+daemon thread then."""
 
 
 class CpuAccelerator:
-    """Four worker threads and the memory they share with everybody."""
+    """The host as an accelerator: one worker thread per stream, and host memory."""
 
     name = "cpu:0"
     device = torch.device("cpu")

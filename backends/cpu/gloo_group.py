@@ -13,15 +13,16 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from equipoise.hal.errors import CommunicatorFailed
 
 MIN_WAIT = 0.001
-"""Seconds that a rank waits for the others at least: none at all would be for ever to a store."""
+"""Minimum seconds that a rank waits for the others: a time-out of zero means for ever to the
+store."""
 CONNECTED, READ = "connected", "read"
-"""Under which ranks say that they have connected, and count who has read that of all."""
+"""Store keys: each rank's "connected", and the count of ranks that have read them all."""
 INTERFACES = "GLOO_SOCKET_IFNAME"
-"""The variable that names interfaces, comma-separated, as torch has it."""
+"""Environment variable of torch: names of network interfaces, comma-separated."""
 
 
 class GlooOperation(Protocol):
-    """What an operation of the group returns."""
+    """The handle of an operation."""
 
     def wait(self, timeout: timedelta) -> bool:
         """Block until it ended; raises RuntimeError when it failed, or after `timeout`.
@@ -31,7 +32,7 @@ class GlooOperation(Protocol):
         ...
 
     def is_completed(self) -> bool:
-        """Whether it ended; true for point-to-point only after somebody waited."""
+        """Whether it ended; for point-to-point only true after a wait."""
         ...
 
 
@@ -57,7 +58,7 @@ class GlooGroup(Protocol):
         ...
 
     def barrier(self) -> GlooOperation:
-        """Ends after everybody has come."""
+        """Ends after every rank has called it."""
         ...
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> GlooOperation:
@@ -70,19 +71,19 @@ class GlooGroup(Protocol):
 
 
 def make_gloo_group(store: Store, rank: int, size: int, deadline: float) -> GlooGroup:
-    """Meet the other ranks over `store`; operations fail after `deadline` seconds.
+    """Connect to the other ranks over `store`; operations fail after `deadline` seconds.
 
     Returns when every rank has connected to all others (clause X8).
 
-    Raises `CommunicatorFailed` when a rank does not come, and where `GLOO_SOCKET_IFNAME` names
-    something that is no interface of this machine.
+    Raises `CommunicatorFailed` if a rank is late, or if `GLOO_SOCKET_IFNAME` names something that
+    is no network interface of this machine.
     """
     expiry = time.monotonic() + deadline
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=deadline)
     options._devices = _devices(gloo)
-    # Where gloo's constructor tells of this rank, for each interface, and what follows below.
+    # Store keys of this rank: those that gloo's constructor sets, one per interface, and our own.
     flags = (*(str(place) for place in range(len(options._devices))), CONNECTED)
     try:
         group: GlooGroup = gloo(store, rank, size, options)
@@ -95,11 +96,11 @@ def make_gloo_group(store: Store, rank: int, size: int, deadline: float) -> Gloo
 
 
 def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
-    """Wait until every rank is through with gloo's constructor.
+    """Wait until gloo's constructor has returned on every rank.
 
-    The constructor returns when this rank's own end of each connection stands. A peer may still be
-    about to connect; if this rank closed its group now, the peer would wait in vain for its whole
-    deadline. Over the store, because no rank that leaves takes an answer away from there.
+    It returns when this rank's own end of each connection is there. A peer may still be about to
+    connect; if this rank closed its group now, the peer would wait for its whole deadline. By the
+    store and not by a barrier of gloo, because a rank that leaves does not take its key away.
     """
     store.set(f"{CONNECTED}/{rank}", "yes")
     left = timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT))
@@ -107,28 +108,29 @@ def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
 
 
 def _forget(store: Store, flags: Sequence[str], size: int) -> None:
-    """The last rank that needs the meeting's keys no more deletes those of all."""
+    """Delete the keys of all ranks; the last rank that has read them does it."""
     if store.add(READ, 1) == size:
         for key in (READ, *(f"{word}/{rank}" for word in flags for rank in range(size))):
             store.delete_key(key)
 
 
 def _withdraw(store: Store, flags: Sequence[str], rank: int) -> None:
-    """Nobody may take an address of an attempt that was given up for one where this rank waits."""
-    with suppress(RuntimeError):  # the store may be why
+    """Delete this rank's keys after a failure: a rank that tries again must not connect to an
+    address at which this rank does not listen any more."""
+    with suppress(RuntimeError):  # the store may be the reason for the failure
         for word in flags:
             store.delete_key(f"{word}/{rank}")
 
 
 def _devices(gloo: Any) -> list[Any]:
-    """The interfaces that are asked for, or the one of the host's own name.
+    """Gloo's devices for the configured interfaces, or for the one of the host name.
 
-    torch looks at the variable only where it makes the devices itself. The host's name may belong
-    to an interface that the other ranks do not reach: in containers, and on several networks.
+    torch reads the variable only if it makes the devices itself. The host name may belong to an
+    interface that the other ranks cannot reach: in containers, or with several networks.
     """
     names = [name for name in os.environ.get(INTERFACES, "").split(",") if name]
     try:
-        # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: the store forgets the addresses.
+        # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: the addresses are deleted from the store.
         made = [gloo.create_device(interface=name, lazy_init=False) for name in names]
         return made or [gloo.create_default_device(lazy_init=False)]
     except RuntimeError as error:

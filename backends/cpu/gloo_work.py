@@ -1,8 +1,8 @@
 """Handles of gloo operations.
 
-Measured of gloo (torch 2.13): a point-to-point work is never complete until somebody waits for it,
-and waiting with a time-out shorter than the group's poisons the whole group. So nobody here waits
-with a short time-out: a soft wait watches a thread that waits to the end.
+Measured with torch 2.13: a point-to-point work of gloo is never complete until a thread waits for
+it, and a wait with a time-out shorter than the group's breaks the whole group. So nothing here
+waits with a short time-out: a soft wait polls a thread that waits to the end.
 """
 
 import threading
@@ -17,10 +17,11 @@ from equipoise.hal.stream import Stream
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 REPORT_SLACK = 5.0
-"""Seconds beyond the deadline that gloo may take to report it."""
+"""Seconds after the deadline in which gloo may still report it: its own time-out is the deadline,
+and its report comes a little later."""
 MIN_WAIT = 0.001
-"""Seconds that an operation gets which is first waited for behind its deadline: if it has ended by
-then, it ended well."""
+"""Seconds of a wait that begins after the operation's deadline: an operation that has ended by then
+ended well."""
 
 
 class GlooWork:

@@ -18,7 +18,7 @@ from equipoise.hal.stream import Stream
 
 
 class _CpuLockState(Enum):
-    """Whose turn it is; the two words of the protocol are two of the four states (L2)."""
+    """Who owns the slots. The two flags of the protocol are two of the four states (L2)."""
 
     WRITES = "the mover owns the slots"
     FULL = "the slots may be read"
@@ -27,10 +27,10 @@ class _CpuLockState(Enum):
 
 
 class CpuStreamLock:
-    """Hand-over between a stream's worker and a mover's thread.
+    """Hands slots over between a stream's worker thread and the mover's thread.
 
-    The worker itself stands in `acquire` and keeps watch: after `deadline` seconds without a
-    signal it poisons the lock and goes on (clause L6).
+    The worker itself waits in `acquire` and needs no watchdog: after `deadline` seconds without a
+    signal it poisons the lock and continues (clause L6).
     """
 
     def __init__(self, deadline: float) -> None:
@@ -44,7 +44,7 @@ class CpuStreamLock:
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs."""
+        """The current epoch."""
         return self._epoch
 
     def acquire(self, stream: Stream) -> None:
@@ -52,7 +52,7 @@ class CpuStreamLock:
         own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._on_acquire, on)))
 
     def release(self, stream: Stream) -> None:
-        """Let the mover write, once the worker has come here."""
+        """Let the mover write, as soon as the worker gets here."""
         own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._on_release, on)))
 
     def wait(self, epoch: int, timeout: float) -> None:
@@ -91,20 +91,21 @@ class CpuStreamLock:
                 raise LockPoisoned(message + (overdue if self._timed_out else ""))
 
     def drain(self, timeout: float) -> int:
-        """Begin the next epoch, once nothing of this one is on its way.
+        """Begin the next epoch, after everything of this one has run.
 
-        What is launched meanwhile belongs to the old epoch and is waited for too: no verb of one
-        epoch is passed in another (clause L3).
+        What is launched in the meantime belongs to the old epoch and is waited for too: no acquire
+        or release of one epoch takes effect in another (clause L3).
         """
         expiry = time.monotonic() + timeout
         while (event := self._next_epoch()) is not None:
-            # A failed stream has nothing on its way any more.
+            # A failed stream runs nothing any more, so there is nothing to wait for.
             with suppress(StreamFailed):
                 event.synchronize(max(expiry - time.monotonic(), 0.0))
         return self._epoch
 
     def _next_epoch(self) -> CpuEvent | None:
-        """A verb that has not been passed; None, and the next epoch begins, when there is none."""
+        """The event of an operation that has not run yet. If there is none, begin the next epoch
+        and return None."""
         with self._changed:
             passing = next((event for event in self._pending_events if not event.query()), None)
             if passing is None:
@@ -116,14 +117,14 @@ class CpuStreamLock:
 
     def _launch(self, program: Callable[[], None], stream: CpuStream) -> None:
         passed = CpuEvent()
-        with self._changed:  # so that no drain ends between the launch and its being known
+        with self._changed:  # so that no drain ends between the launch and its registration
             stream.launch(program)
             stream.record(passed)
             self._pending_events = [event for event in self._pending_events if not event.query()]
             self._pending_events.append(passed)
 
     def _on_acquire(self) -> None:
-        """On the worker: wait for the signal, and take it."""
+        """Runs on the worker: wait for the signal."""
         with self._changed:
             free = self._changed.wait_for(
                 lambda: self._poisoned or self._state is _CpuLockState.FULL, self._deadline
@@ -135,7 +136,8 @@ class CpuStreamLock:
                 self._state = _CpuLockState.READS
 
     def _on_release(self) -> None:
-        """On the worker: hand over. Without an `acquire` before it there is nothing to give."""
+        """Runs on the worker: give the slots to the mover. Does nothing without an earlier
+        `acquire`."""
         with self._changed:
             if self._state is _CpuLockState.READS:
                 self._state = _CpuLockState.EMPTY

@@ -1,10 +1,6 @@
-"""A point that is reached once, and threads that wait for it.
+"""Streams of the CPU backend: worker threads with queues, their events, and graphs.
 
-Events as references to their latest mark.
-
-Streams as worker threads.
-
-Graphs as lists of verbs, issued again at each replay.
+A graph is a list of operations, which each replay issues again.
 """
 
 import threading
@@ -19,14 +15,17 @@ from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 
 class Latch:
-    """What `threading.Event` is, but for `clear`; several are made a step, and an event is a
-    condition, a lock and a list, and one lock more for every wait."""
+    """A one-shot `threading.Event`, without `clear`.
 
-    __slots__ = ("_gate", "_open", "_token")
+    Several are made per step, and a `threading.Event` costs a condition, a lock and a list, and one
+    more lock per wait; this is one lock.
+    """
+
+    __slots__ = ("_lock", "_open", "_token")
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self._lock = threading.Lock()
+        self._lock.acquire()
         self._open = False
         self._token = [True]
 
@@ -35,21 +34,21 @@ class Latch:
         return self._open
 
     def set(self) -> None:
-        """It is reached; any thread may say so, and say it again."""
+        """Set it; from any thread, any number of times."""
         try:
-            self._token.pop()  # by one thread only
+            self._token.pop()  # atomic, so that exactly one thread releases the lock
         except IndexError:
             return
         self._open = True
-        self._gate.release()
+        self._lock.release()
 
     def wait(self, timeout: float) -> bool:
-        """Block until it is reached, for `timeout` seconds at most; whether it was."""
+        """Block until it is set, for at most `timeout` seconds. Returns whether it is."""
         if self._open:
             return True
-        if not self._gate.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+        if not self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
             return self._open
-        self._gate.release()
+        self._lock.release()  # for the next thread that waits
         return True
 
 
@@ -61,7 +60,7 @@ class CpuRecording:
     failure: BaseException | None = None
 
     def fail(self, failure: BaseException) -> None:
-        """The point will never be reached."""
+        """Mark the point as never reached, and release those that wait."""
         self.failure = failure
         self.latch.set()
 
@@ -74,7 +73,7 @@ class CpuRecording:
 
 
 class CpuEvent:
-    """The latest recording; whoever waits keeps the recording it saw."""
+    """A reference to the latest recording; a waiter keeps the recording that it saw."""
 
     def __init__(self) -> None:
         self._recording: CpuRecording | None = None
@@ -108,12 +107,13 @@ def own_event(event: Event) -> CpuEvent:
 
 
 EVENT_TIMEOUT = 600.0
-"""Seconds that one stream waits for an event of another before it fails."""
+"""Seconds that one stream waits for an event of another before it fails: only a bound, so that a
+worker thread never waits for ever. Far above any deadline of the stream lock."""
 
 
 @dataclass(slots=True)
 class _StreamTask:
-    """A program and, for recordings, the mark that must not stay behind if it never runs."""
+    """A program and, for recordings, the recording that fails if the program never runs."""
 
     run: Callable[[], object]
     recording: CpuRecording | None = None
@@ -132,12 +132,11 @@ class _StreamTask:
 
 @dataclass(frozen=True)
 class CpuStreamOp:
-    """Something issued to a stream, in a form in which a graph can issue it again.
+    """An operation on a stream, in a form that a graph can issue again.
 
     Attributes:
         issue: enqueues it on the stream it is given.
-        guard: entered around the issuing, before any verb that is issued with it; raises what
-            forbids the verb.
+        guard: entered before any operation of the batch is issued; raises if it is forbidden.
     """
 
     issue: Callable[["CpuStream"], None]
@@ -153,12 +152,12 @@ class _Capture:
 
 
 class _CpuThreadState(threading.local):
-    """What one thread is about on a stream."""
+    """What one thread is doing on a stream."""
 
     capture: _Capture | None = None
-    """Where its verbs go instead of into the queue."""
+    """The capture that its operations go to instead of the queue."""
     deferred_tasks: list[_StreamTask] | None = None
-    """What it runs in place as soon as it holds no lock."""
+    """Tasks that the worker itself runs as soon as it has released the issue lock."""
 
 
 class CpuStream:
@@ -193,7 +192,7 @@ class CpuStream:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Nothing follows the current stream here: gloo is not ordered by streams (clause X6)."""
+        """Does nothing: gloo's operations are not ordered by streams (clause X6)."""
         yield
 
     def launch(self, program: Callable[[], object]) -> None:
@@ -215,7 +214,7 @@ class CpuStream:
         try:
             self._submit(_StreamTask(recording.latch.set, recording))
         except StreamFailed as refusal:
-            # Whoever waits for the event must not wait for a point that can never come.
+            # Else a stream that waits for the event would wait for ever.
             recording.fail(refusal.__cause__ or refusal)
             raise
 
@@ -245,24 +244,25 @@ class CpuStream:
         done.latest().wait(timeout, f"the end of stream {self._name}")
 
     def issue(self, *ops: CpuStreamOp) -> None:
-        """Issue verbs back to back, or keep them while the calling thread captures this stream.
+        """Issue operations back to back, or capture them.
 
-        Nothing that another thread launches on a stream of the same gate comes between them.
+        Nothing that another thread launches on a stream with the same issue lock comes between.
         """
         capture = self._thread_state.capture
         if capture is not None:
             capture.verbs.extend(ops)
             return
         with self._whole(), ExitStack() as guards:
+            # All guards before any work: a batch is refused as a whole or not at all.
             for op in ops:
                 guards.enter_context(op.guard())
             for op in ops:
                 op.issue(self)
 
     def capture(self, program: Callable[[], object]) -> tuple[CpuStreamOp, ...]:
-        """What `program` issues here from the calling thread; none of it is run.
+        """Capture what `program` issues here from the calling thread; nothing of it runs.
 
-        Other threads' launches, and launches on other streams, go on as ever.
+        Launches of other threads, and on other streams, are not affected.
         """
         if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
@@ -274,7 +274,8 @@ class CpuStream:
         return tuple(capture.verbs)
 
     def close(self, timeout: float) -> None:
-        """End the worker after what is queued; a worker that hangs is left behind as a daemon."""
+        """End the worker after what is queued, waiting at most `timeout` seconds. A worker that
+        hangs stays as a daemon thread."""
         with self._issue_lock:
             if not self._closed and self._worker is not None:
                 self._queue.put(None)
@@ -284,9 +285,11 @@ class CpuStream:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Hold the gate; within one of this stream's programs, run in place when it is free again.
+        """Hold the issue lock. In one of this stream's own programs, defer tasks until it is
+        released.
 
-        Else a program would wait for another stream, whose programs may need the gate to go on.
+        A task that the worker runs in place may wait for another stream, whose programs may need
+        the issue lock to continue.
         """
         if (
             threading.current_thread() is not self._worker
@@ -314,7 +317,7 @@ class CpuStream:
             else:
                 self._thread_state.deferred_tasks.append(task)
             return
-        # Under the lock, so that nothing is queued behind the end that `close` puts.
+        # Under the lock, so that nothing is queued after the end marker that `close` puts.
         with self._issue_lock:
             if self._failure is not None:
                 raise StreamFailed(
@@ -331,14 +334,14 @@ class CpuStream:
         while (task := self._queue.get()) is not None:
             with NATIVE_CALL_GUARD:
                 self._run(task)
-            del task  # what a program closed over is free while the stream waits for another
+            del task  # else its tensors would live until the next task comes
 
     def _run(self, task: _StreamTask) -> None:
         if self._failure is None:
             try:
                 task.run()
                 return
-            except BaseException as failure:  # the host hears it at the next launch or wait
+            except BaseException as failure:  # raised by the next launch or wait
                 self._failure = failure
         task.skip(self._failure)
 
@@ -351,30 +354,29 @@ def own_stream(stream: Stream) -> CpuStream:
 
 
 def _run_in_place(tasks: Sequence[_StreamTask]) -> None:
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         try:
             task.run_in_place()
         except BaseException as failure:
-            for skipped in tasks[place + 1 :]:
+            for skipped in tasks[index + 1 :]:
                 skipped.skip(failure)
             raise
 
 
 class CpuGraph:
-    """What was captured; empty at first, and after a capture that raised as it was before.
+    """Captured operations; empty at first. A capture that raises leaves the graph as it was.
 
-    A replay issues the verbs anew: events are recorded again, lock words and slots are taken in
-    turn again, leases are looked at again. It is one launch: another thread's commit comes before
-    all of it or after all of it (clause V4).
+    A replay issues the operations again: it records events, acquires locks and checks leases anew.
+    It is one launch: another thread's commit comes before all of it or after all of it (clause V4).
     """
 
     def __init__(self) -> None:
         self._ops: tuple[CpuStreamOp, ...] = ()
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
-        """Keep what `program` launches on `stream` from this thread, without running it."""
+        """Capture what `program` launches on `stream` from this thread; nothing of it runs."""
         self._ops = own_stream(stream).capture(program)
 
     def replay(self, stream: Stream) -> None:
-        """Launch what was kept, on this stream or another."""
+        """Launch the captured operations, on this stream or another."""
         own_stream(stream).issue(*self._ops)

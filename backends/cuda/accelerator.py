@@ -1,7 +1,4 @@
-"""One GPU as an accelerator.
-
-The entry point `equipoise.accelerators: cuda`.
-"""
+"""The CUDA accelerator: the entry point `equipoise.accelerators: cuda`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +21,7 @@ PCI = Path("/sys/bus/pci/devices")
 
 
 class CudaDeviceOps:
-    """What CUDA brings for one GPU."""
+    """What CUDA provides for one GPU."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -32,21 +29,21 @@ class CudaDeviceOps:
         self.byte_ops = CudaByteOps(self.kernels.checksum_parts)
 
     def lock_flags(self) -> CudaLockFlags:
-        """Page-locked words that streams wait for and write."""
+        """Flags in page-locked memory. Raises `Unsupported` without stream memory operations."""
         if why := cuda_runtime.stream_memory():
             raise Unsupported(why)
         return CudaLockFlags(self._device)
 
     def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """CUDA knows none."""
+        """Raises `Unsupported`: CUDA has no private formats."""
         raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
 
     def storage_bytes(self, tensor: Tensor) -> Tensor:
-        """Its elements: nothing else is stored."""
+        """The bytes of its elements."""
         return tensor.detach().reshape(-1).view(torch.uint8)
 
     def numa_node(self) -> int:
-        """As the system says of the slot that the GPU is plugged into."""
+        """The NUMA node of the GPU's PCI slot, as the system reports it."""
         return numa_node(cuda_runtime.cuda().get_device_properties(self._device.index))
 
 
@@ -59,7 +56,7 @@ class CudaAccelerator(DeviceAccelerator):
 
 
 def numa_node(properties: Any, root: Path = PCI) -> int:
-    """The NUMA node of a device; `UNKNOWN` where torch or the system does not say.
+    """The NUMA node of a device; `UNKNOWN_NODE` where torch or the system does not know it.
 
     Args:
         properties: as torch gives them, with the place on the bus from torch 2.9 on.
@@ -83,9 +80,9 @@ class CudaBackend:
     def capabilities(self) -> Capabilities:
         """What torch and cuda-bindings that are installed here can do.
 
-        A wait for a value is done by the device's front end: it holds up its stream, takes no
-        multiprocessor, and leaves the copy engines alone. But it also holds up what stands behind
-        it in the same queue of the device: copies are independent only where streams share none.
+        The device's front end waits for a value: it blocks the stream, takes no multiprocessor, and
+        does not affect the copy engines. But it also blocks what is queued after it in the same
+        hardware queue, so copies are independent only if streams share no queue.
         """
         locks = not cuda_runtime.stream_memory()
         return Capabilities(

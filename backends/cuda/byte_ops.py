@@ -1,9 +1,9 @@
-"""Bytes on a GPU: many copies in few launches, and the fingerprint by a kernel.
+"""Copies of bytes on a GPU, many in few launches, and their checksums.
 
-Copies within the device go through one kernel for all of them: a slot is a handful of segments,
-some of a few bytes, and a copy each would cost as much to start as a small expert takes to move.
-Copies from page-locked host memory go to a copy engine, in chunks: the engine is shared with the
-batch that the model's step sends up, which would else wait for a whole expert.
+Copies within the device go through one kernel for all of them: a slot consists of several segments,
+some of a few bytes, and a launch per copy would cost as much as moving a small expert. Copies from
+page-locked host memory go to a copy engine, in chunks: the engine is shared with the batch that the
+model's step uploads, which would otherwise wait for a whole expert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,10 @@ from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 
 COPY_CHUNK = 4 << 20
-"""Bytes of one copy from the host, or to it: some 80 microseconds of a PCIe 5 link."""
+"""Maximum bytes of one copy between host and device: some 80 microseconds on a PCIe 5 link, the
+longest that the model's own copies wait for it."""
 WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""What a kernel copies at a time: the widest that addresses and sizes allow."""
+"""Element types of a copy, widest first: the widest that addresses and sizes allow is used."""
 Pair = tuple[Tensor, Tensor]
 """Where to, and from where: uint8 [n] both."""
 
@@ -36,7 +37,7 @@ class ChecksumParts(Protocol):
 
 
 class CudaByteOps:
-    """Copies and fingerprints of one device."""
+    """Copies and checksums of one device."""
 
     def __init__(self, fingerprint: ChecksumParts) -> None:
         self._checksum_parts = fingerprint
@@ -48,9 +49,10 @@ class CudaByteOps:
         return segment.bytes
 
     def copy(self, pairs: Sequence[Pair]) -> None:
-        """Those within the device first, in one launch; then what comes or goes over a link."""
+        """Copy pairs within the device first, in one launch per width; then those from or to the
+        host."""
         pairs = [pair for pair in pairs if pair[0].numel()]
-        if _repeats(pairs):  # what is written twice is written in order
+        if _repeats(pairs):  # one kernel would write them in any order; the last must win
             for to, source in pairs:
                 copy(to, source)
             return
@@ -65,7 +67,7 @@ class CudaByteOps:
                 copy(part, given)
 
     def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
-        """Of all parts, each where it is."""
+        """Checksum of all parts, in place."""
         self._checksum_parts(parts, out.view(1), stream)
 
 
@@ -76,7 +78,7 @@ def _repeats(pairs: Sequence[Pair]) -> bool:
 
 
 def _by_width(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Those that can be copied by the widest words, as such; then the others, width by width."""
+    """The pairs grouped by the widest element type that fits each, and viewed as that."""
     by_width: dict[torch.dtype, list[Pair]] = {}
     for to, source in pairs:
         width = _width(to, source)

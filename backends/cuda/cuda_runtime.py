@@ -1,5 +1,7 @@
-"""What CUDA has of its own, through torch.cuda and cuda-bindings; nothing is initialised before its
-first use. Everything of the two is typed `Any`: a CPU build of torch has neither.
+"""CUDA's runtime: what is installed, settings of the environment, capture modes, hardware queues.
+
+Works through torch.cuda and cuda-bindings, and initialises nothing before its first use. Everything
+of the two is typed `Any`, because a CPU build of torch has neither.
 """
 
 import importlib.util
@@ -24,12 +26,13 @@ BLOCKING_SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
     ("CUDA_LAUNCH_BLOCKING", lambda text: text not in ("", "0"), "operations block the host"),
     ("CUDA_DEVICE_MAX_CONNECTIONS", lambda text: text == "1", "streams wait for each other"),
 )
-"""Settings that break the contract: which, when, and what they do."""
+"""Environment variables that break the contract: name, when, and what they do."""
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-"""As many of the device's queues as there can be: streams that share one wait for each other, and
-the driver's own default is 8."""
+"""The largest number of hardware queues. Streams that share a queue wait for each other, and the
+driver's default is 8."""
 INITIAL = Path("/proc/self/environ")
-"""The environment that this process was started with, whatever was set since."""
+"""The environment that this process was started with: the driver may have been initialised by an
+engine before `os.environ` was changed."""
 INSTALL = install_command("cuda")
 
 
@@ -62,10 +65,11 @@ def probe() -> Probe:
 
 
 def stream_memory() -> str:
-    """Why streams cannot wait for a value and write one; nothing where they can.
+    """Why streams cannot use stream memory operations (wait for a value, write one); empty if they
+    can.
 
-    The driver has had both, as calls that need no permission, since CUDA 12. With some settings a
-    stream that waits would hold up all others, or the host.
+    Since CUDA 12 they need no permission. With some settings a stream that waits would block all
+    others, or the host.
     """
     for name, wrong, what in BLOCKING_SETTINGS:
         if wrong(text := os.environ.get(name, "")):
@@ -80,7 +84,7 @@ def stream_memory() -> str:
 
 
 def check(answer: Any, what: str) -> tuple[Any, ...]:
-    """What a driver's call returned behind its status. Raises RuntimeError."""
+    """What a call of the driver returned after its status. Raises RuntimeError."""
     status, *rest = answer
     if status != driver().CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"{what}: {getattr(status, 'name', status)}")
@@ -88,22 +92,23 @@ def check(answer: Any, what: str) -> tuple[Any, ...]:
 
 
 THREAD_PREFIX = "equipoise."
-"""How the names of the threads of ours begin."""
+"""Prefix of the names of our threads, by which `set_thread_device` knows them from an engine's."""
 
 
 class _Thread(threading.local):
-    """What one thread has been set to."""
+    """Settings of one thread."""
 
     settled = False
     relaxed = False
-    """For its life."""
+    """Whether its capture mode is relaxed, for its life."""
 
 
 _this = _Thread()
 
 
 def _relax() -> bool:
-    """For the calling thread's life; whether that was possible: without cuda-bindings it is not."""
+    """Relax the calling thread's capture mode for its life. Returns whether that was possible: it
+    needs cuda-bindings."""
     try:
         known = driver()
     except ImportError:
@@ -114,12 +119,13 @@ def _relax() -> bool:
 
 
 class CudaRuntime(DeviceRuntime):
-    """`torch.cuda`, and where it differs: the driver ends a capture for what other threads call.
+    """`torch.cuda`, where a call on any thread can invalidate an engine's capture.
 
-    Engines capture in the mode in which a call that might synchronise, from any thread, ends the
-    capture; to ask an event is such a call, to allocate page-locked memory another. So a thread of
-    ours is relaxed for its life. An engine's thread keeps its mode, which checks its own captures:
-    what we ask on it we ask `unrestricted`. Without cuda-bindings neither is possible.
+    Engines capture in mode `global`, in which a call that might synchronise, from any thread,
+    invalidates the capture; querying an event is such a call, allocating page-locked memory
+    another. So our own threads run in mode `relaxed` for their life. An engine's thread keeps its
+    mode, which checks the engine's captures; there our calls are made under `allowed_in_capture`.
+    Both need cuda-bindings.
     """
 
     device_type = "cuda"
@@ -130,14 +136,13 @@ class CudaRuntime(DeviceRuntime):
         return cuda()
 
     def select_device(self, index: int) -> None:
-        """The first time, the driver is told of as many queues as there can be, unless somebody was
-        first."""
+        """Select the device. The first time, also ask the driver for the largest number of queues,
+        unless CUDA was initialised before."""
         with _queues_asked(index):
             super().select_device(index)
 
     def set_thread_device(self, index: int) -> None:
-        """Make it the calling thread's device, and let others capture whatever a thread of ours
-        calls."""
+        """Make it the calling thread's device, and relax the capture mode of a thread of ours."""
         super().set_thread_device(index)
         if not _this.settled:
             _this.settled = True
@@ -145,15 +150,15 @@ class CudaRuntime(DeviceRuntime):
                 _this.relaxed = _relax()
 
     def end_capture(self, graph: Any) -> None:
-        """Its end; one that holds nothing is no reason to warn."""
+        """End the capture, without a warning if it is empty."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
             super().end_capture(graph)
 
     @contextmanager
     def allowed_in_capture(self) -> Iterator[None]:
-        """The driver forbids what on some paths would synchronise; nothing of it is a part of the
-        capture."""
+        """Relax the calling thread's capture mode for a block. Nothing in the block may be meant as
+        part of a capture."""
         if _this.relaxed:
             yield
             return
@@ -172,19 +177,20 @@ class CudaRuntime(DeviceRuntime):
 
 
 RUNTIME = CudaRuntime()
-"""The one of this process."""
+"""The runtime of this process."""
 
 
 @contextmanager
 def _queues_asked(index: int) -> Iterator[None]:
-    """Initialise CUDA, and the device's context, while the environment asks for many queues.
+    """Initialise CUDA and the device's context while the environment asks for many queues.
 
-    Afterwards the environment is as it was: processes that this one starts may be none of ours.
+    The driver reads the variable when the context is made. Afterwards the environment is restored,
+    since processes that this one starts may not be ours.
     """
     global _queues
     name, most = QUEUES
     if cuda().is_initialized() and _queues is None:
-        yield  # somebody else's: the driver reads the variable no more
+        yield  # initialised by an engine: the driver does not read the variable again
         return
     before = os.environ.get(name)
     os.environ[name] = _queues = before or most
@@ -197,8 +203,9 @@ def _queues_asked(index: int) -> Iterator[None]:
 
 
 def request_queues() -> None:
-    """Have this process, and all that it starts, use as many queues as there can be, unless the
-    environment says otherwise. For who starts workers that initialise CUDA before we come."""
+    """Let this process, and all that it starts, use the largest number of queues, unless the
+    environment sets another. For launchers whose workers initialise CUDA before this backend is
+    opened."""
     global _queues
     os.environ.setdefault(*QUEUES)
     if not cuda().is_initialized():
@@ -206,15 +213,15 @@ def request_queues() -> None:
 
 
 def shared_queues() -> str:
-    """Why streams may share one of the device's queues, and wait for each other there; nothing
-    where they may not. Initialises nothing.
+    """Why streams may share a hardware queue, and wait for each other there; empty if they do not.
+    Initialises nothing.
 
-    By what this process knows: what the driver was asked for before it was initialised.
+    The driver cannot be asked; this reports what it was asked for before it was initialised.
     """
     name, most = QUEUES
     asked = _initial(name) or _queues
     if asked is None and not cuda().is_initialized():
-        asked = os.environ.get(name, most)  # as `RUNTIME.choose` will
+        asked = os.environ.get(name, most)  # as `RUNTIME.select_device` will ask
     if asked is None:
         return (
             f"CUDA was initialised without {name}={most}, so that streams share queues: "
@@ -226,7 +233,8 @@ def shared_queues() -> str:
 
 
 def _initial(name: str) -> str | None:
-    """A variable of the environment that this process was started with."""
+    """A variable of the environment that this process was started with; None where it is not
+    set."""
     try:
         entries = INITIAL.read_bytes().split(b"\0")
     except OSError:
@@ -236,12 +244,12 @@ def _initial(name: str) -> str | None:
 
 
 _queues: str | None = None
-"""How many queues the driver was asked for by this process, before it was initialised."""
+"""The number of queues that this process asked the driver for before it was initialised."""
 
 
 def bind_context(index: int) -> None:
-    """Let the calling thread use the driver's own functions; asks the device nothing, and so never
-    waits for what hangs there."""
+    """Bind the device's context to the calling thread, for functions of the driver. Asks the device
+    nothing, so that it never waits for what hangs there."""
     known = driver()
     (current_one,) = check(known.cuCtxGetCurrent(), "cuCtxGetCurrent")
     if int(current_one):

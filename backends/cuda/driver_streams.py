@@ -1,7 +1,7 @@
-"""Streams that are in no pool of torch's: as many as are asked for, and no two are one.
+"""CUDA streams made by the driver for one use each, outside torch's pool.
 
-Torch hands out 32 streams of a device in turn. Who draws the 33rd gets the first, and waits behind
-whatever hangs there; so what may hang has a stream that the driver made for it alone.
+Torch hands out 32 streams of a device in turn; the 33rd is the first again, and its work queues
+after whatever hangs there. So what may hang gets a stream that the driver made for it alone.
 """
 
 import threading
@@ -15,7 +15,7 @@ from equipoise.backends.devices.runtime import Device
 
 @dataclass(frozen=True)
 class DriverStream:
-    """A stream.
+    """A stream that the driver made.
 
     Attributes:
         stream: as torch knows it.
@@ -27,10 +27,12 @@ class DriverStream:
 
 
 class DriverStreamPool:
-    """Those of one device: made when none is spare, and kept. For any number of threads.
+    """The driver's streams of one device: reused when idle, made when none is. Thread-safe.
+
+    They are never destroyed: something may still hang on one.
 
     Args:
-        make: a new one, which nobody else ever gets.
+        make: makes a new one.
     """
 
     def __init__(self, make: Callable[[], DriverStream]) -> None:
@@ -39,7 +41,7 @@ class DriverStreamPool:
         self._spare: list[DriverStream] = []
 
     def take(self) -> DriverStream:
-        """One that is idle. Raises RuntimeError as the driver does."""
+        """An idle stream. Raises RuntimeError as the driver does."""
         with self._lock:
             for place, spare in enumerate(self._spare):
                 with cuda_runtime.RUNTIME.allowed_in_capture():
@@ -49,23 +51,24 @@ class DriverStreamPool:
             return self._make()
 
     def give(self, stream: DriverStream) -> None:
-        """Nothing is launched there any more; what is under way may be."""
+        """Give a stream back. Nothing is launched there any more; what is in flight may still run,
+        which is why `take` looks for an idle one."""
         with self._lock:
             self._spare.append(stream)
 
 
 def bind_device(device: Device) -> None:
-    """Make the device the calling thread's, for the driver's own functions too: these want its
-    context, which torch gives a thread only when it asks the device for something."""
+    """Make the device the calling thread's, also for functions of the driver: they need its
+    context, which torch binds only when the thread uses the device."""
     device.set_current()
     cuda_runtime.bind_context(device.index)
 
 
 def new_stream(device: Device) -> DriverStream:
-    """From the driver: ahead of others where the device has to choose, and behind none by itself.
+    """A new stream of the highest priority that does not synchronise with the default stream.
 
-    What communicates for others to wait for goes first; and without the flag it would wait for the
-    default stream, and that one for it.
+    Highest priority, because other streams wait for what communicates. Without the flag
+    CU_STREAM_NON_BLOCKING it would wait for the default stream, and the default stream for it.
     """
     bind_device(device)
     driver = cuda_runtime.driver()
@@ -80,21 +83,21 @@ def new_stream(device: Device) -> DriverStream:
     return DriverStream(stream, int(made))
 
 
-_kept: dict[int, DriverStreamPool] = {}
-_bells: dict[int, DriverStream] = {}
+_pools: dict[int, DriverStreamPool] = {}
+_release_streams: dict[int, DriverStream] = {}
 _making = threading.Lock()
 
 
 def driver_streams(device: Device) -> DriverStreamPool:
-    """Those of this process."""
+    """The pool of this process for a device."""
     with _making:
-        return _kept.setdefault(device.index, DriverStreamPool(lambda: new_stream(device)))
+        return _pools.setdefault(device.index, DriverStreamPool(lambda: new_stream(device)))
 
 
 def release_stream(device: Device) -> DriverStream:
-    """The one of this process on which nothing ever waits."""
+    """The stream of this process on which nothing ever waits, to release others from."""
     streams = driver_streams(device)
     with _making:
-        if device.index not in _bells:
-            _bells[device.index] = streams.take()
-        return _bells[device.index]
+        if device.index not in _release_streams:
+            _release_streams[device.index] = streams.take()
+        return _release_streams[device.index]

@@ -1,4 +1,10 @@
-"""Words of page-locked memory that the host and a device's streams both read and write.
+"""Flags in page-locked host memory that the host and a device's streams both read and write.
+
+A stream waits for a flag and writes one by stream memory operations, which the device's front end
+executes: a waiting stream occupies no multiprocessor (clause L4), and a graph keeps them as nodes.
+The host sets a flag by a store into memory, so no call of the driver is needed to let a stream
+continue. TensorRT-LLM's copies deadlocked on exactly such a call, queued after a launch that held
+the driver's lock (tech blog 8).
 
 **NVIDIA's warning** (CUDA driver API, stream memory operations): "Improper use of these APIs may
 deadlock the application. Synchronization ordering established through these APIs is not visible to
@@ -6,20 +12,13 @@ CUDA. CUDA tasks that are (even indirectly) ordered by these APIs should also ha
 expressed with CUDA-visible dependencies such as events. This ensures that the scheduler does not
 serialize them in an improper order."
 
-What can be expressed by events is: an operation that was launched is waited for by its event, and
-what a mover copied has ended by its event before the host gives a word. What is left is a wait that
-comes before its writer: an event that was never recorded holds nobody, so no event can say it. For
-those the driver does not know that the one stream needs the other, and may put both into one queue
-of the device, the writer behind the wait. Hence as many queues as there can be, and no independent
-copies where streams share them (`cuda_runtime.shared_queues`). What that leaves, a GPU has to show
-(`tests/devices/cuda/test_more_streams_than_queues.py`).
-
-The two words of a stream lock on a GPU: page-locked host memory that streams wait for and write.
-
-The device's front end does both (stream memory operations), so that a waiting stream occupies no
-multiprocessor (clause L4), and a graph keeps them as nodes. The host gives a word by storing into
-it: no call of the driver's stands between a mover and the stream that waits for it. TensorRT-LLM's
-copies deadlocked on exactly such a call, behind a launch that held the driver's lock (tech blog 8).
+Events express what they can: an operation that was launched is waited for by its event, and a
+mover's copies have ended, by their event, before the host sets a flag. What is left is a wait that
+is issued before its writer, which no event can express, since an event that was never recorded
+holds no stream. There the driver does not know that one stream needs the other, and may put both
+into one hardware queue, the writer after the wait. Hence as many queues as possible, and no claim
+of independent copies where streams share queues (`cuda_runtime.shared_queues`). Whether that
+suffices, a GPU has to show (`tests/devices/cuda/test_more_streams_than_queues.py`).
 """
 
 import threading
@@ -34,13 +33,15 @@ from equipoise.backends.devices.memory import pinned
 from equipoise.backends.devices.runtime import Device
 
 CACHE_LINE = 64
-"""Bytes between two words: each has a line of the processors' caches to itself."""
+"""Bytes between two flags: each has a cache line to itself, so that polling one does not slow
+writes of its neighbours."""
 FLAGS_PER_PAGE = 1024
-"""Words that are allocated at once."""
+"""Flags that are allocated at once: 64 KiB of page-locked memory, whose allocation is slow and
+synchronises."""
 
 
 class HostFlag:
-    """An aligned int32, which no tearing can reach.
+    """An aligned int32, so that every read and write of it is atomic.
 
     Args:
         cell: the host's view, int32 [1].
@@ -57,18 +58,21 @@ class HostFlag:
         return int(self._cell[0])
 
     def store(self, value: int) -> None:
-        """From the host, after all that its thread stored before, as the device sees it."""
+        """Store from the host. The device sees it after all earlier stores of the calling thread (a
+        release store at system scope)."""
         _native.store_release_system(self._cell, value)
 
     def enqueue_wait(self, stream: Any, value: int) -> None:
-        """The stream goes on once the word has that value."""
+        """Make the stream wait until the flag has that value."""
         driver = cuda_runtime.driver()
         equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
         answer = driver.cuStreamWaitValue32(_handle(stream), self._address, value, equal)
         cuda_runtime.check(answer, "cuStreamWaitValue32")
 
     def enqueue_write(self, stream: Any, value: int) -> None:
-        """The stream writes it, behind all that it wrote before."""
+        """Make the stream write it, after all that it wrote before."""
+        # The default, with a memory barrier: CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER would let the
+        # flag overtake the stream's data.
         driver = cuda_runtime.driver()
         ordered = driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
         answer = driver.cuStreamWriteValue32(_handle(stream), self._address, value, ordered)
@@ -76,11 +80,10 @@ class HostFlag:
 
 
 class HostFlagPool:
-    """Hands out words of one device, never one twice.
+    """Hands out the flags of one device, each only once.
 
-    Their memory lives as long as the process: what a stream was told to write, it writes even when
-    its lock is long forgotten, and then it must not hit anybody else's memory. A line each, for a
-    lock and for every acquire that was captured, is little.
+    Their memory is never freed: a stream may write a flag long after its lock was dropped, and must
+    not hit other memory then. A cache line per lock and per captured acquire is little.
     """
 
     def __init__(self, device: Device) -> None:
@@ -90,7 +93,7 @@ class HostFlagPool:
         self._pages: list[torch.Tensor] = []
 
     def take(self) -> HostFlag:
-        """A word of 0."""
+        """A flag of 0."""
         with self._lock:
             if not self._spare:
                 self._spare = self._page()
@@ -112,14 +115,14 @@ class HostFlagPool:
         ]
 
 
-_shelves: dict[int, HostFlagPool] = {}
+_pools: dict[int, HostFlagPool] = {}
 _making = threading.Lock()
 
 
 def host_flag_pool(device: Device) -> HostFlagPool:
-    """The one of this process for a device."""
+    """The pool of this process for a device."""
     with _making:
-        return _shelves.setdefault(device.index, HostFlagPool(device))
+        return _pools.setdefault(device.index, HostFlagPool(device))
 
 
 def _handle(stream: Any) -> Any:
@@ -130,24 +133,24 @@ CLEAR, SET = 0, 1
 
 
 class CudaAcquireFlag:
-    """Given by a store of the host; taken by the stream that waited."""
+    """Set by a store of the host; cleared by the stream that waited."""
 
     def __init__(self, device: Device) -> None:
         self._flag = host_flag_pool(device).take()
 
     def wait(self, stream: Any) -> None:
-        """Enqueue the wait, and the taking."""
+        """Enqueue the wait, and the clearing after it."""
         self._flag.enqueue_wait(stream, SET)
         self._flag.enqueue_write(stream, CLEAR)
 
     def signal(self) -> None:
-        """Store the 1, after what the mover wrote: a device's copies have ended, other threads'
-        stores were handed over, and those of this thread come before a barrier in the store."""
+        """Set it, after all that the mover wrote: the device's copies have ended, stores of other
+        threads were handed over to this one, and its own stores come before the release store."""
         self._flag.store(SET)
 
     @property
     def reusable(self) -> bool:
-        """Always: nothing is kept of it but its value."""
+        """Always: the flag has no state but its value."""
         return True
 
 
@@ -162,24 +165,24 @@ class CudaReleaseFlag:
         self._flag.enqueue_write(stream, SET)
 
     def is_set(self) -> bool:
-        """Whether the stream came there."""
+        """Whether the stream has set it."""
         return self._flag.value == SET
 
     def clear(self) -> None:
-        """Back to 0."""
+        """Clear it, from the host."""
         self._flag.store(CLEAR)
 
 
 class CudaLockFlags:
-    """Makes them."""
+    """Makes the flags of a device's stream locks."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
     def acquire_flag(self) -> CudaAcquireFlag:
-        """A word of 0."""
+        """A flag of 0."""
         return CudaAcquireFlag(self._device)
 
     def release_flag(self) -> CudaReleaseFlag:
-        """A word of 0."""
+        """A flag of 0."""
         return CudaReleaseFlag(self._device)

@@ -1,4 +1,4 @@
-"""The small kernels, launched on the streams of the contract."""
+"""Launches the Triton kernels on the streams of the contract, with their workspaces."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 PACKAGE = "equipoise.backends.cuda.kernels"
 WORKSPACE_STREAM = "aside"
-"""The stream that workspaces are made on: never one that is being captured."""
+"""Use of the cached stream that workspaces are made on. Never a stream that may be captured:
+zeroing a workspace would become part of the graph."""
 MIN_ELEMENTS = 1 << 17
-"""Elements that a workspace for apportioning takes at least: 16,384 tokens, eight experts each."""
+"""Minimum elements of a workspace for routing by quotas: 16,384 tokens of eight experts. Larger
+ones are powers of two; so a captured graph rarely meets a size that has to be allocated."""
 
 
 @cache
@@ -43,7 +45,7 @@ def kernel_module(module: str) -> Any:
 
 
 class DeviceKernels(Kernels, Protocol):
-    """What the backend asks of its kernels beside the contract."""
+    """The kernels of the contract, and one more that the slots use."""
 
     def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
@@ -52,15 +54,16 @@ class DeviceKernels(Kernels, Protocol):
 
 
 class Workspaces:
-    """One for each stream and size, and one for each capture: a graph may run beside its stream."""
+    """A workspace per stream and size, and one per capture: a graph may run in parallel with the
+    stream that it was captured on."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._made: WeakKeyDictionary[object, dict[Sizes, Workspace]] = WeakKeyDictionary()
 
     def get(self, stream: DeviceStream, sizes: "Sizes") -> "Workspace":
-        """Called by a program of the stream. Nothing of the making is launched there: it would be a
-        part of the graph, or synchronise a stream that is being captured."""
+        """The workspace for a program of the stream. It is made on another stream: on this one the
+        making would become part of a graph, or synchronise a stream that is being captured."""
         made = self._made.setdefault(stream.launch_target, {})
         if sizes not in made:
             device = self._device
@@ -71,7 +74,8 @@ class Workspaces:
             ):
                 workspace = kernel_module("workspace").Workspace.make(sizes, device.torch)
             made[sizes] = workspace
-            # Its memory is of the stream aside: whoever forgets it may still run on it.
+            # Its memory belongs to the workspace stream: a dropped workspace may still be in use
+            # here.
             record_stream_use(stream, *workspace.tensors)
         stream.keep_alive(made[sizes])
         return made[sizes]
@@ -212,7 +216,8 @@ class CudaKernels:
         """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
         program."""
         space = self._workspaces.get(own_stream(stream), _sizes(1, 1, 1))
-        # A kernel reaches the host's memory too, but the host's allocator knows of copies only.
+        # A kernel can read host memory, but the host's allocator records the streams of copies
+        # only, and would reuse a dropped block while the kernel still reads it.
         near = [part if part.device.type != HOST_TYPE else self._near(part) for part in parts]
         found = (
             out if out.device.type != HOST_TYPE else torch.empty_like(out, device=space.sums.device)
@@ -246,7 +251,8 @@ def make_kernels(device: Device) -> DeviceKernels:
 
 
 def _compiling(stream: Stream) -> Any:
-    """A kernel that was never launched is loaded now, which a capture forbids where it can."""
+    """Allows what a capture forbids: a kernel that was never launched is loaded at its first
+    launch."""
     own = own_stream(stream)
     return own.device.runtime.allowed_in_capture() if own.capturing else nullcontext()
 
@@ -257,6 +263,6 @@ def _sizes(experts: int, slots: int, ranks: int, elements: int = 1) -> "Sizes":
 
 
 def _sizes_of(tables: Tables, elements: int = 0) -> "Sizes":
-    """For any batch up to a power of two, so that few are made."""
+    """Sizes for any batch up to a power of two, so that few workspaces are made."""
     room = max(MIN_ELEMENTS, 1 << (elements - 1).bit_length()) if elements else MIN_ELEMENTS
     return _sizes(tables.experts, tables.slots, tables.ranks, room)

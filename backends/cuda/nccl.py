@@ -1,4 +1,4 @@
-"""The entry point `equipoise.communicators: nccl`."""
+"""The NCCL backend: the entry point `equipoise.communicators: nccl`."""
 
 import threading
 import time
@@ -35,17 +35,19 @@ from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 
 WARMUP_SIZES: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
-"""Bytes of sums and of what is gathered that connect a group's algorithms. What is larger and takes
-another one is connected by its first launch, which its deadline ends."""
+"""Bytes of the warm-up's all-reduces, reduce-scatters and all-gathers: NCCL chooses an algorithm
+and protocol by size, and connects each when it is first used. A larger message that takes yet
+another algorithm connects it with its first launch, which its deadline bounds."""
 POLL_INTERVAL = 0.001
-"""Seconds between two looks at whether all ranks have joined."""
+"""Seconds between two polls of whether all ranks have joined: joining takes tenths of a second, and
+is done once per communicator."""
 
 
 class FlagEvent:
-    """A word that streams wait for until another one writes it; it is used once.
+    """A deferred event: a host flag that streams wait for until another stream sets it. Used once.
 
-    The order that a word makes is not visible to CUDA (see `word`). So a wait that comes after the
-    recording is one for an event; only a wait that comes before it is one for the word.
+    An order through a flag is not visible to CUDA (see `host_flags`). So a wait that comes after
+    the recording uses an event; only a wait that comes before it uses the flag.
     """
 
     def __init__(self, device: Device) -> None:
@@ -55,7 +57,7 @@ class FlagEvent:
         self._recorded: Any = None
 
     def wait(self) -> None:
-        """The current stream goes on behind the recording."""
+        """Make the current stream wait for the recording."""
         device = self._device
         bind_device(device)
         stream = device.runtime.current_stream(device.index)
@@ -66,8 +68,10 @@ class FlagEvent:
                 self._recorded.wait(stream)
 
     def record(self, stream: Any) -> None:
-        """Behind what that stream was given; it writes the 1."""
+        """Record on `stream`, which sets the flag for the streams that already wait."""
         bind_device(self._device)
+        # Under the lock: a wait sees either no event, and then its flag is set after it, or the
+        # event.
         with self._lock:
             self._flag.enqueue_write(stream, 1)
             self._recorded = self._device.runtime.event()
@@ -75,18 +79,20 @@ class FlagEvent:
 
 
 class Nccl:
-    """NCCL, by its C interface: torch's process group over it would end the process by its
-    watchdog, and its streams are two names for one behind the 32nd.
+    """NCCL, by its C interface.
+
+    Not by torch's process group: its watchdog ends the process, and its streams come from a pool
+    of 32, after which two communicators share a stream.
 
     Args:
-        load: finds NCCL. Raises OSError, and AttributeError where a function is missing.
+        load: loads NCCL. Raises OSError, and AttributeError if a function is missing.
     """
 
     name = "nccl"
     title = "NCCL"
     runtime: DeviceRuntime = cuda_runtime.RUNTIME
     one_at_a_time = False
-    """A group is made on a thread and a stream of its own: nothing of it is the process's."""
+    """Each communicator is made on a thread and a stream of its own; none of it is per process."""
 
     def __init__(self, load: Callable[[], NcclApi] = nccl_api.load) -> None:
         self._load = load
@@ -96,7 +102,8 @@ class Nccl:
         """What NCCL can do, as the environment sets it up."""
         return CommunicatorCapabilities(
             stream_ordered=True,
-            independent_groups=False,  # kernels of two may wait for each other's room (NCCL #783)
+            # Kernels of two communicators may wait for each other's multiprocessors (NCCL #783).
+            independent_groups=False,
             abort=True,
             rebuild=True,
             shared_devices=sharing_requested() and self._version() >= SHARED_DEVICES_VERSION,
@@ -105,7 +112,7 @@ class Nccl:
         )
 
     def probe(self) -> Probe:
-        """Whether torch sees a GPU, NCCL is there, and nothing is set that breaks the contract."""
+        """Whether torch sees a GPU, NCCL loads, and no setting breaks the contract."""
         answer = cuda_runtime.probe()
         if isinstance(answer, Unavailable):
             return answer
@@ -114,7 +121,7 @@ class Nccl:
         return Available(f"{answer.detail}; NCCL {'.'.join(map(str, self._version()))}")
 
     def device(self, rank: int) -> int:
-        """What this process has opened, else what the rank's number gives it."""
+        """The device that this process has opened, else the one of the rank's number."""
         opened = self.runtime.selected_device()
         return rank % self.runtime.devices() if opened is None else opened
 
@@ -123,26 +130,28 @@ class Nccl:
         return self.runtime.is_capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """The bytes of every tensor are what its shape says."""
+        """Accept everything: CUDA has no private formats."""
 
     def deferred_event(self, index: int) -> FlagEvent:
-        """A word of page-locked memory."""
+        """A new host flag."""
         return FlagEvent(Device(self.runtime, index))
 
     def release_stream(self, index: int) -> Any:
-        """A stream that the driver made for nothing else."""
+        """A stream that the driver made for this use only."""
         return release_stream(Device(self.runtime, index)).stream
 
     def estimate_bytes(self, link: bool) -> int:
-        """By the settings: NCCL does not say before it has made one."""
+        """An estimate from the settings: NCCL reports nothing before it has made a communicator."""
         return estimate_bytes(link)
 
     def init_comm(
         self, spec: CommSpec, device: Device, bootstrap: Bootstrap, warmup: Warmup
     ) -> tuple[NcclComm, WarmupOps]:
-        """Receive the unique id, then join, polled up to the talk's deadline and aborted behind it.
+        """Exchange the unique id, then join. Joining is polled up to the bootstrap's deadline, and
+        then aborted.
 
-        Nobody begins before all can: an abort ends this rank's part, and the others wait on.
+        No rank joins before all have the id: an abort ends this rank's part only, and the others
+        would go on waiting.
         """
         api, size = self._load(), len(spec.ranks)
         bind_device(device)
@@ -186,15 +195,15 @@ class Nccl:
 
 
 def connect_algorithms(group: CclComm, size: int, device: Any) -> tuple[Tensor, ...]:
-    """Use what may have links of its own: NCCL connects an algorithm when it is first used, and
-    chooses it by the size. Returns the memory, which is in use until the greeting has ended."""
+    """Use each collective at the sizes of `WARMUP_SIZES`, so that NCCL connects every algorithm.
+    Returns the memory, which is in use until the warm-up has ended."""
     whole = torch.zeros(max(WARMUP_SIZES) // 4, dtype=torch.int32).to(device)
     part = torch.zeros(max(WARMUP_SIZES) // 4, dtype=torch.int32).to(device)
     for nbytes in WARMUP_SIZES:
         count = max(nbytes // 4, 1)
         each = max(count // size, 1)
         if each * size > whole.numel():
-            continue  # more ranks than elements: a larger size does it
+            continue  # more ranks than elements; a larger size covers it
         group.all_reduce(whole[:count])
         group.reduce_scatter(part[:each], whole[: each * size])
         group.all_gather(whole[: each * size].view(torch.int8), part[:each].view(torch.int8))
@@ -202,7 +211,8 @@ def connect_algorithms(group: CclComm, size: int, device: Any) -> tuple[Tensor, 
 
 
 def _where(api: NcclApi, spec: CommSpec, bootstrap: Bootstrap) -> bytes:
-    """The first member says it, and goes when all others have heard it: they are about to come."""
+    """The unique id. The first member publishes it, and goes on when all others have read it, so
+    that all of them are about to join."""
     first, *others = bootstrap.ranks
     if spec.rank == 0:
         where = api.unique_id()

@@ -1,4 +1,4 @@
-"""The part of NCCL's C interface that is in use, by ctypes: as it has been since NCCL 2.17.
+"""The functions of NCCL's C interface that are in use, by ctypes, unchanged since NCCL 2.17.
 
 No tensors here: addresses, counts and streams are numbers.
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 LIBRARY_NAME = "libnccl.so.2"
-"""The one that torch has loaded, which is found by its name alone."""
+"""The library that torch has loaded, which the loader finds by this name alone."""
 MIN_VERSION = (2, 17)
 ID_BYTES = 128
 SUCCESS, IN_PROGRESS = 0, 7
@@ -36,10 +36,11 @@ NCCL_DTYPES = {
 NcclCommHandle: TypeAlias = ctypes.c_void_p
 """One of NCCL's communicators."""
 MAGIC, LAYOUT = 0xCAFEBEEF, 21700
-"""By which NCCL knows a configuration, and its fields: those of 2.17, to which later ones add."""
+"""Magic number and layout version of `ncclConfig_t`. The layout is that of 2.17; later versions
+only add fields, and accept the shorter struct."""
 UNSET = -(1 << 31)
 INVALID_RANK = -1
-"""No rank, no type of elements: a call with it fails, and launches nothing."""
+"""Not a rank or dtype: a call with it fails and launches nothing."""
 
 
 class NcclUniqueId(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""One of NCCL's communicators, and the stream of its own that it runs on."""
+"""One NCCL communicator, with the CUDA stream that it runs on."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -35,7 +35,8 @@ class NcclHandle:
         self._end.wait(self._group.current_stream())
 
     def is_complete(self) -> bool:
-        """Whether the device has come behind it. After an error of the network it never may."""
+        """Whether the device has finished it. Raises if NCCL reports an error: after an error of
+        the network the operation may never finish."""
         if self._group.is_reached(self._end):
             return True
         if reason := self._group.error():
@@ -43,22 +44,22 @@ class NcclHandle:
         return False
 
     def error(self) -> str:
-        """What NCCL says of the communicator."""
+        """The asynchronous error that NCCL reports of the communicator; empty if none."""
         return self._group.error()
 
 
 class NcclComm:
-    """A communicator that is made, and that this object owns.
+    """An NCCL communicator, which this object owns.
 
-    NCCL ends a small send as soon as it lies in a buffer of the receiver's, whether anybody
-    receives it or not. So a message is answered by a byte, in the same launch: a send ends when its
-    receive was launched, and one that nobody receives never does (clause P3). A round is not: its
-    messages go both ways, and NCCL, which matches by order alone, would take the answer to one for
-    another that never came.
+    NCCL ends a small send as soon as it is in a buffer of the receiver, received or not. So each
+    message is answered by a byte, in the same launch: a send ends when its receive was launched,
+    and one that is never received never ends (clause P3). The messages of a round are not answered:
+    they go both ways, and NCCL, which matches by order alone, would take the answer to one for
+    another message.
 
-    The communicator is non-blocking: NCCL launches on a thread of its own, where it connects first,
-    which waits for other ranks, whatever was not connected yet. So a launch is waited for, up to
-    the deadline, before an event is put behind it.
+    The communicator is non-blocking: NCCL launches on a thread of its own, which first connects
+    what is not connected yet and waits for other ranks. So each launch is waited for, up to the
+    deadline, before an event is recorded after it.
 
     Args:
         api: NCCL.
@@ -89,11 +90,11 @@ class NcclComm:
         self._closed = False
         with device.runtime.current(self.stream):
             self._answer = torch.zeros(1, dtype=torch.int8).to(device.torch)
-        """The byte that answers a message, sent or received."""
+        # The byte that answers a message, sent or received.
 
     @property
     def stream(self) -> Any:
-        """Its stream."""
+        """The CUDA stream that it runs on."""
         return self._driver_stream.stream
 
     def all_reduce(self, tensor: Tensor) -> NcclHandle:
@@ -121,7 +122,7 @@ class NcclComm:
     def all_to_all(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> NcclHandle:
-        """Messages of all to all, what a rank has for itself included, as one launch."""
+        """Messages from all ranks to all, including those of a rank to itself, as one launch."""
         even = [tensor.numel() // self._size] * self._size
         arriving = _parts(out, receives or even)
         leaving = _parts(tensor, sends or even)
@@ -162,29 +163,31 @@ class NcclComm:
         return self._launch(launch)
 
     def abort(self) -> None:
-        """NCCL's abort ends the kernels that run; waits for that on a thread of its own."""
+        """End the running kernels, by ncclCommAbort; it blocks, so it runs on a thread of its
+        own."""
         self._end(self._api.abort)
 
     def close(self) -> None:
-        """NCCL waits for its own threads then: on a thread of its own."""
+        """Finalize and destroy; both block, so they run on a thread of their own."""
         self._end(self._finish)
 
     @property
     def closed(self) -> bool:
-        """Whether either is over."""
+        """Whether the abort or the close has ended."""
         return self._closed
 
     def current_stream(self) -> Any:
-        """Of the calling thread."""
+        """The calling thread's current stream."""
         return self._device.runtime.current_stream(self._device.index)
 
     def is_reached(self, event: Any) -> bool:
-        """Whether the device has come to an event; also while a thread captures."""
+        """Whether the device has reached an event; also works while a thread captures."""
         with self._device.runtime.allowed_in_capture():
             return bool(event.query())
 
     def error(self) -> str:
-        """Any thread may ask, also while another one launches; nobody once it is given back."""
+        """The error that NCCL reports; empty once the communicator is released. From any thread,
+        also while another one launches."""
         with self._guard:
             return "" if self._comm is None else self._api.async_error(self._comm)
 
@@ -197,8 +200,9 @@ class NcclComm:
             self._api.send(part.data_ptr(), part.numel(), peer, comm, to)
 
     def _launch(self, launch: Callable[[NcclCommHandle, int], None]) -> NcclHandle:
-        """On its own stream, behind the current one."""
+        """Launch on its own stream, after the current one."""
         self._wait_for_current_stream()
+        # Under the guard, so that `abort` on another thread cannot free the communicator meanwhile.
         with self._guard:
             launch(self._held(), self._driver_stream.handle)
         if not poll(self._launched, self._deadline):
@@ -208,7 +212,8 @@ class NcclComm:
         return NcclHandle(self, end)
 
     def _launched(self) -> bool:
-        """Looks one at a time, like `fault`: NCCL cleans up behind a launch in here."""
+        """Whether NCCL has launched. One thread at a time, like `error`: NCCL completes a launch
+        inside this call."""
         with self._guard:
             return not self._api.in_progress(self._held())
 
@@ -218,7 +223,7 @@ class NcclComm:
         return self._comm
 
     def _finish(self, comm: NcclCommHandle) -> None:
-        """Finalize, wait, destroy; abort if that does not come through."""
+        """Finalize, wait, destroy; abort if finalizing fails or takes longer than the deadline."""
         try:
             self._api.finalize(comm)
             if not poll(lambda: not self._api.in_progress(comm), self._deadline):
@@ -229,12 +234,13 @@ class NcclComm:
             self._api.destroy(comm)
 
     def _wait_for_current_stream(self) -> None:
-        """Its own stream comes behind what the current one was given."""
+        """Make its own stream wait for what was launched on the current one."""
         ready = self._device.runtime.event()
         ready.record(self.current_stream())
         ready.wait(self.stream)
 
     def _end(self, release: Callable[[NcclCommHandle], None]) -> None:
+        # Taken out first: from here on no other call reaches NCCL, and a second end does nothing.
         with self._guard:
             comm, self._comm = self._comm, None
         if comm is None:
@@ -245,7 +251,7 @@ class NcclComm:
             try:
                 release(comm)
             except NcclError:
-                pass  # it was given back as far as that went, and nobody waits for more
+                pass  # nothing is left to try, and no caller waits for the result
             finally:
                 self._streams.give(self._driver_stream)
                 self._closed = True

@@ -1,4 +1,4 @@
-"""What the environment tells NCCL, as far as it matters here."""
+"""Environment variables of NCCL that matter to this backend, and the memory it takes."""
 
 import os
 
@@ -9,13 +9,13 @@ from equipoise.backends.devices.collectives.ccl import FLOAT_SUM_DTYPES, INTEGER
 
 MIB = 1 << 20
 BUFFER = 4 * MIB
-"""Bytes between two neighbours on each of NCCL's channels: its own default."""
+"""Bytes of NCCL's buffer between two neighbours on each of its channels: NCCL's default."""
 MAX_CTAS = 8
-"""Multiprocessors that the kernels of one communicator may take from the model's step, unless
-NCCL_MAX_CTAS says otherwise: as many as vLLM leaves to NCCL. Each has one of NCCL's channels."""
+"""Maximum multiprocessors of one communicator's kernels, which run while the model computes: as
+many as vLLM gives NCCL. NCCL_MAX_CTAS overrides it. Each has one of NCCL's channels."""
 SHARED_DEVICES_VERSION = (2, 30)
-"""The first NCCL that lets two ranks work on one device."""
-BLOCKING_SETTINGS = (
+"""The first version of NCCL in which two ranks can share a device."""
+NCCL_BLOCKING_SETTINGS = (
     *BLOCKING_SETTINGS,
     (
         "NCCL_COMM_BLOCKING",
@@ -23,12 +23,12 @@ BLOCKING_SETTINGS = (
         "calls of NCCL wait for other ranks, for ever",
     ),
 )
-"""Settings that break the contract (clause P1): which, when, and what they do."""
+"""Environment variables that break the contract (clause P1): name, when, and what they do."""
 
 
 def blocking_setting() -> str:
-    """Which setting makes streams or the host wait where the contract wants it not to; or none."""
-    for name, wrong, what in BLOCKING_SETTINGS:
+    """Which setting makes streams or the host wait, against the contract; empty if none does."""
+    for name, wrong, what in NCCL_BLOCKING_SETTINGS:
         text = os.environ.get(name, "")
         if wrong(text):
             return f"{name}={text} is set: with it {what}; unset it"
@@ -36,25 +36,26 @@ def blocking_setting() -> str:
 
 
 def sum_dtypes() -> frozenset[torch.dtype]:
-    """Element types whose sums keep clause D1: integers, and floats where one order is told.
+    """Dtypes whose sums are deterministic (D1): integers, and floats if NCCL_ALGO=Ring is set.
 
-    The tuner may add within NVLink's switches, where the same inputs need not give the same bits
-    again (NCCL #1497). The ring is what every kind of sum has, and it adds in the ring's order.
+    NCCL's tuner may otherwise let the NVLink switches add, where the same inputs need not give the
+    same bits again (NCCL #1497). Every reduction has a ring, which adds in the order of the ring.
     """
     ring = os.environ.get("NCCL_ALGO", "").strip().lower() == "ring"
     return INTEGER_SUM_DTYPES | FLOAT_SUM_DTYPES if ring else INTEGER_SUM_DTYPES
 
 
 def sharing_requested() -> bool:
-    """Whether two ranks are to work on one device, where NCCL can."""
+    """Whether the user asked for two ranks on one device."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def estimate_bytes(link: bool) -> int:
-    """An estimate: a buffer for each channel and neighbour, two of them in a ring, one of a link.
+    """An estimate of a communicator's bytes: a buffer per channel and neighbour, of which a ring
+    has two and a link one.
 
-    NCCL has smaller buffers besides for short messages, trees on top, and connects a pair when it
-    first sends. How much that is it says from 2.29.7 on, once a communicator is made.
+    Left out: NCCL's smaller buffers for short messages, its trees, and pairs that it connects at
+    their first message. From 2.29.7 on NCCL reports the sum, once a communicator is made.
     """
     ctas = _number("NCCL_MAX_CTAS", MAX_CTAS)
     channels = min(_number("NCCL_MAX_NCHANNELS", ctas), ctas)

@@ -1,7 +1,4 @@
-"""MPI as a fabric: communicators by purpose, one thread that drives them, the control plane.
-
-The entry point `equipoise.communicators: mpi`.
-"""
+"""The MPI backend: the entry point `equipoise.communicators: mpi`, and its fabric."""
 
 import json
 import time
@@ -32,7 +29,7 @@ TAGS = 1 << 15
 
 
 class MpiFabric:
-    """A rank's connection to all others."""
+    """One rank's connection to all others, over MPI."""
 
     def __init__(self, world: MpiWorld, rendezvous: Rendezvous) -> None:
         self._world = world
@@ -87,14 +84,14 @@ class MpiFabric:
         self._control.close()
 
     def _meet(self, purpose: str, members: tuple[int, ...]) -> None:
-        """Wait until every member has come: MPI itself would wait for them for ever."""
+        """Wait until every member is about to call MPI, which would wait for them for ever."""
         question, deadline = f"open/{purpose}/{members}", self._where.deadline
         self._control.cast(question, b"")
         try:
             self._control.collect_retractable(question, deadline, members)
         except BallotIncomplete as error:
-            # Who comes late must not take it for the ballot of a rank that waits. MPI has not been
-            # asked yet: once it has, there is no second attempt.
+            # Withdraw the ballot: a late member must not take it for that of a rank that waits. MPI
+            # was not called yet; after that there is no second attempt.
             self._control.forget(question, (self._where.rank,))
             self._purposes.discard(purpose)
             raise CommunicatorFailed(

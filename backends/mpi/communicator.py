@@ -1,9 +1,5 @@
-"""Tensors as MPI sees them: an address, a count and a type.
-
-What a communicator runs over: MPI communicators of its own, and whether they are still sound.
-
-A communicator over one MPI communicator of its own.
-"""
+"""The communicator over MPI: one MPI communicator of its own, and tensors as addresses, counts and
+types."""
 
 from __future__ import annotations
 

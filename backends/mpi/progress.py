@@ -1,10 +1,8 @@
-"""What MPI has under way for one operation.
+"""Operations in flight over MPI, and the thread that drives them.
 
-The thread that drives MPI on.
-
-MPI makes no reliable progress by itself: a large message moves only while somebody calls into the
-library. So one thread a fabric tests whatever is under way. Several ranks share a core, so it
-sleeps while nothing is, and longer and longer while nothing ends.
+MPI makes no reliable progress by itself: a large message moves only while some thread calls into
+the library. So one thread per fabric tests whatever is in flight. Several ranks may share a core,
+so it sleeps while nothing is in flight, and longer and longer while nothing ends.
 """
 
 from __future__ import annotations
@@ -24,9 +22,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 BYTES_PER_TEST = 1 << 14
-"""Bytes that a test may move: MPICH passes collectives through shared memory in such portions."""
+"""Bytes that one call of MPI_Test may move: MPICH passes collectives through shared memory in
+portions of this size, one per call."""
 MAX_EXTRA_TESTS = 100
-"""Further tests in one go."""
+"""Maximum additional tests of one operation in a row, so that one large operation does not keep the
+thread from the others."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MpiRequest:
 
 
 class MpiInflightOp:
-    """The requests and the buffers of one operation, kept until MPI has let go of them.
+    """The requests and buffers of one operation, kept until MPI does not use them any more.
 
     Its work may end earlier, by its deadline or cancelled. Then the flight is quarantined:
     receives are withdrawn, everything else is kept until its request really ended (clause K1).
@@ -64,7 +64,7 @@ class MpiInflightOp:
         self._withdrawn = False
 
     def poll(self) -> bool:
-        """Whether MPI has let go of everything; ends the work with that, or at its deadline."""
+        """Whether MPI is done with all requests; ends the work then, or at its deadline."""
         self._test()
         if not self._requests:
             self._buffers = ()
@@ -76,7 +76,7 @@ class MpiInflightOp:
         return False
 
     def _test(self) -> None:
-        """Test what is left; as often as its size asks for, and not beyond its end."""
+        """Test the requests that are left, as often as their size calls for."""
         for _ in range(self._burst):
             self._requests = [
                 request for request in self._requests if not self._is_complete(request)
@@ -97,7 +97,8 @@ class MpiInflightOp:
         return True
 
     def _withdraw(self) -> None:
-        """MPI can take back a receive that nothing has matched; of sends that is not promised."""
+        """Cancel receives that nothing has matched. MPI does not guarantee that sends can be
+        cancelled."""
         self._withdrawn = True
         for request in self._requests:
             if request.expected_bytes is not None:
@@ -105,17 +106,19 @@ class MpiInflightOp:
 
 
 BUSY_SECONDS = 0.0001
-"""Seconds without an end before the thread starts to pause."""
+"""Seconds after the last end before the thread starts to pause: short operations end while it
+spins."""
 PAUSE_FRACTION = 0.1
-"""A pause is this part of the time since something last began or ended, and costs little of it."""
+"""A pause is this fraction of the time since an operation last began or ended, so that it adds at
+most that to a wait, and ranks that share a core leave it to each other."""
 MAX_PAUSE = 0.001
-"""Seconds of a pause while somebody may be waiting."""
+"""Maximum seconds of a pause while a caller may be waiting."""
 QUARANTINE_PAUSE = 0.05
-"""Seconds of a pause while only operations that nobody waits for any more are left."""
+"""Seconds of a pause while only quarantined operations are left, which no caller waits for."""
 
 
 class ProgressThread:
-    """Flights under way, and the thread that polls them."""
+    """The operations in flight of a fabric, and the thread that polls them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -126,9 +129,9 @@ class ProgressThread:
         self._thread.start()
 
     def add(self, inflight: MpiInflightOp) -> None:
-        """Take over a flight; its work fails at once when the thread has ended."""
+        """Poll an operation from now on; its work fails at once if the thread has ended."""
         with self._changed:
-            self._inflight.append(inflight)  # even then: its buffers are MPI's
+            self._inflight.append(inflight)  # also then: MPI still uses its buffers
             self._last_change = time.monotonic()
             if self._closed:
                 inflight.work.fail(self._closed)
@@ -152,7 +155,7 @@ class ProgressThread:
             raise
 
     def _await(self) -> bool:
-        """Sleep until there is something to poll; false when there never will be."""
+        """Sleep until there is something to poll. Returns False once it was closed."""
         with self._changed:
             while not self._inflight and not self._closed:
                 self._changed.wait()

@@ -1,4 +1,4 @@
-"""This process's MPI: initialised once, for any thread, and finalised when the process ends."""
+"""MPI in this process: initialised once, for any thread, and finalised at exit."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ T = TypeVar("T")
 LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec in the processes it starts: MPICH and Slurm, PMIx, Open MPI."""
 POLL_INTERVAL = 0.005
-"""Seconds between two looks at what need not be fast."""
+"""Seconds between two polls of waits at start and exit, which need not be fast; MPI's own waits
+spin."""
 NOTE_BYTES = 512
-"""Bytes that `share` carries."""
+"""Bytes of the message that `broadcast_note` sends: an address and a reason."""
 FINALIZE_TIMEOUT = 5.0
-"""Seconds that MPI may take to finalise while it still holds operations that never ended."""
+"""Maximum seconds that MPI may take to finalise while it still holds operations that never ended;
+then the process is ended. MPICH finalises all the same, another library may hang."""
 INSTALL_HINT = install_command("mpi")
 """What helps where there is no MPI."""
 SEGMENTS = re.compile(r"(/dev/shm/mpich_shm_\w+)")
 
 
 class ClosedBeforeFinalize(Protocol):
-    """Something to close before MPI ends."""
+    """An object that is closed before MPI is finalised."""
 
     def close(self) -> None:
-        """Bounded."""
+        """Close it; must not block for ever."""
         ...
 
 
@@ -106,7 +108,7 @@ class MpiWorld:
         def run() -> None:
             try:
                 answer.set_result(call())
-            except BaseException as error:  # the caller hears it
+            except BaseException as error:  # raised to the caller
                 answer.set_exception(error)
 
         thread = threading.Thread(target=run, name="equipoise.mpi.form", daemon=True)
@@ -127,7 +129,7 @@ class MpiWorld:
             time.sleep(POLL_INTERVAL)
 
     def _unlink(self, timeout: float) -> None:
-        """Take the names of MPICH's shared memory away as soon as everybody has it mapped.
+        """Unlink MPICH's shared memory as soon as every rank has mapped it.
 
         It leaves them behind when a job is killed, and with them the memory until the next boot.
         """
@@ -170,7 +172,7 @@ def _library() -> ModuleType:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize = False  # or the import does it, and for one thread
+        mpi4py.rc.initialize = False  # else the import initialises MPI, for one thread only
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter: no MPI library was found

@@ -1,7 +1,4 @@
-"""Pages of host memory, waited for by advancing the world.
-
-The virtual accelerator: what the contract calls a device, over the parts of one rank.
-"""
+"""The virtual accelerator: streams, locks, slots and memory of one rank's device."""
 
 from collections.abc import Sequence
 from math import prod

@@ -1,4 +1,5 @@
-"""Memory that is scribbled, and handed out again, as soon as its last view is dropped."""
+"""Memory of the virtual device, overwritten with noise and reused as soon as its last view is
+dropped."""
 
 import weakref
 

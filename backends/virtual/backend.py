@@ -1,7 +1,5 @@
-"""The classes that a virtual device and network are made from: whoever breaks one, replaces it.
-
-The virtual backend: a healthy one, and whatever is made from other parts.
-"""
+"""The virtual backend, and the classes that it is made from, so that a test can replace any of
+them."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""One rank's end of a group: membership, issuing, failure, the end.
-
-A communicator of the virtual network.
-"""
+"""The communicator of the virtual network, and its rank's end of a group."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the parts of one rank share."""
+"""What the objects of one virtual rank share."""
 
 from typing import TYPE_CHECKING
 

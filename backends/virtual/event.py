@@ -1,4 +1,4 @@
-"""Events as references to their latest mark."""
+"""Events of the virtual device, as references to their latest recording."""
 
 from typing import TYPE_CHECKING
 

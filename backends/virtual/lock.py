@@ -1,4 +1,4 @@
-"""The stream lock as two words that the device waits on."""
+"""The stream lock of the virtual device: two flags that streams wait for."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING

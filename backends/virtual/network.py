@@ -1,4 +1,4 @@
-"""The network between the ranks: who meets whom, and what happens when a rank is gone."""
+"""The network between virtual ranks: matches their operations, and handles lost ranks."""
 
 from collections import deque
 from collections.abc import Sequence

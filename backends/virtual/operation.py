@@ -1,7 +1,4 @@
-"""Operations in flight, and what stands for them on the network.
-
-What a rank has issued on one communicator and the network has not taken up yet.
-"""
+"""Operations in flight on the virtual network, and those issued but not started yet."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

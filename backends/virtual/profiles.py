@@ -1,10 +1,8 @@
-"""A network whose links block until both ends have come, and how to live with it.
+"""Variants of the virtual backend that behave like a vendor's in one respect and still keep the
+contract.
 
-A network that lets one communicator of a rank move at a time, and how to live with it.
-
-Devices and networks with a vendor's trap in them, that keep what they declare all the same.
-
-Each is a backend of its own, `equipoise.backends.virtual.profiles:NAME`.
+One has links that block until both ends have come, another lets only one communicator of a rank
+move at a time. Each is a backend of its own, `equipoise.backends.virtual.profiles:NAME`.
 """
 
 from dataclasses import replace

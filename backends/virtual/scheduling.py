@@ -1,6 +1,7 @@
-"""The native queues under the streams: first in, first out, one micro-step at a time.
+"""The queues of streams, which run one micro-step at a time, and the choice of which one moves
+next.
 
-Who moves next: bytes that somebody else drew.
+The choice comes from outside as bytes, so that a test can draw and repeat every interleaving.
 """
 
 from collections import deque

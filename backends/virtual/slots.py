@@ -1,4 +1,5 @@
-"""Slots whose every copy is made in pieces, so that whoever does not wait sees them torn."""
+"""Slots of the virtual device. Each copy is made in pieces, so that a reader that does not wait
+sees them torn."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

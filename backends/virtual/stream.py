@@ -1,7 +1,4 @@
-"""Streams whose every micro-step somebody else decides.
-
-Graphs as lists of verbs, issued again at each replay.
-"""
+"""Streams of the virtual device, whose micro-steps are chosen from outside, and graphs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

@@ -1,9 +1,4 @@
-"""What has met on the network, and moves.
-
-One message on its way.
-
-Collectives on their way: every rank's part is read, then every rank's result is written.
-"""
+"""Messages and collectives in transit on the virtual network."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field

@@ -1,4 +1,4 @@
-"""Ranks in one thread, and no clock: nothing moves unless somebody says what."""
+"""Virtual ranks in one thread, without a clock: nothing moves unless the caller chooses it."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol

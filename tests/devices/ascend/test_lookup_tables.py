@@ -199,7 +199,7 @@ def test_captured_pass_follows_commits_and_larger_batches(
 ) -> None:
     """A batch that is larger than any before is captured all the same; a graph keeps what it reads
     when sequences grow."""
-    monkeypatch.setattr(lookup_tables, "LEAST", 8)
+    monkeypatch.setattr(lookup_tables, "MIN_SEQUENCE", 8)
     stream, live, graph = npu.stream(Role.COMPUTE), empty_tables(npu, 5, 9), npu.graph()
     npu.kernels.warm(live, stream)
     ids = torch.arange(-1, 59, dtype=torch.int32) % 7 - 1

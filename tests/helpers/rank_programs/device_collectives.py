@@ -112,7 +112,7 @@ def in_vain(fabric: Fabric, backend: str) -> list[Any]:
     work.wait(stream)
     ended = outcome(lambda: work.result(WATCHDOG))
     failed = outcome(lambda: _until_failed(stream))
-    return [ended, failed, until(lambda: bool(stream.native.query()))]
+    return [ended, failed, until(lambda: bool(stream.native_stream.query()))]
 
 
 def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
@@ -296,7 +296,7 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     group.abort()
     ended = outcome(lambda: work.result(WATCHDOG))
     failed = outcome(lambda: stream.launch(lambda: None))
-    idle = until(lambda: bool(stream.native.query()))
+    idle = until(lambda: bool(stream.native_stream.query()))
     refusal = outcome(group.barrier)
     group.rebuild([0, 1])
     value = put([group.rank], torch.int32)

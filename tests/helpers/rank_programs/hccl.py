@@ -56,7 +56,7 @@ def refused(fabric: Fabric, backend: str) -> list[Outcome]:
     """Tensors that HCCL must not be given."""
     npu = device(fabric, backend)
     group = fabric.open("test")
-    private = npu.private((32, 32), torch.float16)
+    private = npu.empty_private((32, 32), torch.float16)
     calls: list[Callable[[], object]] = [
         lambda: group.broadcast(torch.zeros(4), 0),
         lambda: group.broadcast(private, 0),

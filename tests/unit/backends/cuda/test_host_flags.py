@@ -60,7 +60,7 @@ def scribe(monkeypatch: pytest.MonkeyPatch) -> Scribe:
     monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "")
     monkeypatch.setattr(host_flags, "bind_device", lambda device: None)
     monkeypatch.setattr(host_flags, "pinned", lambda nbytes: torch.ones(nbytes, dtype=torch.uint8))
-    monkeypatch.setattr(host_flags, "_shelves", {})
+    monkeypatch.setattr(host_flags, "_pools", {})
     return made
 
 
