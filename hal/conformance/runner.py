@@ -159,14 +159,14 @@ class ConformanceRun:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
         """
-        seat = registry.communicator(self.communicator).launcher_rendezvous()
-        if seat is not None and self.steer is not None:
+        rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
+        if rendezvous is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
-        if seat is not None and seat.rank > 0:
-            launched.serve_rank(self.backend, self.communicator, seat)
+        if rendezvous is not None and rendezvous.rank > 0:
+            launched.serve_rank(self.backend, self.communicator, rendezvous)
             return None
         began = time.monotonic()
-        with self.subjects(seat) as subjects:
+        with self.subjects(rendezvous) as subjects:
             plan = plan_runs(self.properties(), subjects)
             how = RunOptions(self.profile, self.seed, self.cases)
             findings = tuple(run_properties(plan, how, watcher))
@@ -186,23 +186,23 @@ class ConformanceRun:
         return [claim for claim in suite.properties() if claim.family in self.families]
 
     @contextmanager
-    def subjects(self, seat: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
+    def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
         """The executors that fit the backend, closed at the end."""
         with ExitStack() as stack:
-            made = self._subjects(seat)
+            made = self._subjects(rendezvous)
             for subject in made.values():
                 stack.enter_context(closing(subject))
             yield made
 
-    def _subjects(self, seat: Rendezvous | None) -> dict[Executor, Subject]:
+    def _subjects(self, rendezvous: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
         if isinstance(backend, ControlledBackend):
             return {Executor.VIRTUAL: ControlledSubject(backend)}
         if self.steer is not None:
             return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
         ranks: Subject
-        if seat is None:
+        if rendezvous is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)
         else:
-            ranks = launched.LaunchedSubject(self.backend, self.communicator, seat)
+            ranks = launched.LaunchedSubject(self.backend, self.communicator, rendezvous)
         return {Executor.DEVICE: DeviceSubject(backend), Executor.RANKS: ranks}

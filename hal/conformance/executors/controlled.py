@@ -67,8 +67,8 @@ class ControlledWorld(Protocol):
         """Let every pending deadline expire. Returns False when nothing changed."""
         ...
 
-    def step_in(self, rank: int, host: int) -> None:
-        """Thread `host` of `rank` makes the calls from now on (locks see a thread's identity)."""
+    def step_in(self, rank: int, thread: int) -> None:
+        """Thread `thread` of `rank` makes the calls from now on (locks see a thread's identity)."""
         ...
 
     def hold(self, rank: int, stream: Stream) -> None:

@@ -45,8 +45,8 @@ def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
 
     def serve(host: int) -> None:
         try:
-            seat = dataclasses.replace(ctx, thread=host)
-            answers[host] = play_to_end(prop.play(seat, case.program))
+            own_ctx = dataclasses.replace(ctx, thread=host)
+            answers[host] = play_to_end(prop.play(own_ctx, case.program))
         except BaseException as error:
             errors[host] = error
 
@@ -234,9 +234,9 @@ class DeviceSubject:
             raise to_violation(prop, error) from error
 
     def _answers(self, prop: Property, case: Case, accelerator: Accelerator) -> list[object]:
-        kind = DeviceEnvironment if self._steer is None else SteeredEnvironment
-        around = kind(accelerator, case.schedule)
-        return play_on_device(prop, case, self._backend, around)
+        environment_type = DeviceEnvironment if self._steer is None else SteeredEnvironment
+        environment = environment_type(accelerator, case.schedule)
+        return play_on_device(prop, case, self._backend, environment)
 
     def close(self) -> None:
         """Nothing is held between cases."""

@@ -94,11 +94,11 @@ class LaunchedRankGroup:
         if not others:
             return {}
         try:
-            told = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
+            replies = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
         except BallotIncomplete as incomplete:
             missing = ", ".join(map(str, incomplete.missing))
             raise Violation("C8", f"no answer at all from rank(s) {missing}") from incomplete
-        return dict(zip(others, map(json.loads, told), strict=True))
+        return dict(zip(others, map(json.loads, replies), strict=True))
 
 
 class LaunchedSubject(MultiRankSubject):
@@ -129,14 +129,14 @@ def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
 
     Raises `ControlPlaneLost` when rank 0 or the store ends without dismissing this rank.
     """
-    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
     fabric = registry.communicator(communicator).connect(where)
     try:
         count = 1
         while "end" not in (line := _next_request(fabric.control, f"order/{count}")):
             if str(where.rank) in line["orders"]:
                 answer = handle_with_timeout(
-                    seat, line["orders"][str(where.rank)], line["watchdog"]
+                    worker, line["orders"][str(where.rank)], line["watchdog"]
                 )
                 fabric.control.cast(f"answer/{count}", json.dumps(answer).encode())
             count += 1
@@ -145,14 +145,14 @@ def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
         fabric.close()
 
 
-def handle_with_timeout(seat: RankWorker, order: RankRequest, watchdog: float) -> RankReply:
+def handle_with_timeout(worker: RankWorker, order: RankRequest, watchdog: float) -> RankReply:
     """The answer; after `watchdog` seconds a fault that quotes the stack of whoever makes it.
 
     Nobody can end a rank of a foreign launcher without ending them all. So what hangs is left
     behind in a thread of its own, and the rank goes on without it.
     """
     answers: list[RankReply] = []
-    thread = threading.Thread(target=lambda: answers.append(seat.handle(order)), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(worker.handle(order)), daemon=True)
     thread.start()
     thread.join(watchdog)
     if answers:

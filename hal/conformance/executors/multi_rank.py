@@ -195,12 +195,12 @@ class MultiRankSubject:
         self._deadline_for(prop)  # while others may still be open
         self._close_all_fabrics()
         stage, lost = self._fabric_for(prop, case), prop.lost_ranks(case.program)
-        told = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
+        replies = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
         self._close_fabric((stage.size, prop.deadline))
         survivors = stage.without(lost)
         orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
         answers_or_raise("R1", self._request(orders, survivors.gather_options()))
-        return told
+        return replies
 
     def _play_request(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
         self._played += 1
@@ -220,8 +220,8 @@ class MultiRankSubject:
         if lost:
             self._rank_group.replace(lost)
             self._fabrics[stage.size, prop.deadline] = stage.without(lost)
-        told, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
-        return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
+        answers, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
+        return [answer for rank in range(stage.size) for answer in answers.get(rank, absent)]
 
     def _fabric_for(self, prop: Property, case: Case) -> _OpenFabric:
         """The fabric for that many ranks and that deadline; opened if there is none."""
@@ -305,10 +305,10 @@ class MultiRankSubject:
             self._open_measurements += 1
             order = {"do": "gauge", "fabric": stage.name, "number": self._open_measurements}
             replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
-            told = answers_or_raise(prop.clauses[0], replies)
+            answers = answers_or_raise(prop.clauses[0], replies)
             if fresh:
                 self._close_fabric(key)
-            self._open_time = prop.name, max(float(seconds) for (seconds,) in told.values())
+            self._open_time = prop.name, max(float(seconds) for (seconds,) in answers.values())
         return self._open_time[1]
 
     def _open_store(self, prop: Property) -> tuple[RankStore, int | None]:

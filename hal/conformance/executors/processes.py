@@ -29,8 +29,8 @@ class _StoreProcess:
         self._pool = crew
         crew.start([STORE_WORKER])
         crew.send({STORE_WORKER: {"do": "hold"}})
-        told = crew.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
-        name, port = answers_or_raise("C6", told)[STORE_WORKER]
+        replies = crew.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
+        name, port = answers_or_raise("C6", replies)[STORE_WORKER]
         self.pid: int = crew.workers[STORE_WORKER].pid
         self.address: tuple[str, int] = (name, port)
 

@@ -126,11 +126,11 @@ class RankWorker:
         try:
             case = case_from_json(order["case"])
             prefix = f"case{order['number']}/"
-            around = _TrackingEnvironment(
+            environment = _TrackingEnvironment(
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
-            self._leftovers = around.communicators
-            ctx = _rank_context(self._backend, around, place.rendezvous, case)
+            self._leftovers = environment.communicators
+            ctx = _rank_context(self._backend, environment, place.rendezvous, case)
             found = resolve_property(order["property"])
             if found.large:
                 self._leaks.expect_growth()
@@ -178,8 +178,8 @@ def _rank_context(
 def main() -> None:
     """Serve as a rank of the accelerator and the communicator that the command line names."""
     backend, communicator = sys.argv[1:3]
-    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
-    serve_requests(seat.handle)
+    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    serve_requests(worker.handle)
 
 
 if __name__ == "__main__":

@@ -335,7 +335,7 @@ class WorkerPool:
         for rank in waiting:
             self.workers[rank].dump_stacks()
         quotes = [f"rank {r}:\n{self.workers[r].stderr_tail()}" for r in sorted(waiting)]
-        faults = {rank: told["fault"] for rank, told in answers.items() if "fault" in told}
+        faults = {rank: reply["fault"] for rank, reply in answers.items() if "fault" in reply}
         quotes += [f"rank {rank} answered: {fault[-1]}" for rank, fault in sorted(faults.items())]
         self._kill_all()
         return Violation("C8", f"no answer within {watchdog:g} s from\n" + "\n".join(quotes))

@@ -294,8 +294,8 @@ class _FaultRunner:
                 pending.append(self._issue(number, deed))
             while len(pending) > self.plan.window:
                 yield from self._check_end(pending.pop(0))
-        for left in pending:
-            yield from self._check_end(left)
+        for operation in pending:
+            yield from self._check_end(operation)
 
     def _inject_fault(self) -> Play:
         if self.plan.fault is RankFault.DELAY:
@@ -327,12 +327,12 @@ class _FaultRunner:
 
     def _require_error_is_due(self, number: int, deed: RankOperation, error: Exception) -> None:
         """The error must be expected, and must name operation and purpose."""
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         expected = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
-        require("E1", expected, f"step {number}, {deed.op} was not to fail: {told}")
-        require("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {told}")
+        require("E1", expected, f"step {number}, {deed.op} was not to fail: {text}")
+        require("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {text}")
         named = deed.op in str(error) and self.communicator.purpose in str(error)
-        require("E1", named, f"{deed.op} of {self.communicator.purpose!r} is not named: {told}")
+        require("E1", named, f"{deed.op} of {self.communicator.purpose!r} is not named: {text}")
 
     def check_reported_loss(self) -> Play:
         """The lost rank, from the control plane (clause C5)."""
@@ -380,17 +380,17 @@ def _require_spared_works(ctx: RankContext, spared: Communicator) -> Play:
 def _play(ctx: RankContext, program: Program) -> Play:
     """One communicator has the fault, the other continues without the lost rank."""
     assert ctx.fabric is not None
-    told, control = plot(program), ctx.fabric.control
+    plan, control = plot(program), ctx.fabric.control
     hit = yield from ctx.communicator("hit")
-    left = [rank for rank in range(ctx.size) if rank not in told.lost]
-    spared = hit if ctx.rank in told.lost else (yield from ctx.communicator("spared", left))
+    survivors = [rank for rank in range(ctx.size) if rank not in plan.lost]
+    spared = hit if ctx.rank in plan.lost else (yield from ctx.communicator("spared", survivors))
     # The fault strikes only after every rank has opened: opening is not tested here.
     yield from _barrier_of(ctx, control, "begin", range(ctx.size))
-    survivor = _FaultRunner(ctx, told, control, hit)
+    survivor = _FaultRunner(ctx, plan, control, hit)
     yield from survivor.run()
     yield from survivor.check_reported_loss()
     # What follows has a deadline of its own, which must not run while others wait for theirs.
-    yield from _barrier_of(ctx, control, "end", left)
+    yield from _barrier_of(ctx, control, "end", survivors)
     yield from _require_spared_works(ctx, spared)
 
 

@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 
 
 class SumsOneBlock(GlooCommunicator):
-    """Elements behind the first 65536 are not summed."""
+    """Elements after the first 65536 are not summed."""
 
     def all_reduce(self, tensor: Tensor) -> GlooWork:
         return super().all_reduce(tensor.view(-1)[: 1 << 16] if tensor.numel() else tensor)
@@ -62,7 +62,7 @@ class SwapsLargeBlocks(GlooCommunicator):
 
 
 class RepeatsFirstRow(GlooCommunicator):
-    """Rows behind the first 4096 of a block hold what the first one does."""
+    """Rows after the first 4096 of a block hold the contents of the first."""
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
@@ -73,7 +73,7 @@ class RepeatsFirstRow(GlooCommunicator):
 
 
 class SendsOneMegabyte(GlooCommunicator):
-    """A message of more than a megabyte lacks what comes behind it."""
+    """A message of more than a megabyte is cut off after it."""
 
     def isend(self, tensor: Tensor, destination: int) -> GlooWork:
         given = tensor.clone()

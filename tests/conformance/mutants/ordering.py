@@ -35,7 +35,7 @@ class OvertakingStream(VirtualStream):
 
 
 class UnheardMark(VirtualRecording):
-    """Streams that wait for it go on at once."""
+    """Streams that wait for it continue at once."""
 
     __slots__ = ()
 
@@ -136,7 +136,7 @@ class ForgetfulStream(VirtualStream):
 
 
 class StubbornStream(VirtualStream):
-    """Runs what was launched behind the program that raised."""
+    """Runs what was launched after the program that raised."""
 
     def fail(self, failure: BaseException) -> None:
         if isinstance(failure, StreamFailed):

@@ -54,18 +54,18 @@ def wait_until_all_ended(pids: list[int]) -> None:
 
 def test_crew_ranks_are_forks_of_one_template(crew: WorkerPool) -> None:
     crew.start(range(3))
-    told = [ask(crew, rank) for rank in range(3)]
-    assert [one["pid"] for one in told] == [crew.workers[rank].pid for rank in range(3)]
-    assert len({one["parent"] for one in told}) == 1
-    assert {one["imported_by"] for one in told} == {told[0]["parent"]}
+    replies = [ask(crew, rank) for rank in range(3)]
+    assert [one["pid"] for one in replies] == [crew.workers[rank].pid for rank in range(3)]
+    assert len({one["parent"] for one in replies}) == 1
+    assert {one["imported_by"] for one in replies} == {replies[0]["parent"]}
 
 
 def test_crew_spawns_ranks_when_import_starts_threads() -> None:
     crew = WorkerPool([driving.THREADED])
     try:
         crew.start(range(2))
-        told = [ask(crew, rank) for rank in range(2)]
-        assert all(one["imported_by"] == one["pid"] for one in told)
+        replies = [ask(crew, rank) for rank in range(2)]
+        assert all(one["imported_by"] == one["pid"] for one in replies)
     finally:
         crew.close()
 
@@ -129,22 +129,22 @@ def test_crew_recovers_from_template_death(
     crew: WorkerPool,
 ) -> None:
     crew.start([0])
-    told = ask(crew, 0)
-    os.kill(told["parent"], signal.SIGKILL)
-    wait_until_all_ended([told["parent"], told["pid"]])
+    reply = ask(crew, 0)
+    os.kill(reply["parent"], signal.SIGKILL)
+    wait_until_all_ended([reply["parent"], reply["pid"]])
     crew.kill([0])
     crew.start([0])
-    assert ask(crew, 0)["parent"] != told["parent"]
+    assert ask(crew, 0)["parent"] != reply["parent"]
 
 
 def test_crew_close_leaves_no_process_thread_or_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     crew = WorkerPool([driving.RANK])
     crew.start(range(3))
-    told = [ask(crew, rank) for rank in range(3)]
-    os.kill(told[1]["pid"], signal.SIGSTOP)
+    replies = [ask(crew, rank) for rank in range(3)]
+    os.kill(replies[1]["pid"], signal.SIGSTOP)
     crew.close()
-    assert all(ended(one["pid"]) and ended(one["parent"]) for one in told)
+    assert all(ended(one["pid"]) and ended(one["parent"]) for one in replies)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
