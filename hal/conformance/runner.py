@@ -45,7 +45,7 @@ class ProgressListener(Protocol):
         """So many bouts are to come."""
         ...
 
-    def next(self, bout: PropertyRun) -> None:
+    def next(self, run: PropertyRun) -> None:
         """This one starts."""
         ...
 
@@ -59,10 +59,10 @@ def plan_runs(
 ) -> tuple[PropertyRun, ...]:
     """Which property plays where: groups need ranks, devices by themselves need none."""
     return tuple(
-        PropertyRun(claim, subject, executor)
-        for claim in claims
+        PropertyRun(prop, subject, executor)
+        for prop in claims
         for executor, subject in subjects.items()
-        if _fits(claim, executor) and claim.applies_to(subject.traits)
+        if _fits(prop, executor) and prop.applies_to(subject.traits)
     )
 
 
@@ -82,28 +82,28 @@ class RunOptions:
 
 
 def run_properties(
-    plan: Sequence[PropertyRun], how: RunOptions, watcher: ProgressListener
+    plan: Sequence[PropertyRun], options: RunOptions, watcher: ProgressListener
 ) -> Iterator[Finding]:
     """Play them all; a finding for each as soon as it is known."""
     watcher.begin(len(plan))
     for bout in plan:
         watcher.next(bout)
-        finding = _play(bout, search_settings(bout, how))
+        finding = _play(bout, search_settings(bout, options))
         watcher.found(finding)
         yield finding
 
 
-def search_settings(bout: PropertyRun, how: RunOptions) -> SearchSettings:
+def search_settings(run: PropertyRun, options: RunOptions) -> SearchSettings:
     """How hard to look at one property."""
-    cases = how.cases or _cases(bout, how.profile)
-    return SearchSettings(cases=cases, seed=how.seed, max_shrinks=MAX_SHRINKS[bout.executor])
+    cases = options.cases or _cases(run, options.profile)
+    return SearchSettings(cases=cases, seed=options.seed, max_shrinks=MAX_SHRINKS[run.executor])
 
 
-def _cases(bout: PropertyRun, profile: Profile) -> int:
-    if bout.claim.lost_ranks is not None:
-        return FAULT_CASES[profile][bout.executor]
-    cases = CASES[profile][bout.executor]
-    if bout.executor is Executor.RANKS and bout.claim.deadline is DeadlineLength.SHORT:
+def _cases(run: PropertyRun, profile: Profile) -> int:
+    if run.claim.lost_ranks is not None:
+        return FAULT_CASES[profile][run.executor]
+    cases = CASES[profile][run.executor]
+    if run.executor is Executor.RANKS and run.claim.deadline is DeadlineLength.SHORT:
         return max(1, cases // SHORT_DEADLINE_SHARE)
     return cases
 
@@ -114,14 +114,14 @@ def _fits(prop: Property, executor: Executor) -> bool:
     return (prop.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
 
 
-def _play(bout: PropertyRun, how: SearchSettings) -> Finding:
+def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
     began = time.monotonic()
-    verdict = search(bout.claim, bout.subject, how)
+    verdict = search(run.claim, run.subject, settings)
     return Finding(
-        property_name=bout.claim.name,
-        family=bout.claim.family,
-        clauses=bout.claim.clauses,
-        executor=bout.executor.value,
+        property_name=run.claim.name,
+        family=run.claim.family,
+        clauses=run.claim.clauses,
+        executor=run.executor.value,
         verdict=verdict,
         seconds=time.monotonic() - began,
     )
@@ -183,7 +183,7 @@ class ConformanceRun:
 
     def properties(self) -> list[Property]:
         """The properties of the families asked for, in the suite's order."""
-        return [claim for claim in suite.properties() if claim.family in self.families]
+        return [prop for prop in suite.properties() if prop.family in self.families]
 
     @contextmanager
     def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:

@@ -160,18 +160,18 @@ class RankWorker:
 
 
 def _rank_context(
-    backend: Backend, around: DeviceEnvironment, where: Rendezvous, case: Case
+    backend: Backend, environment: DeviceEnvironment, where: Rendezvous, case: Case
 ) -> RankContext:
     return RankContext(
         rank=where.rank,
         size=case.program.size,
         thread=0,
         backend=backend,
-        accelerator=around.accelerator,
-        fabric=around.fabric,
+        accelerator=environment.accelerator,
+        fabric=environment.fabric,
         deadline=where.deadline,
         timeout=WAIT_TIMEOUT,
-        environment=around,
+        environment=environment,
     )
 
 

@@ -178,7 +178,7 @@ def _play_round(ctx: RankContext, checked: Communicator, calls: Sequence[Collect
     call = calls[ctx.rank]
     text = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
     try:
-        flight = issue_call(checked, call, PlainBuffers(ctx))
+        issued = issue_call(checked, call, PlainBuffers(ctx))
     except OrderMismatch as error:
         require("C7", not is_one_operation(calls), f"rank {ctx.rank} raised {error}, though {text}")
         for rank, one in enumerate(calls):
@@ -186,8 +186,8 @@ def _play_round(ctx: RankContext, checked: Communicator, calls: Sequence[Collect
             require("C7", named, f"rank {ctx.rank} does not name {one.op} of rank {rank}: {error}")
         return
     require("C7", is_one_operation(calls), f"rank {ctx.rank} raised nothing, though {text}")
-    yield from flight.wait(ctx)
-    require_results("C7", checked, [flight])
+    yield from issued.wait(ctx)
+    require_results("C7", checked, [issued])
 
 
 CHECKED_MODE = (

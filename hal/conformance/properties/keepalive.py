@@ -40,7 +40,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SegmentSpec,
     SlotStoreFixture,
     format_versions,
-    shelf,
+    make_slot_store,
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import one_common_size, programs_of, step_of
@@ -102,7 +102,7 @@ class _VerbRunner:
 
 
 def _play_verbs(ctx: RankContext, program: Program) -> Play:
-    runner = _VerbRunner(shelf(ctx, SLOTS, SLOTS, SEGMENTS))
+    runner = _VerbRunner(make_slot_store(ctx, SLOTS, SLOTS, SEGMENTS))
     for number, step in enumerate(program.steps, 1):
         runner.run_step(number, int(step.args[0]), step)
         yield NEXT

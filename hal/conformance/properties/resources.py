@@ -33,7 +33,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SLOT_ROLES,
     SegmentSpec,
     make_plain_slot_store,
-    shelf,
+    make_slot_store,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties import resources_signatures
@@ -194,7 +194,7 @@ _PRIVATE = SegmentSpec(torch.uint8, 16, format=SlotFormat.PRIVATE)
 OPTIONAL: Mapping[str, Callable[[RankContext], object]] = {
     "stream_lock": lambda ctx: ctx.accelerator.stream_lock(ctx.deadline),
     "graph_capture": lambda ctx: ctx.accelerator.graph(),
-    "slot_formats": lambda ctx: shelf(ctx, 1, 1, [_PRIVATE]),
+    "slot_formats": lambda ctx: make_slot_store(ctx, 1, 1, [_PRIVATE]),
 }
 """By capability, what may be called where it is declared, and nowhere else."""
 

@@ -73,9 +73,9 @@ def _possible(step: Step) -> bool:
     return kind != "expanded" or which == "input"
 
 
-def identical_rows(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def identical_rows(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Values whose rows are all equal, as in an expanded operand."""
-    return small_integers(call, giver, taker)[:1].expand(call.shape)
+    return small_integers(call, sender, receiver)[:1].expand(call.shape)
 
 
 @dataclass

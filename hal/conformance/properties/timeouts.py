@@ -99,16 +99,16 @@ WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 def _hold_stream(ctx: RankContext, role: str) -> _HeldStream:
     """The stream holds a lock, and then waits for a signal that does not come."""
     accelerator, stream = ctx.accelerator, ctx.accelerator.stream(Role(role))
-    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
+    condition, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
     pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
     page = pool.take(ctx.timeout)
     lock.acquire(stream)
     lock.signal(lock.epoch)
-    gate.acquire(stream)
+    condition.acquire(stream)
     lock.release(stream)
     stream.record(point)
     page.give_back(point)
-    return _HeldStream(ctx, stream, gate, lock, point, pool)
+    return _HeldStream(ctx, stream, condition, lock, point, pool)
 
 
 def _roles() -> st.SearchStrategy[str]:

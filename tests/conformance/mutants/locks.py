@@ -102,8 +102,10 @@ class Ticket(VirtualStreamLock):
         return epoch
 
     def _launch_ticket(self, on: VirtualStream, ticket: int) -> None:
-        gate = lambda: self.given >= ticket or self._poisoned  # noqa: E731
-        self._launch(StreamTask(on, self._pass(self._on_acquire), gate, self._skip, self._strike))
+        condition = lambda: self.given >= ticket or self._poisoned  # noqa: E731
+        self._launch(
+            StreamTask(on, self._pass(self._on_acquire), condition, self._skip, self._strike)
+        )
 
 
 class TimelessSignal(VirtualStreamLock):
@@ -154,8 +156,10 @@ class PoisonOfThoseThere(VirtualStreamLock):
     """A poison releases streams that wait, but not those that come later."""
 
     def _launch_acquire(self, on: VirtualStream) -> None:
-        gate = (lambda: self._full) if self._poisoned else self._passable
-        self._launch(StreamTask(on, self._pass(self._on_acquire), gate, self._skip, self._strike))
+        condition = (lambda: self._full) if self._poisoned else self._passable
+        self._launch(
+            StreamTask(on, self._pass(self._on_acquire), condition, self._skip, self._strike)
+        )
 
 
 class LeftOutOfTheGraph(VirtualStreamLock):

@@ -105,8 +105,8 @@ class LatestStream(VirtualStream):
 
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
-        gate = lambda: own.ended or event.latest().ended  # noqa: E731
-        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
+        condition = lambda: own.ended or event.latest().ended  # noqa: E731
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=condition))
 
 
 class StrandedStream(VirtualStream):
@@ -114,8 +114,8 @@ class StrandedStream(VirtualStream):
 
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
-        gate = lambda: own.ended and event.latest().ended  # noqa: E731
-        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
+        condition = lambda: own.ended and event.latest().ended  # noqa: E731
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=condition))
 
 
 class DeafStream(VirtualStream):

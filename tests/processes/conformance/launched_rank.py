@@ -47,11 +47,11 @@ def play(subject: LaunchedSubject) -> dict[str, object]:
     }
     replies: dict[str, object] = {"sizes": subject.traits.group_sizes}
     patient = multi_rank.WATCHDOG
-    for claim, effort in efforts.items():
+    for prop, effort in efforts.items():
         # Short only where it is to expire: a busy machine may be slow to answer everything else.
-        multi_rank.WATCHDOG = 4.0 if claim is planted.HANGING else patient
-        verdict = search(claim, subject, effort)
-        replies[claim.name] = type(verdict).__name__, getattr(verdict, "what", "")
+        multi_rank.WATCHDOG = 4.0 if prop is planted.HANGING else patient
+        verdict = search(prop, subject, effort)
+        replies[prop.name] = type(verdict).__name__, getattr(verdict, "what", "")
     replies["processes"] = planted.SEEN[-1]
     return replies
 

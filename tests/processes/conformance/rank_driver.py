@@ -38,11 +38,11 @@ def main() -> None:
 
 def drive() -> None:
     """Start three ranks of the named module, stop one, print their process ids, and wait."""
-    crew = WorkerPool(sys.argv[1:])
-    crew.start(range(3))
-    crew.send({rank: {} for rank in range(3)})
+    pool = WorkerPool(sys.argv[1:])
+    pool.start(range(3))
+    pool.send({rank: {} for rank in range(3)})
     # Three imports of torch at once take more than half a minute on a busy machine.
-    replies = crew.gather(range(3), (), LIMIT, lambda _rank, _how: None)
+    replies = pool.gather(range(3), (), LIMIT, lambda _rank, _how: None)
     os.kill(replies[1]["pid"], signal.SIGSTOP)
     print(replies[0]["parent"], *[replies[rank]["pid"] for rank in range(3)], flush=True)
     threading.Event().wait()
