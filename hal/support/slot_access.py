@@ -37,6 +37,8 @@ class HazardTracker:
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
         self._traces: dict[Hashable, _BufferAccess] = {}
+        # Held while a block launches, so that no conflicting call comes between its waits and its
+        # record. Reentrant: a program that runs at its launch may issue calls of the same store.
         self._lock = threading.RLock()
 
     @contextmanager
@@ -198,10 +200,12 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
+        # Held over a whole write, so that no lease starts between its check and its launch.
+        # Reentrant: a program that runs at its launch may lease or release on the same thread.
         self._lock = threading.RLock()
 
     def acquire(self, slots: Iterable[int]) -> "SlotLease":
-        """Hold `slots` once more each."""
+        """Add one lease to each of `slots`."""
         lease = SlotLease(self, tuple(slots))
         with self._lock:
             self._counts.update(lease.slots)
@@ -217,7 +221,7 @@ class LeaseTable:
             yield
 
     def release(self, lease: "SlotLease") -> None:
-        """Give a lease's slots back, once."""
+        """End a lease, once."""
         with self._lock:
             if lease.ended:
                 return
@@ -236,9 +240,9 @@ class SlotLease:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """What is held."""
+        """The leased slots."""
         return self._slots
 
     def release(self) -> None:
-        """The reader has read."""
+        """End the lease."""
         self._leases.release(self)

@@ -34,11 +34,11 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, Unsupported, Violation
 
 REQUEST_POLL_TIMEOUT = 2.0
-"""Seconds of one wait for the next order."""
+"""Seconds of one wait for the next request; between waits a rank checks that rank 0 lives."""
 SILENT = 15
-"""Waits in a row at which rank 0 must be found lost before its ranks give up."""
+"""Consecutive waits that must find rank 0 lost before a rank gives up: a heartbeat may be late."""
 REPLY_GRACE = 10.0
-"""Seconds beyond the watchdog of an order that its answer may take to arrive."""
+"""Seconds beyond the watchdog of a request that its reply may take to arrive."""
 
 
 class LaunchedRankGroup:
@@ -47,7 +47,7 @@ class LaunchedRankGroup:
     Args:
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
-        where: what `CommunicatorBackend.joined` gave rank 0.
+        where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
     """
 
     def __init__(self, backend: str, communicator: str, where: Rendezvous) -> None:
@@ -57,7 +57,7 @@ class LaunchedRankGroup:
         self._count = 0
 
     def open_store(self) -> RendezvousHost:
-        """A further store in this process."""
+        """Open another store in this process."""
         return self._communicator.host()
 
     def open_disposable_store(self) -> DisposableStore:
@@ -107,7 +107,7 @@ class LaunchedSubject(MultiRankSubject):
     Args:
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
-        where: what `CommunicatorBackend.joined` gave rank 0.
+        where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
         deadlines: seconds that an operation may last, by pace.
     """
 
@@ -146,10 +146,10 @@ def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
 
 
 def handle_with_timeout(worker: RankWorker, order: RankRequest, watchdog: float) -> RankReply:
-    """The answer; after `watchdog` seconds a fault that quotes the stack of whoever makes it.
+    """Handle a request; after `watchdog` seconds reply with a fault that quotes the stack.
 
-    Nobody can end a rank of a foreign launcher without ending them all. So what hangs is left
-    behind in a thread of its own, and the rank goes on without it.
+    Ending one rank of a foreign launcher would end all. So each request runs in its own thread,
+    and the rank abandons a thread that hangs and continues.
     """
     answers: list[RankReply] = []
     thread = threading.Thread(target=lambda: answers.append(worker.handle(order)), daemon=True)
@@ -163,7 +163,7 @@ def handle_with_timeout(worker: RankWorker, order: RankRequest, watchdog: float)
 
 
 def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
-    """The next order, however long it takes, while rank 0 lives."""
+    """Wait for the next request, as long as rank 0 lives."""
     silent = 0
     while silent < SILENT:
         try:

@@ -490,7 +490,7 @@ class _BadCallRunner:
         return made.view(dtype)
 
     def source(self, *dtypes: torch.dtype, shape: tuple[int, ...] = (4,)) -> list[Tensor]:
-        """Segments of a slot that do not fit, unless the dtypes are those of `PARTS`."""
+        """Segments that do not fit, unless the dtypes are those of `BAD_CALL_SEGMENTS`."""
         first, *rest = dtypes
         made = [self.fixture.ctx.full(shape, 1, first)]
         return made + [self.fixture.ctx.full((2,), 1, dtype) for dtype in rest]

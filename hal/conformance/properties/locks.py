@@ -317,7 +317,7 @@ class _CapturedLockRunner:
     Attributes:
         value: uint8 [NBYTES]; turn k writes k + 1 into every byte.
         read: uint8 [NBYTES], where the graph copies `value` to.
-        rows: uint8 [MOST_TURNS, NBYTES], `read` after each replay.
+        rows: uint8 [MAX_TURNS, NBYTES], `read` after each replay.
         replay_events: events after the replays.
     """
 

@@ -86,7 +86,7 @@ class LaidOutBuffers:
     device has to copy between layouts, which it may not be able to do for every dtype.
 
     Attributes:
-        kind: one of `KINDS`, or `CONTIGUOUS`.
+        kind: one of `LAYOUT_KINDS`, or `CONTIGUOUS`.
         operand: input or output.
         initial_bytes: the memory of each operand, uint8, and what it held at first, on the host.
     """
