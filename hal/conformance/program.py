@@ -53,9 +53,9 @@ class Program:
         """The setting of that name, which is a number."""
         return int(self.setting(name))
 
-    def steps_of(self, rank: int, host: int = 0) -> tuple[Step, ...]:
+    def steps_of(self, rank: int, thread: int = 0) -> tuple[Step, ...]:
         """The steps of one thread of one rank."""
-        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.thread == host)
+        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.thread == thread)
 
     def lines(self) -> list[str]:
         """As text: one line for the settings, one for each step."""

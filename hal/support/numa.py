@@ -5,7 +5,7 @@ from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
 UNKNOWN_NODE = -1
-"""What `Topology.numa` says where nobody knows, or where it is more than one."""
+"""`Topology.numa` where the node is unknown, or is more than one."""
 
 
 def cpulist(node: int, root: Path = NODES) -> Path:
@@ -28,7 +28,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def numa_node(root: Path = NODES) -> int:
-    """The node that has all processors on which this process may run; `UNKNOWN` where none has.
+    """The node that has all processors on which this process may run, or `UNKNOWN_NODE`.
 
     Args:
         root: where the kernel lists nodes; what cannot be read there is passed over.

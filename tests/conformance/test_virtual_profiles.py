@@ -79,13 +79,13 @@ TRAPS = {
 """Backends that do not cope, and the property that rejects each."""
 
 
-@pytest.mark.parametrize(("parts", "claim"), TRAPS.values(), ids=TRAPS)
+@pytest.mark.parametrize(("parts", "name"), TRAPS.values(), ids=TRAPS)
 def test_profile_trap_violates_property_without_countermeasure(
-    parts: VirtualParts, claim: str
+    parts: VirtualParts, name: str
 ) -> None:
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)
     assert isinstance(
-        search(suite.find(claim), subject, SearchSettings(cases=400, max_shrinks=0)),
+        search(suite.find(name), subject, SearchSettings(cases=400, max_shrinks=0)),
         PropertyViolated,
     )

@@ -45,7 +45,7 @@ class InlineStream:
         yield
 
     def launch(self, program: Callable[[], object]) -> None:
-        """Run `program` now; what it raises fails the stream, and is heard at the next call."""
+        """Run `program` now; an error fails the stream, and the next call raises."""
         self._check()
         try:
             program()

@@ -67,8 +67,8 @@ class ControlledWorld(Protocol):
         """Let every pending deadline expire. Returns False when nothing changed."""
         ...
 
-    def step_in(self, rank: int, host: int) -> None:
-        """Thread `host` of `rank` makes the calls from now on (locks see a thread's identity)."""
+    def step_in(self, rank: int, thread: int) -> None:
+        """Thread `thread` of `rank` makes the calls from now on (locks see a thread's identity)."""
         ...
 
     def hold(self, rank: int, stream: Stream) -> None:
@@ -142,7 +142,7 @@ class ScheduledThread:
             self.answer, self.ended = end.value, True
 
 
-def run_schedule(world: ControlledWorld, actors: Sequence[ScheduledThread]) -> list[Any]:
+def run_schedule(world: ControlledWorld, threads: Sequence[ScheduledThread]) -> list[Any]:
     """Let all play to their ends; their answers, in order.
 
     Raises:
@@ -150,9 +150,9 @@ def run_schedule(world: ControlledWorld, actors: Sequence[ScheduledThread]) -> l
             deadlines have expired; or what a thread itself raises.
     """
     for _ in range(MAX_MOVES):
-        alive = [actor for actor in actors if not (actor.ended or actor.rank_ended)]
+        alive = [thread for thread in threads if not (thread.ended or thread.rank_ended)]
         if not alive:
-            return [actor.answer for actor in actors]
+            return [thread.answer for thread in threads]
         _make_move(world, alive)
     raise Violation("C8", f"no end after {MAX_MOVES} moves")
 
@@ -166,7 +166,7 @@ def run_until_idle(world: ControlledWorld) -> None:
 def _make_move(world: ControlledWorld, alive: Sequence[ScheduledThread]) -> None:
     """Make one move: a micro-step of the world, or a thread that is ready; else time passes."""
     count = world.movable()
-    ready = [actor for actor in alive if actor.waits_for.ready()]
+    ready = [thread for thread in alive if thread.waits_for.ready()]
     if count + len(ready) == 0:
         if not world.expire():
             raise _hang(alive)
@@ -265,12 +265,12 @@ class ControlledSubject:
         """On a fresh world."""
         world = self._backend.world(case.program.size, case.schedule)
         try:
-            actors = [
-                actor
+            threads = [
+                thread
                 for rank in range(case.program.size)
-                for actor in _threads_of_rank(self._backend, world, prop, case, rank)
+                for thread in _threads_of_rank(self._backend, world, prop, case, rank)
             ]
-            reported = compare_answers(prop, case, run_schedule(world, actors))
+            reported = compare_answers(prop, case, run_schedule(world, threads))
             if prop.lost_ranks is not None:
                 _close_and_check_leaks(world, case.program.size, prop.lost_ranks(case.program))
             return reported
@@ -302,9 +302,9 @@ def _threads_of_rank(
     backend: ControlledBackend, world: ControlledWorld, prop: Property, case: Case, rank: int
 ) -> list[ScheduledThread]:
     fabric = world.fabric(rank) if prop.scope is PropertyScope.GROUP else None
-    around = ControlledEnvironment(world, rank)
+    environment = ControlledEnvironment(world, rank)
     shared: dict[str, Any] = {}
-    actors = []
+    threads = []
     for host in range(prop.threads):
         ctx = RankContext(
             rank=rank,
@@ -315,8 +315,8 @@ def _threads_of_rank(
             fabric=fabric,
             deadline=NOMINAL_DEADLINE,
             timeout=2 * NOMINAL_DEADLINE,
-            environment=around,
+            environment=environment,
             shared=shared,
         )
-        actors.append(ScheduledThread(rank, host, prop.play(ctx, case.program)))
-    return actors
+        threads.append(ScheduledThread(rank, host, prop.play(ctx, case.program)))
+    return threads

@@ -43,12 +43,12 @@ def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
     answers: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 
-    def serve(host: int) -> None:
+    def serve(number: int) -> None:
         try:
-            seat = dataclasses.replace(ctx, thread=host)
-            answers[host] = play_to_end(prop.play(seat, case.program))
+            own_ctx = dataclasses.replace(ctx, thread=number)
+            answers[number] = play_to_end(prop.play(own_ctx, case.program))
         except BaseException as error:
-            errors[host] = error
+            errors[number] = error
 
     threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(prop.threads)]
     for thread in threads:
@@ -59,7 +59,7 @@ def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
         raise errors[min(errors)]
     if len(answers) < prop.threads:
         raise Violation("C8", f"a host of {prop.name} did not end within {WATCHDOG:g} s")
-    return [answers[host] for host in range(prop.threads)]
+    return [answers[number] for number in range(prop.threads)]
 
 
 def play_to_end(play: Play) -> Any:
@@ -234,16 +234,16 @@ class DeviceSubject:
             raise to_violation(prop, error) from error
 
     def _answers(self, prop: Property, case: Case, accelerator: Accelerator) -> list[object]:
-        kind = DeviceEnvironment if self._steer is None else SteeredEnvironment
-        around = kind(accelerator, case.schedule)
-        return play_on_device(prop, case, self._backend, around)
+        environment_type = DeviceEnvironment if self._steer is None else SteeredEnvironment
+        environment = environment_type(accelerator, case.schedule)
+        return play_on_device(prop, case, self._backend, environment)
 
     def close(self) -> None:
         """Nothing is held between cases."""
 
 
 def play_on_device(
-    prop: Property, case: Case, backend: Backend, around: DeviceEnvironment
+    prop: Property, case: Case, backend: Backend, environment: DeviceEnvironment
 ) -> list[object]:
     """The answers of the threads of a rank that needs no fabric."""
     ctx = RankContext(
@@ -251,10 +251,10 @@ def play_on_device(
         size=1,
         thread=0,
         backend=backend,
-        accelerator=around.accelerator,
+        accelerator=environment.accelerator,
         fabric=None,
         deadline=WAIT_TIMEOUT,
         timeout=WAIT_TIMEOUT,
-        environment=around,
+        environment=environment,
     )
     return play_threads(prop, case, ctx)

@@ -22,7 +22,7 @@ from equipoise.hal.errors import Violation
 LOG = logging.getLogger(__name__)
 GROUP_SIZES = (1, 2, 3, 4, 5, 8)
 DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
-"""Seconds that an operation may last; a brisk one at least."""
+"""Seconds that an operation may last; the minimum for short deadlines."""
 OPEN_TIMES_PER_DEADLINE = 10.0
 """A short deadline is this many times what opening a communicator takes: opening must be possible
 within it, and some libraries need seconds for it."""
@@ -39,7 +39,7 @@ WATCHDOG = 25.0
 
 @dataclass(frozen=True)
 class GatherOptions:
-    """How to wait for the answers to an order.
+    """How to wait for the replies to a request.
 
     Attributes:
         watchdog: seconds that a rank may take.
@@ -53,7 +53,7 @@ class GatherOptions:
 
 
 class RankStore(Protocol):
-    """Where ranks meet; a `RendezvousHost` is one."""
+    """A store where ranks meet; a `RendezvousHost` is one."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -65,38 +65,38 @@ class RankStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the port back."""
+        """Stop the store and release its port."""
         ...
 
 
 class DisposableStore(RankStore, Protocol):
-    """One that a case may end."""
+    """A store that a case may end."""
 
     @property
     def pid(self) -> int:
-        """The process that holds it, and nothing else."""
+        """The process that holds only this store."""
         ...
 
 
 class RankGroup(Protocol):
-    """Ranks that obey orders."""
+    """The rank processes of a subject."""
 
     def open_store(self) -> RankStore:
-        """A store at which some of them can meet."""
+        """Open a store where ranks can meet."""
         ...
 
     def open_disposable_store(self) -> DisposableStore:
-        """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
+        """Open a store that a case may end; one at a time. Raises `Unsupported`."""
         ...
 
     def request(
         self, orders: Mapping[int, RankRequest], call: GatherOptions
     ) -> dict[int, RankReply]:
-        """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
+        """Send requests and return the replies. Raises `Violation` when a rank ends or hangs."""
         ...
 
     def replace(self, ranks: Collection[int]) -> None:
-        """These have played to their end: others take their places."""
+        """Replace ranks that a case has ended."""
         ...
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class RankGroup(Protocol):
 
 @dataclass(frozen=True)
 class _OpenFabric:
-    """A fabric, open on these ranks; `size` were there when it was opened."""
+    """A fabric that is open on `ranks`; it was opened on `size` ranks."""
 
     name: str
     store: RankStore
@@ -131,15 +131,15 @@ class _OpenFabric:
 class MultiRankSubject:
     """Plays cases on the first ranks of a rank_group.
 
-    A fabric is kept over the cases of one size and one pace, and replaced after a violation. The
-    cases of a property that breaks things have fabrics of their own, and no other is open beside
-    them: so that what the survivors still hold afterwards can be measured (clause R1).
+    A fabric is kept over the cases of one size and one deadline, and replaced after a violation.
+    Each case of a property that breaks things has its own fabric, and no other is open then, so
+    that the resources of the survivors can be measured afterwards (clause R1).
 
     Args:
         name: of the subject.
         traits: as declared; sizes up to the number of ranks.
         rank_group: the ranks; closed with the subject.
-        deadlines: seconds that an operation may last, by pace.
+        deadlines: seconds that an operation may last, by length of the deadline.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class MultiRankSubject:
         return self._traits
 
     def play(self, prop: Property, case: Case) -> str | None:
-        """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
+        """Play on the first `case.program.size` ranks. Raises `UsageError` without a reference."""
         reference = property_reference(prop)
         while True:
             try:
@@ -192,15 +192,15 @@ class MultiRankSubject:
         if prop.lost_ranks is None:
             stage = self._fabric_for(prop, case)
             return self._ask(prop, stage, self._play_request(case, stage, reference), frozenset())
-        self._deadline_for(prop)  # while others may still be open
+        self._deadline_for(prop)  # measures on an open fabric, so before all are closed
         self._close_all_fabrics()
         stage, lost = self._fabric_for(prop, case), prop.lost_ranks(case.program)
-        told = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
+        replies = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
         self._close_fabric((stage.size, prop.deadline))
         survivors = stage.without(lost)
         orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
         answers_or_raise("R1", self._request(orders, survivors.gather_options()))
-        return told
+        return replies
 
     def _play_request(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
         self._played += 1
@@ -220,8 +220,8 @@ class MultiRankSubject:
         if lost:
             self._rank_group.replace(lost)
             self._fabrics[stage.size, prop.deadline] = stage.without(lost)
-        told, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
-        return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
+        answers, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
+        return [answer for rank in range(stage.size) for answer in answers.get(rank, absent)]
 
     def _fabric_for(self, prop: Property, case: Case) -> _OpenFabric:
         """The fabric for that many ranks and that deadline; opened if there is none."""
@@ -259,7 +259,7 @@ class MultiRankSubject:
         return stage
 
     def _deadline_for(self, prop: Property) -> float:
-        """Of a fabric for that property, in seconds."""
+        """Seconds of deadline of a fabric for that property."""
         deadline = self._deadlines[prop.deadline]
         if prop.deadline is not DeadlineLength.SHORT:
             return deadline
@@ -267,10 +267,10 @@ class MultiRankSubject:
         return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(prop))
 
     def _retry_with_longer_deadline(self, prop: Property, error: Exception) -> bool:
-        """Whether a case that failed is to be played again, with a longer deadline.
+        """Whether a case that failed is played again, with a longer deadline.
 
-        On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
-        property: what goes wrong for another reason fails again, in this case or in a later one.
+        On a busy machine an operation that would have ended well may miss a short deadline. Once a
+        property: a failure for another reason shows again, in this case or in a later one.
         """
         if prop.deadline is not DeadlineLength.SHORT or prop.name in self._failed:
             return False
@@ -294,7 +294,7 @@ class MultiRankSubject:
     def _slowest_open_time(self, prop: Property) -> float:
         """Seconds that the slowest of all ranks needs to open a communicator.
 
-        Gauged anew for each property: a machine may be busier than it was before.
+        Measured again for each property: the machine may be busier than before.
         """
         if self._open_time[0] != prop.name:
             key = max(self._traits.group_sizes), DeadlineLength.LONG
@@ -305,21 +305,21 @@ class MultiRankSubject:
             self._open_measurements += 1
             order = {"do": "gauge", "fabric": stage.name, "number": self._open_measurements}
             replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
-            told = answers_or_raise(prop.clauses[0], replies)
+            answers = answers_or_raise(prop.clauses[0], replies)
             if fresh:
                 self._close_fabric(key)
-            self._open_time = prop.name, max(float(seconds) for (seconds,) in told.values())
+            self._open_time = prop.name, max(float(seconds) for (seconds,) in answers.values())
         return self._open_time[1]
 
     def _open_store(self, prop: Property) -> tuple[RankStore, int | None]:
-        """Where the ranks can meet, and the process that holds it if it may be ended."""
+        """A store for the ranks, and the id of its process if it may be ended."""
         if not prop.ends_store:
             return self._rank_group.open_store(), None
         expendable = self._rank_group.open_disposable_store()
         return expendable, expendable.pid
 
     def _close_fabrics_quietly(self) -> None:
-        """Close all fabrics; what goes wrong now follows from what is being reported."""
+        """Close all fabrics; errors now are consequences of the one being reported."""
         while self._fabrics:
             with suppress(Violation):
                 self._close_fabric(next(iter(self._fabrics)))
@@ -329,7 +329,7 @@ class MultiRankSubject:
             self._close_fabric(key)
 
     def _close_fabric(self, key: tuple[int, DeadlineLength]) -> None:
-        """Close a fabric on every rank that still has it."""
+        """Close a fabric on every rank where it is open."""
         stage = self._fabrics.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
@@ -351,7 +351,7 @@ class MultiRankSubject:
 
 
 def answers_or_raise(clause: str, replies: Mapping[int, RankReply]) -> dict[int, list[Any]]:
-    """What each rank observed. Raises the worst fault, of `clause` where it names none."""
+    """What each rank observed. Raises the worst fault, of `clause` if the fault names none."""
     faults = sorted(
         (rating, rank, named or clause, text)
         for rank, reply in replies.items()

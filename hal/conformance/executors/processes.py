@@ -25,13 +25,13 @@ RANK_WORKER_MODULE = "equipoise.hal.conformance.executors.rank_worker"
 class _StoreProcess:
     """A store in a process of its own: a member of the crew that is no rank."""
 
-    def __init__(self, crew: WorkerPool) -> None:
-        self._pool = crew
-        crew.start([STORE_WORKER])
-        crew.send({STORE_WORKER: {"do": "hold"}})
-        told = crew.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
-        name, port = answers_or_raise("C6", told)[STORE_WORKER]
-        self.pid: int = crew.workers[STORE_WORKER].pid
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        pool.start([STORE_WORKER])
+        pool.send({STORE_WORKER: {"do": "hold"}})
+        replies = pool.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
+        name, port = answers_or_raise("C6", replies)[STORE_WORKER]
+        self.pid: int = pool.workers[STORE_WORKER].pid
         self.address: tuple[str, int] = (name, port)
 
     def report_loss(self, rank: int, how: str) -> None:

@@ -37,4 +37,4 @@ def resolve_property(reference: str) -> Property:
 
 def _of_suite(reference: str) -> Property:
     family, _, name = reference.partition("/")
-    return {claim.name: claim for claim in suite.family(family)}[name]
+    return {prop.name: prop for prop in suite.family(family)}[name]

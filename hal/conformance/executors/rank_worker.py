@@ -126,11 +126,11 @@ class RankWorker:
         try:
             case = case_from_json(order["case"])
             prefix = f"case{order['number']}/"
-            around = _TrackingEnvironment(
+            environment = _TrackingEnvironment(
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
-            self._leftovers = around.communicators
-            ctx = _rank_context(self._backend, around, place.rendezvous, case)
+            self._leftovers = environment.communicators
+            ctx = _rank_context(self._backend, environment, place.rendezvous, case)
             found = resolve_property(order["property"])
             if found.large:
                 self._leaks.expect_growth()
@@ -160,26 +160,26 @@ class RankWorker:
 
 
 def _rank_context(
-    backend: Backend, around: DeviceEnvironment, where: Rendezvous, case: Case
+    backend: Backend, environment: DeviceEnvironment, where: Rendezvous, case: Case
 ) -> RankContext:
     return RankContext(
         rank=where.rank,
         size=case.program.size,
         thread=0,
         backend=backend,
-        accelerator=around.accelerator,
-        fabric=around.fabric,
+        accelerator=environment.accelerator,
+        fabric=environment.fabric,
         deadline=where.deadline,
         timeout=WAIT_TIMEOUT,
-        environment=around,
+        environment=environment,
     )
 
 
 def main() -> None:
     """Serve as a rank of the accelerator and the communicator that the command line names."""
     backend, communicator = sys.argv[1:3]
-    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
-    serve_requests(seat.handle)
+    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    serve_requests(worker.handle)
 
 
 if __name__ == "__main__":

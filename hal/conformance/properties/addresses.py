@@ -30,7 +30,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SegmentSpec,
     SlotStoreFixture,
     TrackedSlotStore,
-    shelf,
+    make_slot_store,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties import addresses_in_use
@@ -90,15 +90,15 @@ def _segment_specs(program: Program) -> list[SegmentSpec]:
     return [SegmentSpec(dtype_named(dtype), int(count), int(off)) for dtype, count, off in rows]
 
 
-def _play_calls(room: TrackedSlotStore, program: Program) -> Play:
+def _play_calls(tracked: TrackedSlotStore, program: Program) -> Play:
     """Every call, then a pack of every slot that was changed."""
     for number, step in enumerate(program.steps, start=1):
         if step.op != "part":
-            room.run_step(number, step)
+            tracked.run_step(number, step)
             yield NEXT
-    for slot in room.expected_slots:
-        room.pack(f"slot {slot} as packed in the end", slot)
-    room.fixture.ctx.drain()
+    for slot in tracked.expected_slots:
+        tracked.pack(f"slot {slot} as packed in the end", slot)
+    tracked.fixture.ctx.drain()
 
 
 # ----- A1, A4, A6: a slot is its segments ---------------------------------------------------------
@@ -109,20 +109,22 @@ def _segments(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_segments(ctx: RankContext, program: Program) -> Play:
-    room = TrackedSlotStore(shelf(ctx, SLOTS, STAGING, _segment_specs(program)))
-    before = _addresses(room.fixture.layout)
-    yield from _play_calls(room, program)
-    after = _addresses(room.fixture.store.layout)
+    tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, _segment_specs(program)))
+    before = _addresses(tracked.fixture.layout)
+    yield from _play_calls(tracked, program)
+    after = _addresses(tracked.fixture.store.layout)
     require("A1", after == before, f"slots are at {after}, not as they were at {before}")
     require(
-        "A4", room.fixture.guards_intact(), "a byte beside a segment, or beside a blob, was written"
+        "A4",
+        tracked.fixture.guards_intact(),
+        "a byte beside a segment, or beside a blob, was written",
     )
-    for what, blob, expected in room.packs:
+    for what, blob, expected in tracked.packs:
         require_equal("A6", blob, expected, what)
-    for slot, expected in room.expected_slots.items():
+    for slot, expected in tracked.expected_slots.items():
         require_equal(
             "A1",
-            room.fixture.read_slot(slot),
+            tracked.fixture.read_slot(slot),
             expected,
             f"slot {slot} through the layout's own tensors",
         )
@@ -142,11 +144,13 @@ def _floats(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_floats(ctx: RankContext, program: Program) -> Play:
     parts = _segment_specs(program)
-    room = TrackedSlotStore(shelf(ctx, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize)
-    yield from _play_calls(room, program)
-    for what, blob, expected in room.packs:
+    tracked = TrackedSlotStore(
+        make_slot_store(ctx, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize
+    )
+    yield from _play_calls(tracked, program)
+    for what, blob, expected in tracked.packs:
         require_equal("A7", blob, expected, f"{parts[0].dtype}, {what}")
-    count = room.fixture.store.conversions
+    count = tracked.fixture.store.conversions
     require("A7", count == 0, f"{count} conversions between slots of equal strided descriptors")
 
 
@@ -166,16 +170,16 @@ def _play_private(ctx: RankContext, program: Program) -> Play:
         SegmentSpec(part.dtype, part.elements, format=SlotFormat.PRIVATE, padding=part.offset)
         for part in _segment_specs(program)
     ]
-    room = TrackedSlotStore(shelf(ctx, SLOTS, STAGING, parts))
-    yield from _play_calls(room, program)
-    sums = _issue_checksums(room)
+    tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, parts))
+    yield from _play_calls(tracked, program)
+    sums = _issue_checksums(tracked)
     ctx.drain()
-    for what, blob, expected in room.packs:
+    for what, blob, expected in tracked.packs:
         require_equal("A10", blob, expected, f"in a private format, padding included, {what}")
-    for slot, expected in room.expected_slots.items():
+    for slot, expected in tracked.expected_slots.items():
         require_equal(
             "A10",
-            room.fixture.read_slot(slot),
+            tracked.fixture.read_slot(slot),
             expected,
             f"slot {slot}, the storage of its segments",
         )
@@ -201,37 +205,37 @@ def _mappings(_: Traits) -> st.SearchStrategy[Program]:
 def _play_mappings(ctx: RankContext, program: Program) -> Play:
     """Step *each* brings every slot through a staging buffer of its own; in *shared*, slots with
     one source share a buffer. Digit k of the mapping is the slot that slot k is copied from."""
-    place = shelf(
+    fixture = make_slot_store(
         ctx,
         MAPPED_SLOTS,
         MAPPED_SLOTS,
         [SegmentSpec(torch.uint8, 3), SegmentSpec(torch.int16, 2)],
     )
     for slot in range(MAPPED_SLOTS):
-        place.write([slot], slot + 1, VERB_ROLE)
+        fixture.write([slot], slot + 1, VERB_ROLE)
     expected = list(range(1, MAPPED_SLOTS + 1))
     for step in program.steps:
         sources = [int(digit) for digit in str(step.args[0])]
-        _remap(place, step.op, sources)
+        _remap(fixture, step.op, sources)
         expected = [expected[source] for source in sources]
         yield NEXT
-    blob = place.pack(range(MAPPED_SLOTS), VERB_ROLE)
+    blob = fixture.pack(range(MAPPED_SLOTS), VERB_ROLE)
     ctx.drain()
     held = [sorted(set(row)) for row in blob.view(MAPPED_SLOTS, -1).tolist()]
     wanted = [[version] for version in expected]
     require("A5", held == wanted, f"slots hold what came from {held}, not from {wanted}")
 
 
-def _remap(place: SlotStoreFixture, kind: str, sources: list[int]) -> None:
+def _remap(fixture: SlotStoreFixture, kind: str, sources: list[int]) -> None:
     packed = sources if kind == "each" else sorted(set(sources))
-    blob = place.pack(packed, VERB_ROLE)
-    place.keepalive.append(blob)
-    place.store.unpack(blob, range(len(packed)), place.stream(VERB_ROLE))
+    blob = fixture.pack(packed, VERB_ROLE)
+    fixture.keepalive.append(blob)
+    fixture.store.unpack(blob, range(len(packed)), fixture.stream(VERB_ROLE))
     buffers = (
         range(MAPPED_SLOTS) if kind == "each" else [packed.index(source) for source in sources]
     )
-    place.store.commit(
-        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), place.stream(VERB_ROLE)
+    fixture.store.commit(
+        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), fixture.stream(VERB_ROLE)
     )
 
 
@@ -244,31 +248,31 @@ def _checksum_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_checksums(ctx: RankContext, program: Program) -> Play:
     """Behind each call, the checksums of everything that holds something."""
-    room = TrackedSlotStore(shelf(ctx, SLOTS, STAGING, _segment_specs(program)))
+    tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, _segment_specs(program)))
     seen: list[_Checksums] = []
     for number, step in enumerate(program.steps, start=1):
         if step.op == "part":
             continue
-        room.run_step(number, step)
+        tracked.run_step(number, step)
         seen += [
             (f"step {number}: {what}", out, expected)
-            for what, out, expected in _issue_checksums(room)
+            for what, out, expected in _issue_checksums(tracked)
         ]
         yield NEXT
     ctx.drain()
     _require_checksums("D4", seen)
 
 
-def _issue_checksums(room: TrackedSlotStore) -> list[_Checksums]:
-    store, found = room.fixture.store, []
+def _issue_checksums(tracked: TrackedSlotStore) -> list[_Checksums]:
+    store, found = tracked.fixture.store, []
     for what, contents, verb in (
-        ("slots", room.expected_slots, store.checksum_slots),
-        ("staging", room.expected_staging, store.checksum_staging),
+        ("slots", tracked.expected_slots, store.checksum_slots),
+        ("staging", tracked.expected_staging, store.checksum_staging),
     ):
         if contents:
             numbers = sorted(contents)
-            out = room.fixture.ctx.empty((len(numbers),), torch.int64)
-            verb(numbers, out, room.fixture.stream(VERB_ROLE))
+            out = tracked.fixture.ctx.empty((len(numbers),), torch.int64)
+            verb(numbers, out, tracked.fixture.stream(VERB_ROLE))
             found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
     return found
 
@@ -349,7 +353,7 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
     """Every verb once, each with contents of its own, then every byte is compared."""
     for step in program.steps:
         length, key = (int(number) for number in step.args)
-        place = shelf(
+        fixture = make_slot_store(
             ctx,
             2,
             1,
@@ -357,21 +361,21 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
         )
         written, brought = (random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1))
         sums = ctx.empty((2,), torch.int64), ctx.empty((1,), torch.int64)
-        stream = place.stream(VERB_ROLE)
-        place.store.write([0], [place.make_source(written)], stream)
+        stream = fixture.stream(VERB_ROLE)
+        fixture.store.write([0], [fixture.make_source(written)], stream)
         blob = ctx.copy_of(brought)
-        place.keepalive.append(blob)
-        place.store.unpack(blob, [0], stream)
-        place.store.commit([(0, 1)], stream)
-        packed = place.pack([0, 1], VERB_ROLE)
-        place.store.checksum_slots([0, 1], sums[0], stream)
-        place.store.checksum_staging([0], sums[1], stream)
+        fixture.keepalive.append(blob)
+        fixture.store.unpack(blob, [0], stream)
+        fixture.store.commit([(0, 1)], stream)
+        packed = fixture.pack([0, 1], VERB_ROLE)
+        fixture.store.checksum_slots([0, 1], sums[0], stream)
+        fixture.store.checksum_staging([0], sums[1], stream)
         yield NEXT
         ctx.drain(stream)
         for slot, expected in ((0, written), (1, brought)):
             require_equal(
                 "A6",
-                place.read_slot(slot),
+                fixture.read_slot(slot),
                 expected,
                 f"slot {slot} of {length} + {SECOND_SEGMENT_BYTES} bytes",
             )
@@ -381,7 +385,7 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
             torch.cat([written, brought]),
             f"a pack of {length} + {SECOND_SEGMENT_BYTES} bytes",
         )
-        require("A4", place.guards_intact(), f"a byte beside a segment of {length} was written")
+        require("A4", fixture.guards_intact(), f"a byte beside a segment of {length} was written")
         for name, out, parts in (
             ("slots", sums[0], (written, brought)),
             ("staging", sums[1], (brought,)),
@@ -401,35 +405,35 @@ def _play_many(ctx: RankContext, program: Program) -> Play:
     """Each verb is one call for all of its slots."""
     for step in program.steps:
         slots, staging, key = (int(number) for number in step.args)
-        place = shelf(ctx, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
+        fixture = make_slot_store(ctx, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
         written = random_bytes(slots * SMALL_SLOT_BYTES, key).view(slots, SMALL_SLOT_BYTES)
         brought = random_bytes(staging * SMALL_SLOT_BYTES, key + 1).view(staging, SMALL_SLOT_BYTES)
         drawn = torch.Generator().manual_seed(key)
         targets = torch.randperm(slots, generator=drawn)[:staging].tolist()
-        stream, store = place.stream(VERB_ROLE), place.store
-        store.write(range(slots), [place.make_source(row) for row in written], stream)
+        stream, store = fixture.stream(VERB_ROLE), fixture.store
+        store.write(range(slots), [fixture.make_source(row) for row in written], stream)
         blob = ctx.copy_of(brought.reshape(-1))
-        place.keepalive.append(blob)
+        fixture.keepalive.append(blob)
         store.unpack(blob, range(staging), stream)
         store.commit(list(zip(range(staging), targets, strict=True)), stream)
         expected = written.clone()
         expected[targets] = brought
-        packed = place.pack(range(slots), VERB_ROLE)
+        packed = fixture.pack(range(slots), VERB_ROLE)
         sums = ctx.empty((slots,), torch.int64)
         store.checksum_slots(range(slots), sums, stream)
         yield NEXT
         ctx.drain(stream)
-        _require_slots(place, packed, expected)
+        _require_slots(fixture, packed, expected)
         wanted = [as_int64(checksum(row)) for row in expected]
         wrong = [k for k, total in enumerate(to_host(sums).tolist()) if total != wanted[k]]
         require("D4", not wrong, f"checksums of slots {wrong[:5]} of {slots}")
 
 
-def _require_slots(place: SlotStoreFixture, packed: Tensor, expected: Tensor) -> None:
+def _require_slots(fixture: SlotStoreFixture, packed: Tensor, expected: Tensor) -> None:
     for slot, row in enumerate(expected):
-        require_equal("A8", place.read_slot(slot), row, f"slot {slot} of {len(expected)}")
+        require_equal("A8", fixture.read_slot(slot), row, f"slot {slot} of {len(expected)}")
     require_equal("A8", packed, expected.reshape(-1), f"a pack of {len(expected)} slots")
-    require("A4", place.guards_intact(), "a byte beside a segment was written")
+    require("A4", fixture.guards_intact(), "a byte beside a segment was written")
 
 
 LARGE_SLOTS = (
@@ -486,7 +490,7 @@ class _BadCallRunner:
         return made.view(dtype)
 
     def source(self, *dtypes: torch.dtype, shape: tuple[int, ...] = (4,)) -> list[Tensor]:
-        """Segments of a slot that do not fit, unless the dtypes are those of `PARTS`."""
+        """Segments that do not fit, unless the dtypes are those of `BAD_CALL_SEGMENTS`."""
         first, *rest = dtypes
         made = [self.fixture.ctx.full(shape, 1, first)]
         return made + [self.fixture.ctx.full((2,), 1, dtype) for dtype in rest]
@@ -570,7 +574,7 @@ def _bad_call_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_bad_calls(ctx: RankContext, program: Program) -> Play:
-    runner = _BadCallRunner(shelf(ctx, SLOT_COUNT, SLOT_COUNT, BAD_CALL_SEGMENTS))
+    runner = _BadCallRunner(make_slot_store(ctx, SLOT_COUNT, SLOT_COUNT, BAD_CALL_SEGMENTS))
     for number in range(SLOT_COUNT):
         runner.fixture.write([number], number + 1, CALL_ROLE)
         runner.fixture.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)

@@ -175,11 +175,11 @@ class _LeaseRunner:
 
     def run_step(self, number: int, step: Step) -> None:
         """Make one call; then pack the slots, which no lease forbids."""
-        given = int(step.args[0])
-        slots = [slot for slot in range(SLOTS) if given + 1 >> slot & 1]
+        operand = int(step.args[0])
+        slots = [slot for slot in range(SLOTS) if operand + 1 >> slot & 1]
         if step.op == "release":
-            self.leases[given].release()
-            self.leased_slots[given] = set()
+            self.leases[operand].release()
+            self.leased_slots[operand] = set()
         elif step.op == "lease":
             self.lease(slots)
         else:

@@ -73,9 +73,9 @@ def _play_lost_store(ctx: RankContext, program: Program) -> Play:
 
 
 def _require_control_lost(ctx: RankContext, op: str, question: str) -> None:
-    told: list[object] = []
-    error = catch(lambda: told.append(STORE_CALLS[op](ctx, question)), ControlError)
-    outcome = repr(error) if error is not None else f"{told}"
+    results: list[object] = []
+    error = catch(lambda: results.append(STORE_CALLS[op](ctx, question)), ControlError)
+    outcome = repr(error) if error is not None else f"{results}"
     what = f"rank {ctx.rank}: {op} without a store ended with {outcome}, not with ControlLost"
     require("C6", isinstance(error, ControlPlaneLost), what)
 
@@ -161,8 +161,10 @@ def _ask_again(ctx: RankContext, prefix: str, gone: set[str]) -> Play:
     for name in NAMES:
         question, expected = f"{prefix}/{name}", ANEW if name in gone else FIRST
         who = f"rank {ctx.rank}, {question}"
-        told = control.decide(question, ANEW)
-        require(CLAUSE, told == expected, f"{who}: is told {told!r} where {expected!r} was due")
+        decided = control.decide(question, ANEW)
+        require(
+            CLAUSE, decided == expected, f"{who}: is told {decided!r} where {expected!r} was due"
+        )
         error = catch(partial(control.cast, question, expected), EquipoiseError)
         require(CLAUSE, error is None, f"{who}: cannot cast {expected!r}: {error!r}")
         read = yield from gather_ballots(ctx, question)
@@ -258,10 +260,10 @@ def _collect(
     first: dict[tuple[int, int], str],
 ) -> None:
     """All these ballots, or exactly those ranks that did not cast any."""
-    asked = range(ctx.size) if ranks is None else ranks
-    expected = [first.get((question, rank)) for rank in asked]
-    absent = {rank for rank, ballot in zip(asked, expected, strict=True) if ballot is None}
-    who = f"rank {ctx.rank}, ballots of ranks {list(asked)} on {question}"
+    members = range(ctx.size) if ranks is None else ranks
+    expected = [first.get((question, rank)) for rank in members]
+    absent = {rank for rank, ballot in zip(members, expected, strict=True) if ballot is None}
+    who = f"rank {ctx.rank}, ballots of ranks {list(members)} on {question}"
     try:
         ballots = control_plane(ctx).collect(f"{prefix}/{question}", 0.0, ranks)
     except BallotIncomplete as error:
@@ -401,8 +403,10 @@ def _require_reported_loss(ctx: RankContext, step: Step, lost: RankLost | None) 
     if lost is None:
         raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
     require("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
-    said = step.op == "kill" or REASON in lost.reason
-    require("C5", said, f"{who} is told that rank {lost.rank} {lost.reason!r}, not {REASON!r}")
+    has_reason = step.op == "kill" or REASON in lost.reason
+    require(
+        "C5", has_reason, f"{who} is told that rank {lost.rank} {lost.reason!r}, not {REASON!r}"
+    )
     doing = f"operation {ctx.rank}"
     require("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
 

@@ -176,18 +176,18 @@ def _cast_ballot(ctx: RankContext, announced: Communicator, call: CollectiveCall
 def _play_round(ctx: RankContext, checked: Communicator, calls: Sequence[CollectiveCall]) -> Play:
     """Equal operations end well; different ones raise on every rank and name every rank's."""
     call = calls[ctx.rank]
-    said = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
+    text = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
     try:
-        flight = issue_call(checked, call, PlainBuffers(ctx))
+        issued = issue_call(checked, call, PlainBuffers(ctx))
     except OrderMismatch as error:
-        require("C7", not is_one_operation(calls), f"rank {ctx.rank} raised {error}, though {said}")
+        require("C7", not is_one_operation(calls), f"rank {ctx.rank} raised {error}, though {text}")
         for rank, one in enumerate(calls):
             named = f"rank {rank} issued {one.op}" in str(error)
             require("C7", named, f"rank {ctx.rank} does not name {one.op} of rank {rank}: {error}")
         return
-    require("C7", is_one_operation(calls), f"rank {ctx.rank} raised nothing, though {said}")
-    yield from flight.wait(ctx)
-    require_results("C7", checked, [flight])
+    require("C7", is_one_operation(calls), f"rank {ctx.rank} raised nothing, though {text}")
+    yield from issued.wait(ctx)
+    require_results("C7", checked, [issued])
 
 
 CHECKED_MODE = (

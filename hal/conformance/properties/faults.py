@@ -58,7 +58,7 @@ class RankOperation:
     expected: Tensor | None = None
 
 
-def steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
+def operation_steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
     """Any step that this communicator can do, for that many ranks."""
     summed = REDUCE_OPS if torch.int64 in traits.comm_capabilities.reductions else ()
     rank = st.integers(0, size - 1)
@@ -144,8 +144,8 @@ class _OperationBuilder:
 
     def message(self, source: int, destination: int) -> list[RankOperation]:
         if self.ctx.rank == source:
-            given = self.ctx.copy_of(self._row(source))
-            send = lambda: self.group.isend(given, destination)  # noqa: E731
+            operand = self.ctx.copy_of(self._row(source))
+            send = lambda: self.group.isend(operand, destination)  # noqa: E731
             # A send is a rendezvous: it ends at the earliest when its receive is posted.
             return [RankOperation("isend", send, frozenset({destination}))]
         if self.ctx.rank == destination:
@@ -158,14 +158,14 @@ class _OperationBuilder:
         """A blob to the next rank, one from the rank before."""
         size, rank = self.ctx.size, self.ctx.rank
         after, before = (rank + 1) % size, (rank - 1) % size
-        given, out = self.ctx.copy_of(self._row(rank)), self.ctx.full((self.count,), 0)
-        parcels = Exchange((PeerBuffer(after, given),), (PeerBuffer(before, out),))
+        operand, out = self.ctx.copy_of(self._row(rank)), self.ctx.full((self.count,), 0)
+        parcels = Exchange((PeerBuffer(after, operand),), (PeerBuffer(before, out),))
         issue = lambda: self.group.exchange(parcels)  # noqa: E731
         return RankOperation("exchange", issue, frozenset({after, before}), out, self._row(before))
 
-    def _row(self, giver: int, taker: int = 0) -> Tensor:
+    def _row(self, sender: int, receiver: int = 0) -> Tensor:
         """uint8 [count]."""
-        start = 1 + 31 * giver + 7 * taker + 3 * self.number
+        start = 1 + 31 * sender + 7 * receiver + 3 * self.number
         return (torch.arange(self.count) + start).to(torch.uint8)
 
     def _rows(self, ends: Callable[[int], tuple[int, int]]) -> Tensor:
@@ -228,8 +228,8 @@ class FaultPlan:
         return self.fault in RANK_ENDING_FAULTS or self.never_comes(number)
 
 
-def plot(program: Program) -> FaultPlan:
-    """The plot that the settings of a program tell."""
+def fault_plan(program: Program) -> FaultPlan:
+    """The fault plan of a program's settings."""
     fault, at = (
         RankFault(str(program.setting("fault"))),
         program.int_setting("at") % len(program.steps),
@@ -256,7 +256,7 @@ def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
                 "window": st.sampled_from([0, 1, MAX_STEPS]),
             }
         )
-        drawn = st.lists(steps(traits, size), min_size=1, max_size=MAX_STEPS)
+        drawn = st.lists(operation_steps(traits, size), min_size=1, max_size=MAX_STEPS)
         return st.builds(lambda found, how: make_program(found, size, how), drawn, settings)
 
     return st.sampled_from(sizes).flatmap(of)
@@ -274,7 +274,7 @@ class _PendingOperation:
 
 @dataclass
 class _FaultRunner:
-    """One rank that plays a plot."""
+    """One rank that plays a fault plan."""
 
     ctx: RankContext
     plan: FaultPlan
@@ -294,8 +294,8 @@ class _FaultRunner:
                 pending.append(self._issue(number, deed))
             while len(pending) > self.plan.window:
                 yield from self._check_end(pending.pop(0))
-        for left in pending:
-            yield from self._check_end(left)
+        for operation in pending:
+            yield from self._check_end(operation)
 
     def _inject_fault(self) -> Play:
         if self.plan.fault is RankFault.DELAY:
@@ -303,36 +303,40 @@ class _FaultRunner:
         elif self.plan.fault in RANK_ENDING_FAULTS:
             yield from self.ctx.end_rank(Termination(self.plan.fault))
 
-    def _issue(self, number: int, deed: RankOperation) -> _PendingOperation:
-        self.current_operation = f"step {number}, {deed.op}"
+    def _issue(self, number: int, operation: RankOperation) -> _PendingOperation:
+        self.current_operation = f"step {number}, {operation.op}"
         self.control.set_operation(self.current_operation)
         begun: list[Work] = []
-        refusal = catch(lambda: begun.append(deed.issue()), CommunicatorFailed)
-        return _PendingOperation(number, deed, begun[0] if begun else None, refusal)
+        refusal = catch(lambda: begun.append(operation.issue()), CommunicatorFailed)
+        return _PendingOperation(number, operation, begun[0] if begun else None, refusal)
 
     def _check_end(self, pending: _PendingOperation) -> Play:
-        """Compare how it ended with what the plot allows."""
-        number, deed, error = pending.number, pending.operation, pending.refusal
-        what = f"step {number}, {deed.op}"
+        """Compare how it ended with what the fault plan allows."""
+        number, operation, error = pending.number, pending.operation, pending.refusal
+        what = f"step {number}, {operation.op}"
         if pending.work is not None:
             error = yield from wait_for_outcome(self.ctx, pending.work, what)
         if error is not None:
-            self._require_error_is_due(number, deed, error)
+            self._require_error_is_due(number, operation, error)
             return
-        missed = self.plan.victim in deed.required_ranks and self.plan.never_comes(number)
+        missed = self.plan.victim in operation.required_ranks and self.plan.never_comes(number)
         mine = self.ctx.rank == self.plan.victim
         require("E1", mine or not missed, f"{what} ended well without rank {self.plan.victim}")
-        if deed.output is not None and deed.expected is not None:
-            require_equal("E1", deed.output, deed.expected, what)
+        if operation.output is not None and operation.expected is not None:
+            require_equal("E1", operation.output, operation.expected, what)
 
-    def _require_error_is_due(self, number: int, deed: RankOperation, error: Exception) -> None:
+    def _require_error_is_due(
+        self, number: int, operation: RankOperation, error: Exception
+    ) -> None:
         """The error must be expected, and must name operation and purpose."""
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         expected = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
-        require("E1", expected, f"step {number}, {deed.op} was not to fail: {told}")
-        require("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {told}")
-        named = deed.op in str(error) and self.communicator.purpose in str(error)
-        require("E1", named, f"{deed.op} of {self.communicator.purpose!r} is not named: {told}")
+        require("E1", expected, f"step {number}, {operation.op} was not to fail: {text}")
+        require("E1", isinstance(error, CommunicatorFailed), f"{operation.op} raised {text}")
+        named = operation.op in str(error) and self.communicator.purpose in str(error)
+        require(
+            "E1", named, f"{operation.op} of {self.communicator.purpose!r} is not named: {text}"
+        )
 
     def check_reported_loss(self) -> Play:
         """The lost rank, from the control plane (clause C5)."""
@@ -380,17 +384,17 @@ def _require_spared_works(ctx: RankContext, spared: Communicator) -> Play:
 def _play(ctx: RankContext, program: Program) -> Play:
     """One communicator has the fault, the other continues without the lost rank."""
     assert ctx.fabric is not None
-    told, control = plot(program), ctx.fabric.control
+    plan, control = fault_plan(program), ctx.fabric.control
     hit = yield from ctx.communicator("hit")
-    left = [rank for rank in range(ctx.size) if rank not in told.lost]
-    spared = hit if ctx.rank in told.lost else (yield from ctx.communicator("spared", left))
+    survivors = [rank for rank in range(ctx.size) if rank not in plan.lost]
+    spared = hit if ctx.rank in plan.lost else (yield from ctx.communicator("spared", survivors))
     # The fault strikes only after every rank has opened: opening is not tested here.
     yield from _barrier_of(ctx, control, "begin", range(ctx.size))
-    survivor = _FaultRunner(ctx, told, control, hit)
+    survivor = _FaultRunner(ctx, plan, control, hit)
     yield from survivor.run()
     yield from survivor.check_reported_loss()
     # What follows has a deadline of its own, which must not run while others wait for theirs.
-    yield from _barrier_of(ctx, control, "end", left)
+    yield from _barrier_of(ctx, control, "end", survivors)
     yield from _require_spared_works(ctx, spared)
 
 
@@ -408,6 +412,6 @@ FAULTS = Property(
     needs=_several_ranks,
     scope=PropertyScope.GROUP,
     deadline=DeadlineLength.SHORT,
-    lost_ranks=lambda found: plot(found).lost,
+    lost_ranks=lambda found: fault_plan(found).lost,
 )
 PROPERTIES = (FAULTS,)

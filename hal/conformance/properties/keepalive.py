@@ -40,7 +40,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SegmentSpec,
     SlotStoreFixture,
     format_versions,
-    shelf,
+    make_slot_store,
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import one_common_size, programs_of, step_of
@@ -102,7 +102,7 @@ class _VerbRunner:
 
 
 def _play_verbs(ctx: RankContext, program: Program) -> Play:
-    runner = _VerbRunner(shelf(ctx, SLOTS, SLOTS, SEGMENTS))
+    runner = _VerbRunner(make_slot_store(ctx, SLOTS, SLOTS, SEGMENTS))
     for number, step in enumerate(program.steps, 1):
         runner.run_step(number, int(step.args[0]), step)
         yield NEXT
@@ -145,9 +145,9 @@ def _questions(count: int) -> st.SearchStrategy[list[Step]]:
 def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(operations(traits), min_size=1, max_size=MAX_WORKS)
 
-    def made(size: int, steps: list[Step], looks: list[Step]) -> Program:
+    def made(size: int, steps: list[Step], queries: list[Step]) -> Program:
         fitted = deduplicate_messages(clip_to_group(steps, size))
-        valid = [look for look in looks if int(look.args[0]) < len(fitted)]
+        valid = [look for look in queries if int(look.args[0]) < len(fitted)]
         return make_program([*fitted, *valid], size)
 
     return st.builds(made, one_common_size(traits), drawn, _questions(MAX_WORKS))
@@ -212,8 +212,8 @@ def _play_done(ctx: RankContext, program: Program) -> Play:
 
 
 def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    def made(size: int, alone: Step, looks: list[Step]) -> Program:
-        return make_program([alone, *looks], size)
+    def made(size: int, alone: Step, queries: list[Step]) -> Program:
+        return make_program([alone, *queries], size)
 
     return st.builds(made, one_common_size(traits), unmatched_steps(), _questions(1))
 

@@ -233,8 +233,8 @@ class _KernelRunner:
         elif name == "hashed":
             kernels.route_and_count(ids, live, salt, slots, counts, self.stream)
         elif name == "apportioned":
-            given = live.cumulative[1, 0]
-            kernels.route_apportioned(ids, live, given, salt, slots, counts, self.stream)
+            operand = live.cumulative[1, 0]
+            kernels.route_apportioned(ids, live, operand, salt, slots, counts, self.stream)
         elif name in ("row_hash", "block_turns"):
             kernels.route_by_rule(self.rules[name], ids, live, 0, slots, counts, self.stream)
         elif name == "solve":

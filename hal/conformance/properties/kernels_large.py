@@ -195,8 +195,8 @@ class _LargeModelRunner:
         self.kernels.count(self.ctx.copy_of(ids), out, self.stream)
         load = count_experts(ids, experts).long()
         shares = self.ctx.empty((self.tables.slots,), torch.int32)
-        given = self.ctx.copy_of(load)
-        self.kernels.solve_shares(given, self.tables, layer, shares, self.stream)
+        operand = self.ctx.copy_of(load)
+        self.kernels.solve_shares(operand, self.tables, layer, shares, self.stream)
         self.ctx.drain(self.stream)
         what = f"{tokens} ids of {experts} experts"
         require_equal("G4", out, load.int(), f"count of {what}")

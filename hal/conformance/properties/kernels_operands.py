@@ -76,10 +76,10 @@ class _OperandRunner:
         )
 
     def apportion(self, cumulative: Tensor, layer: int = 0, ids: Tensor | None = None) -> None:
-        given = self.ids() if ids is None else ids
+        operand = self.ids() if ids is None else ids
         slots, counts = self.output(TOKENS), self.output(EXPERTS)
         self.kernels.route_apportioned(
-            given, self.tables, cumulative, Salt(0, layer, 0), slots, counts, self.stream
+            operand, self.tables, cumulative, Salt(0, layer, 0), slots, counts, self.stream
         )
 
     def by_rule(self, ids: Tensor, layer: int = 0, rows: Tensor | None = None) -> None:

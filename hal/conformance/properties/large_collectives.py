@@ -53,9 +53,9 @@ MESSAGES_IN_FLIGHT = 130
 """Messages of one rank to another before any is waited for."""
 
 
-def _values(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def _values(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Any bytes where they are moved, small numbers where they are added."""
-    key = 97 * call.key + 13 * giver + taker
+    key = 97 * call.key + 13 * sender + receiver
     count = torch.Size(call.shape).numel()
     if call.op in REDUCE_OPS:
         return (random_bytes(count, key) % 16).to(call.dtype)
@@ -91,11 +91,11 @@ def _calls(program: Program, step: Step) -> list[CollectiveCall]:
 def _play_collectives(ctx: RankContext, program: Program) -> Play:
     """One after another; compared at the end, so a rank that sees an error strands no other."""
     comm = yield from ctx.communicator()
-    flights = []
+    issued = []
     for step in program.steps:
         for call in _calls(program, step):
-            flights += yield from run_calls(ctx, comm, [call], PlainBuffers(ctx), _values)
-    require_results("X4", comm, flights, _values)
+            issued += yield from run_calls(ctx, comm, [call], PlainBuffers(ctx), _values)
+    require_results("X4", comm, issued, _values)
 
 
 def _uneven(traits: Traits) -> st.SearchStrategy[Program]:
@@ -107,25 +107,25 @@ def _uneven(traits: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _rows(giver: int, taker: int, size: int) -> int:
-    return LARGE_ROW_COUNT if (giver, taker) == (0, size - 1) else (giver + 2 * taker) % 3
+def _rows(sender: int, receiver: int, size: int) -> int:
+    return LARGE_ROW_COUNT if (sender, receiver) == (0, size - 1) else (sender + 2 * receiver) % 3
 
 
 def _play_uneven(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
     (key,) = (int(number) for number in program.steps[0].args)
     size, rank = comm.size, comm.rank
-    sends = [_rows(rank, taker, size) for taker in range(size)]
-    receives = [_rows(giver, rank, size) for giver in range(size)]
+    sends = [_rows(rank, receiver, size) for receiver in range(size)]
+    receives = [_rows(sender, rank, size) for sender in range(size)]
 
-    def block(giver: int, taker: int) -> Tensor:
-        rows = _rows(giver, taker, size)
-        return random_bytes(rows * ROW_BYTES, key + size * giver + taker).view(rows, ROW_BYTES)
+    def block(sender: int, receiver: int) -> Tensor:
+        rows = _rows(sender, receiver, size)
+        return random_bytes(rows * ROW_BYTES, key + size * sender + receiver).view(rows, ROW_BYTES)
 
-    given = ctx.copy_of(torch.cat([block(rank, taker) for taker in range(size)]))
+    operand = ctx.copy_of(torch.cat([block(rank, receiver) for receiver in range(size)]))
     out = ctx.empty((sum(receives), ROW_BYTES))
-    yield from wait_for_success(ctx, comm.all_to_all_uneven(out, given, receives, sends))
-    expected = torch.cat([block(giver, rank) for giver in range(size)])
+    yield from wait_for_success(ctx, comm.all_to_all_uneven(out, operand, receives, sends))
+    expected = torch.cat([block(sender, rank) for sender in range(size)])
     require_equal("S3", out, expected, f"rank {rank}: {sum(receives)} rows of {receives}")
 
 

@@ -233,8 +233,8 @@ def _play_unsignalled(ctx: RankContext, program: Program) -> Play:
     require("L6", not late, "the deadline of the lock has passed, and a stream still waits")
     _require_poisoned(lock)
     epoch = lock.drain(ctx.timeout)
-    told = catch(lock.check, LockPoisoned)
-    require("L6", not told, f"epoch {epoch} begins poisoned: {told}")
+    raised = catch(lock.check, LockPoisoned)
+    require("L6", not raised, f"epoch {epoch} begins poisoned: {raised}")
 
 
 def _require_poisoned(lock: StreamLock) -> None:
@@ -317,7 +317,7 @@ class _CapturedLockRunner:
     Attributes:
         value: uint8 [NBYTES]; turn k writes k + 1 into every byte.
         read: uint8 [NBYTES], where the graph copies `value` to.
-        rows: uint8 [MOST_TURNS, NBYTES], `read` after each replay.
+        rows: uint8 [MAX_TURNS, NBYTES], `read` after each replay.
         replay_events: events after the replays.
     """
 
@@ -504,8 +504,8 @@ class _LockRunner:
         """Compare the state that the host can query at any time."""
         model, clause = self.model, self.clause("look")
         require("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
-        told = catch(self.lock.check, *model.check() or (StreamError,))
-        require(clause, bool(told) == model.poisoned, f"check says {told!r}")
+        raised = catch(self.lock.check, *model.check() or (StreamError,))
+        require(clause, bool(raised) == model.poisoned, f"check says {raised!r}")
         inside = sum(event.query() for event in self.section_events)
         what = f"{inside} sections have begun, though only {model.sections_passed} may"
         require(clause, inside <= model.sections_passed, what)

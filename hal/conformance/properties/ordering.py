@@ -205,12 +205,12 @@ class _EventRunner:
         """Ask; what is reached has run, and stays reached."""
         if event not in self.events:
             return False
-        said = self.events[event].query()
+        reached = self.events[event].query()
         what = f"event {event} was reached, and is not any more"
-        require("O7", said or event not in self.reached, what)
-        if said:
+        require("O7", reached or event not in self.reached, what)
+        if reached:
             self.require_launch_ran(event, "query says that it was reached")
-        return said
+        return reached
 
     def synchronize(self, event: int) -> None:
         """Wait; what was waited for has run, and says so."""

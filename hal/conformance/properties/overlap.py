@@ -41,7 +41,7 @@ class OverlapTimes:
     Attributes:
         sequential: a copy and a computation, one after the other.
         concurrent: the same two at once.
-        spread: the largest of `together` minus the smallest.
+        spread: the largest of `concurrent` minus the smallest.
     """
 
     sequential: float

@@ -173,17 +173,19 @@ def _issue_late(
     """Launch the last write of the buffer, and issue the message after it."""
     source, target, nbytes = int_arguments(order[0])
     data = payload(order[1], source, target, nbytes)
-    buffer, given = ctx.full((nbytes,), INITIAL_BYTE), ctx.copy_of(data)
+    buffer, operand = ctx.full((nbytes,), INITIAL_BYTE), ctx.copy_of(data)
     stream = ctx.accelerator.stream(Role(roles[ctx.rank == target]))
     ctx.inject_delay(stream)
     if ctx.rank == target:
         stream.launch(lambda: buffer.fill_(INITIAL_BYTE))
     else:
-        stream.launch(lambda: buffer.copy_(given))
+        stream.launch(lambda: buffer.copy_(operand))
     with stream.current():
         if ctx.rank == target:
             return IssuedOperation(str(order[0]), comm.irecv(buffer, source), ((buffer, data),))
-        return IssuedOperation(str(order[0]), comm.isend(buffer, target), operands=(buffer, given))
+        return IssuedOperation(
+            str(order[0]), comm.isend(buffer, target), operands=(buffer, operand)
+        )
 
 
 def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -446,8 +448,8 @@ def _deduplicate_by_thread(steps: list[Step]) -> list[Step]:
     """In either communicator at most one message from a rank to another."""
     return [
         step
-        for host in range(THREADS)
-        for step in deduplicate_messages(s for s in steps if s.thread == host)
+        for thread in range(THREADS)
+        for step in deduplicate_messages(s for s in steps if s.thread == thread)
     ]
 
 

@@ -33,7 +33,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SLOT_ROLES,
     SegmentSpec,
     make_plain_slot_store,
-    shelf,
+    make_slot_store,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties import resources_signatures
@@ -162,8 +162,8 @@ class _DeviceRunner:
             require("B5", int(to_host(seen)), "a launch on an adopted stream has not run")
             refusal = catch(lambda: stream.launch(_raise), StreamFailed)
             cause = refusal.__cause__ if refusal is not None else None
-            said = f"a launch on an adopted stream whose program raised raised {refusal!r}"
-            require("E7", isinstance(cause, ZeroDivisionError), said)
+            text = f"a launch on an adopted stream whose program raised raised {refusal!r}"
+            require("E7", isinstance(cause, ZeroDivisionError), text)
             stream.launch(lambda: seen.fill_(2))
             stream.synchronize(self.ctx.timeout)
             require(
@@ -194,7 +194,7 @@ _PRIVATE = SegmentSpec(torch.uint8, 16, format=SlotFormat.PRIVATE)
 OPTIONAL: Mapping[str, Callable[[RankContext], object]] = {
     "stream_lock": lambda ctx: ctx.accelerator.stream_lock(ctx.deadline),
     "graph_capture": lambda ctx: ctx.accelerator.graph(),
-    "slot_formats": lambda ctx: shelf(ctx, 1, 1, [_PRIVATE]),
+    "slot_formats": lambda ctx: make_slot_store(ctx, 1, 1, [_PRIVATE]),
 }
 """By capability, what may be called where it is declared, and nowhere else."""
 
@@ -268,8 +268,10 @@ def _import(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_import(ctx: RankContext, _: Program) -> Play:
     module = type(ctx.backend).__module__
-    said = _started_by_import(module)
-    require("R4", said == "threads 0 devices 0", f"importing {module} in a fresh process: {said}")
+    started = _started_by_import(module)
+    require(
+        "R4", started == "threads 0 devices 0", f"importing {module} in a fresh process: {started}"
+    )
     yield NEXT
 
 
@@ -484,14 +486,14 @@ def _play_descriptions(ctx: RankContext, program: Program) -> Play:
     require("B10", named, f"device 0 of {backend} is called {name!r}")
 
 
-def _require_memory(said: Memory) -> None:
-    sound = said.total > 0 and 0 <= said.free <= said.total
-    require("B10", sound, f"{said.free} bytes of {said.total} are free")
+def _require_memory(memory: Memory) -> None:
+    sound = memory.total > 0 and 0 <= memory.free <= memory.total
+    require("B10", sound, f"{memory.free} bytes of {memory.total} are free")
 
 
-def _require_topology(said: Topology) -> None:
-    require("B10", bool(said.node), "the node has no name")
-    require("B10", said.numa >= -1, f"the NUMA node is {said.numa}")
+def _require_topology(topology: Topology) -> None:
+    require("B10", bool(topology.node), "the node has no name")
+    require("B10", topology.numa >= -1, f"the NUMA node is {topology.numa}")
 
 
 CLOSED_DEVICES = (

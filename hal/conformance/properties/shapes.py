@@ -71,17 +71,17 @@ def row_counts(program: Program) -> list[list[int]]:
     return table
 
 
-def _block(program: Program, rows: int, giver: int, taker: int) -> Tensor:
+def _block(program: Program, rows: int, sender: int, receiver: int) -> Tensor:
     shape = (rows, program.int_setting("width"))
     return small_integers(
-        CollectiveCall("rows", dtype_named(program.setting("dtype")), shape), giver, taker
+        CollectiveCall("rows", dtype_named(program.setting("dtype")), shape), sender, receiver
     )
 
 
 def _play_uneven(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
     table, rank, ranks = row_counts(program), comm.rank, range(program.size)
-    sends, receives = table[rank], [table[giver][rank] for giver in ranks]
+    sends, receives = table[rank], [table[sender][rank] for sender in ranks]
     tensor = ctx.copy_of(torch.cat([_block(program, sends[r], rank, r) for r in ranks]))
     expected = torch.cat([_block(program, receives[r], r, rank) for r in ranks])
     out = ctx.empty(tuple(expected.shape), expected.dtype)
@@ -147,8 +147,8 @@ def _play_subgroups(ctx: RankContext, program: Program) -> Play:
         place = (members.index(ctx.rank), len(members))
         here = f"rank {ctx.rank} among {members}"
         require("S5", (group.rank, group.size) == place, f"{here} is {group.rank} of {group.size}")
-        flights = yield from run_calls(ctx, group, [call], PlainBuffers(ctx))
-        require_results("S5", group, flights)
+        issued = yield from run_calls(ctx, group, [call], PlainBuffers(ctx))
+        require_results("S5", group, issued)
 
 
 SUBGROUPS = (
@@ -219,8 +219,8 @@ def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
 def _play_plain(ctx: RankContext, program: Program) -> Play:
     """All of them in flight at once."""
     comm = yield from ctx.communicator()
-    flights = yield from run_calls(ctx, comm, calls_in(program), PlainBuffers(ctx))
-    require_results("X4", comm, flights)
+    issued = yield from run_calls(ctx, comm, calls_in(program), PlainBuffers(ctx))
+    require_results("X4", comm, issued)
 
 
 def _play_shaped(ctx: RankContext, program: Program) -> Play:

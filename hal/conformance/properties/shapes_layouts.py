@@ -73,9 +73,9 @@ def _possible(step: Step) -> bool:
     return kind != "expanded" or which == "input"
 
 
-def identical_rows(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def identical_rows(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Values whose rows are all equal, as in an expanded operand."""
-    return small_integers(call, giver, taker)[:1].expand(call.shape)
+    return small_integers(call, sender, receiver)[:1].expand(call.shape)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class LaidOutBuffers:
     device has to copy between layouts, which it may not be able to do for every dtype.
 
     Attributes:
-        kind: one of `KINDS`, or `CONTIGUOUS`.
+        kind: one of `LAYOUT_KINDS`, or `CONTIGUOUS`.
         operand: input or output.
         initial_bytes: the memory of each operand, uint8, and what it held at first, on the host.
     """

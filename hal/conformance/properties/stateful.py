@@ -102,12 +102,12 @@ class SystemModel:
 
     def unattached_readers(self, role: str, slot: int) -> list[str]:
         """Streams that were not attached and still look at the slot, as far as `role` knows."""
-        looks = [
+        reads = [
             look
             for look in self.unattached_reads.get(slot, [])
             if not self.order.is_ordered_after(role, look)
         ]
-        return sorted({self.order.launches[look][0] for look in looks})
+        return sorted({self.order.launches[look][0] for look in reads})
 
     def store_version(self, number: int, buffer: BufferKey, role: str) -> None:
         """A verb on the stream writes a version of its own."""

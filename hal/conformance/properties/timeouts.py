@@ -99,16 +99,16 @@ WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 def _hold_stream(ctx: RankContext, role: str) -> _HeldStream:
     """The stream holds a lock, and then waits for a signal that does not come."""
     accelerator, stream = ctx.accelerator, ctx.accelerator.stream(Role(role))
-    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
+    condition, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
     pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
     page = pool.take(ctx.timeout)
     lock.acquire(stream)
     lock.signal(lock.epoch)
-    gate.acquire(stream)
+    condition.acquire(stream)
     lock.release(stream)
     stream.record(point)
     page.give_back(point)
-    return _HeldStream(ctx, stream, gate, lock, point, pool)
+    return _HeldStream(ctx, stream, condition, lock, point, pool)
 
 
 def _roles() -> st.SearchStrategy[str]:
@@ -134,8 +134,8 @@ def _play_expiring_waits(ctx: RankContext, program: Program) -> Play:
         name = str(step.args[0])
         raised = catch(partial(held.waits()[name], EXPIRING_WAIT), StreamTimeout, PoolExhausted)
         expected = PoolExhausted if name == "pool" else StreamTimeout
-        told = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
-        what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {told}"
+        text = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
+        what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {text}"
         require("E11", isinstance(raised, expected), what)
         require("E11", not held.event.query(), f"{what}, after the point was reached")
         yield NEXT
@@ -174,9 +174,9 @@ def _play_late_release(ctx: RankContext, program: Program) -> Play:
         held = _hold_stream(ctx, str(program.setting("role")))
         with _call_after(RELEASE_DELAY, held.release):
             failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
-        told = f"raised {failed!r}, which was ahead of its time-out"
+        text = f"raised {failed!r}, which was ahead of its time-out"
         require(
-            "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {told}"
+            "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {text}"
         )
         ctx.drain()
         poisoned = catch(held.gate.check, LockPoisoned)

@@ -14,7 +14,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SlotStoreFixture,
     format_versions,
     make_plain_slot_store,
-    shelf,
+    make_slot_store,
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import programs_of, step_of
@@ -89,10 +89,10 @@ def _play_readers(
     ctx: RankContext, program: Program, slots: int, parts: Sequence[SegmentSpec]
 ) -> Play:
     """Play to the end; the desk."""
-    place = shelf(ctx, slots, MAX_READER_STEPS * slots, parts)
+    fixture = make_slot_store(ctx, slots, MAX_READER_STEPS * slots, parts)
     for role in SLOT_ROLES:
-        place.store.attach(ctx.accelerator.stream(Role(role)))
-    runner = _ReaderRunner(place, [[0] * slots])
+        fixture.store.attach(ctx.accelerator.stream(Role(role)))
+    runner = _ReaderRunner(fixture, [[0] * slots])
     for version, step in enumerate(program.steps, start=1):
         runner.run_step(version, step)
         yield NEXT

@@ -39,7 +39,7 @@ class GenerousStore(VirtualSlotStore):
 
 
 class HastyLeases(VirtualSlotStore):
-    """What stands before a bad slot is leased when the call is refused."""
+    """The slots before a bad one are leased although the call is refused."""
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         lease = self._leases.acquire(slots)
@@ -57,7 +57,7 @@ class FirstSlotLeases(LeaseTable):
 
 
 class RecountedLeases(LeaseTable):
-    """A lease that is released twice gives back somebody else's too."""
+    """A lease that is released twice releases another lease too."""
 
     def release(self, lease: SlotLease) -> None:
         lease.ended = False
@@ -116,7 +116,7 @@ class StreamwiseReaders(ReaderRegistry):
 
 
 class HastyPool(VirtualPagePool):
-    """A page is free as soon as it was given back."""
+    """A page is free as soon as it is given back."""
 
     def put(self, page: PoolPage, after: Event | None) -> None:
         super().put(page, None)

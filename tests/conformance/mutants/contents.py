@@ -21,7 +21,7 @@ WORD = 4
 
 
 class SwappingStore(VirtualSlotStore):
-    """From its second commit on, a slot is given other memory instead of other contents."""
+    """From its second commit on, a slot gets other memory instead of other contents."""
 
     def __init__(self, device: VirtualDevice, layout: SlotLayout) -> None:
         super().__init__(device, layout)
@@ -103,7 +103,7 @@ class ConvertingStore(VirtualSlotStore):
 
 
 class UnpackingStore(VirtualSlotStore):
-    """Packs a private format in an order that nobody restores."""
+    """Packs a private format in an order that unpacking does not restore."""
 
     def _gather(self, row: Bytes, slot: int) -> list[Copy]:
         formats = [expected.format for expected in self._layout.descriptor]
@@ -152,7 +152,7 @@ class ShownSums(VirtualSlotStore):
 
 
 class WordSums(VirtualSlotStore):
-    """Bytes behind the last whole word are not summed."""
+    """Bytes after the last whole word are not summed."""
 
     def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
         out[place] = as_int64(_native.checksum(row[: len(row) // WORD * WORD]))

@@ -34,7 +34,7 @@ class SecondBallotIsIgnored(VirtualControlPlane):
 
 
 class OwnProposalWins(VirtualControlPlane):
-    """Every rank is told what it proposed itself, as when each commits at its own step."""
+    """Every rank learns what it proposed itself, as when each commits at its own step."""
 
     def decide(self, question: str, value: bytes) -> bytes:
         super().decide(question, value)
@@ -76,7 +76,7 @@ class OneOfTheMissing(VirtualControlPlane):
 
 
 class WaitingIsSilence(VirtualControlPlane):
-    """Takes a rank whose operation has not ended for one that does not beat."""
+    """Takes a rank whose operation has not ended for one without heartbeats."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
         for operation in self._world.network.pending:
@@ -86,7 +86,7 @@ class WaitingIsSilence(VirtualControlPlane):
 
 
 class LossWithoutOperation(VirtualControlPlane):
-    """Says who is lost, and not during what."""
+    """Names the lost rank, but not the operation."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
         found = super().lost_rank(timeout)
@@ -94,7 +94,7 @@ class LossWithoutOperation(VirtualControlPlane):
 
 
 class CastsIntoTheVoid(VirtualControlPlane):
-    """Puts a ballot on its way, and never hears that nobody took it."""
+    """Sends a ballot, and never learns that it was not stored."""
 
     def cast(self, question: str, ballot: bytes) -> None:
         if self._reachable():
@@ -283,7 +283,7 @@ MUTANTS = (
         broken="A rank that waits for an operation is reported lost.",
         property=ACCUSED,
         subject=network_with(control=WaitingIsSilence),
-        # Asks after every fault who was lost, and during what.
+        # Queries after every fault the lost rank and its operation.
         also=(FAULTS,),
     ),
     Mutant(
@@ -292,7 +292,7 @@ MUTANTS = (
         broken="A loss does not say during what it was noticed.",
         property=OUTLIVES,
         subject=network_with(control=LossWithoutOperation),
-        # Asks after every fault who was lost, and during what.
+        # Queries after every fault the lost rank and its operation.
         also=(FAULTS,),
     ),
     Mutant(

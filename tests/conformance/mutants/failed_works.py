@@ -11,7 +11,7 @@ from equipoise.hal.stream import Stream
 
 
 class CancelWaitsForDeadline(GlooWork):
-    """A cancelled operation goes on to its deadline, and may end well."""
+    """A cancelled operation continues to its deadline, and may end well."""
 
     def cancel(self) -> None:
         self.watch()
@@ -36,7 +36,7 @@ class CancelKeepsCommunicator(GlooWork):
 
 
 class IgnoresFailedWork(GlooWork):
-    """A stream that waits for an operation goes on whatever becomes of it."""
+    """A stream that waits for an operation continues however it ends."""
 
     def wait(self, stream: Stream) -> None:
         if self.done():

@@ -32,7 +32,7 @@ class NamelessDeadline(VirtualOperation):
 
 
 class FailsByItself(VirtualOperation):
-    """At its deadline an operation fails, and its communicator goes on."""
+    """At its deadline an operation fails, and its communicator continues."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class FailsByItself(VirtualOperation):
 
 
 class EndlessRounds(VirtualOperation):
-    """No deadline strikes a round."""
+    """A round has no deadline."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ class OwnsByTensor(VirtualCommunicator):
 
 
 class CancelFrees(VirtualWork):
-    """Cancelling lets go of the buffers at once."""
+    """Cancelling releases the buffers at once."""
 
     def cancel(self) -> None:
         super().cancel()
@@ -127,7 +127,7 @@ class CancelsAlone(VirtualWork):
 
 
 class CloseForgets(VirtualCommunicator):
-    """Closing forgets what is in flight: nobody ends it any more."""
+    """Closing forgets what is in flight: it never ends."""
 
     def close(self) -> None:
         for operation in self._pending():
@@ -198,7 +198,7 @@ MUTANTS = (
         broken="Communicators of a rank fail together, as over one shared connection.",
         property=LONELY,
         subject=network_with(communicator=FailsTogether),
-        also=(FAULTS,),  # it looks at what goes on beside the fault
+        also=(FAULTS,),  # it looks at what continues next to the fault
     ),
     Mutant(
         name="old-messages-arrive-after-a-rebuild",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeathIsNotHeard(Network):
-    """Waits for a dead peer for ever: nobody cuts the operation, and no deadline strikes it."""
+    """Waits for a dead peer for ever: no deadline and no failure ends the operation."""
 
     def ready(self) -> bool:
         return False
@@ -81,7 +81,7 @@ class LateRankIsAccused(Network):
 
 
 class WrongRankIsAccused(VirtualControlPlane):
-    """Names the rank after the one that is gone."""
+    """Names the rank after the one that is lost."""
 
     def _evidence(self) -> RankLost | None:
         found = super()._evidence()
@@ -91,7 +91,7 @@ class WrongRankIsAccused(VirtualControlPlane):
 
 
 class LossNamesNoOperation(VirtualControlPlane):
-    """Says who is gone, but not in the middle of what."""
+    """Names the lost rank, but not the operation."""
 
     def _evidence(self) -> RankLost | None:
         found = super()._evidence()

@@ -44,7 +44,7 @@ class WaitsOnlyBeforeTheEnd(VirtualWork):
 
 
 class FailsOnce(VirtualWork):
-    """A failure is raised to whoever asks first, and to nobody after."""
+    """A failure is raised at the first call, and at no later one."""
 
     _told = False
 

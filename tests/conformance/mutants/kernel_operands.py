@@ -17,7 +17,7 @@ from equipoise.hal.support.validation import check_layer
 
 
 class IgnoresStrides(AnyKernels):
-    """What is strided is read as if it were not, as a kernel does that is given a pointer."""
+    """A strided operand is read as if it were contiguous, as by a kernel that gets a pointer."""
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream

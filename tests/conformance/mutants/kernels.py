@@ -1,6 +1,6 @@
 """Mutants of family *kernels*.
 
-Those that replace a verb check its operands as the healthy ones do: one behaviour is broken (G11).
+Those that replace a kernel check its operands like the healthy ones: one behaviour is broken (G11).
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class ChecksumsWholeWords(AnyKernels):
 
 
 class IgnoresSolvedShares(AnyKernels):
-    """Apportioning takes the table's shares for those that it is given."""
+    """An apportioned pass uses the shares of the table instead of its argument."""
 
     def route_apportioned(
         self,
@@ -377,7 +377,7 @@ MUTANTS = (
         broken="Tables change on the host while their weights wait on the stream (vLLM #55228).",
         property=TOGETHER,
         subject=device_with(kernels=TablesAtTheCall),
-        # Commits at the call come beside reads that they are ordered behind.
+        # Commits at the call overlap reads that they must come after.
         also=(
             COMMITTED,
             ROUTED,

@@ -62,7 +62,7 @@ class QuotasPerBlock(AnyKernels):
 
 
 class CountsOneBlock(AnyKernels):
-    """Tokens behind the first 16384 are not counted."""
+    """Tokens after the first 16384 are not counted."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         super().count(ids[: 4 * BLOCK], counts, stream)

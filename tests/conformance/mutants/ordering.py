@@ -35,7 +35,7 @@ class OvertakingStream(VirtualStream):
 
 
 class UnheardMark(VirtualRecording):
-    """Streams that wait for it go on at once."""
+    """Streams that wait for it continue at once."""
 
     __slots__ = ()
 
@@ -105,8 +105,8 @@ class LatestStream(VirtualStream):
 
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
-        gate = lambda: own.ended or event.latest().ended  # noqa: E731
-        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
+        condition = lambda: own.ended or event.latest().ended  # noqa: E731
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=condition))
 
 
 class StrandedStream(VirtualStream):
@@ -114,8 +114,8 @@ class StrandedStream(VirtualStream):
 
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
-        gate = lambda: own.ended and event.latest().ended  # noqa: E731
-        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
+        condition = lambda: own.ended and event.latest().ended  # noqa: E731
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=condition))
 
 
 class DeafStream(VirtualStream):
@@ -136,7 +136,7 @@ class ForgetfulStream(VirtualStream):
 
 
 class StubbornStream(VirtualStream):
-    """Runs what was launched behind the program that raised."""
+    """Runs what was launched after the program that raised."""
 
     def fail(self, failure: BaseException) -> None:
         if isinstance(failure, StreamFailed):

@@ -26,7 +26,7 @@ MUTANTS = (
         broken="Four streams are declared, and two of them alias, as both vendors' pools do.",
         property="declared-streams-run-side-by-side",
         subject=device_with(device=SharingDevice),
-        # A stream that waits for a signal stands still as a held one does.
+        # A stream that waits for a signal is blocked like a held one.
         also=(BESIDE,),
     ),
 )

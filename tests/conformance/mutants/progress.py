@@ -87,7 +87,7 @@ class NotBehindTheStream(VirtualCommunicator):
 
 
 class NobodyWaits(VirtualWork):
-    """A stream that is told to wait does not."""
+    """A stream does not wait."""
 
     def wait(self, stream: Stream) -> None:
         """Nothing."""

@@ -127,7 +127,7 @@ class RenamedParameter(VirtualAccelerator):
 
 
 class ForeverWork(VirtualWork):
-    """Waits for ever where no time-out is given."""
+    """Waits for ever without a timeout."""
 
     def result(self, timeout: float = float("inf")) -> None:
         super().result(timeout)
@@ -194,7 +194,7 @@ MUTANTS = (
         broken="Two users of pinned memory write over each other.",
         property=HANDED,
         subject=device_with(accelerator=OnePinnedBlock),
-        # Whoever counts what is left over finds the block that is never given back.
+        # Every property that counts leaks finds the block that is never released.
         also=(
             "a-fault-ends-what-depends-on-it-and-nothing-else",
             "a-lost-store-raises-control-lost",

@@ -72,7 +72,7 @@ class EventNeedsTime(CpuEvent):
 
 
 class LockReturnsAtTimeout(CpuStreamLock):
-    """At its time-out a mover is let in."""
+    """At its timeout a writer is admitted."""
 
     def wait(self, epoch: int, timeout: float) -> None:
         with suppress(StreamTimeout):
@@ -80,7 +80,7 @@ class LockReturnsAtTimeout(CpuStreamLock):
 
 
 class LockGivesUpEarly(CpuStreamLock):
-    """A mover gives up after 50 ms."""
+    """A writer gives up after 50 ms."""
 
     def wait(self, epoch: int, timeout: float) -> None:
         super().wait(epoch, min(timeout, SHORT))

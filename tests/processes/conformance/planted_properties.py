@@ -105,7 +105,7 @@ def _planted(name: str, **parts: Any) -> Property:
         claim="The sum is right.",
         programs=_programs,
         scope=PropertyScope.GROUP,
-        **{"pace": DeadlineLength.SHORT, "judge": _judge_sums, **parts},
+        **{"deadline": DeadlineLength.SHORT, "judge": _judge_sums, **parts},
     )
 
 
@@ -115,8 +115,8 @@ VIOLATING = _planted("violating", play=_violate)
 RAISING = _planted("raising", play=_raise)
 DYING = _planted("dying", play=_die)
 HANGING = _planted("hanging", play=_hang)
-HOSTS = _planted("hosts", play=_three_hosts, judge=_judge_hosts, hosts=3)
+HOSTS = _planted("hosts", play=_three_hosts, judge=_judge_hosts, threads=3)
 THREADS = _planted("threads", play=_threads, judge=_take_down)
 PIDS = _planted("pids", play=_pid, judge=_take_down)
-LEAKING = _planted("leaking", play=_kept, judge=lambda *_: None, loses=lambda _: frozenset())
+LEAKING = _planted("leaking", play=_kept, judge=lambda *_: None, lost_ranks=lambda _: frozenset())
 NAMELESS = (_planted("nameless", play=_sum),)

@@ -47,17 +47,17 @@ def test_process_subject_finds_and_shrinks_wrong_answer(subject: ProcessSubject)
 
 
 @pytest.mark.parametrize(
-    ("claim", "told"),
+    ("prop", "pattern"),
     [
         (planted.VIOLATING, "A4: rank 1: a guard band is gone"),
         (planted.RAISING, "X4: rank 1: raised ValueError: rank 1 was told to"),
     ],
 )
 def test_process_subject_blames_failing_rank_not_waiting_peer(
-    subject: ProcessSubject, prop: Property, told: str
+    subject: ProcessSubject, prop: Property, pattern: str
 ) -> None:
     before = pids(subject)
-    with pytest.raises(Violation, match=told):
+    with pytest.raises(Violation, match=pattern):
         subject.play(prop, CASE)
     assert healthy(subject)
     assert pids(subject) == before

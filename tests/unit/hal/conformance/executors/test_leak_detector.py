@@ -14,7 +14,7 @@ from equipoise.hal.errors import Violation
 
 
 def meter(*memory: int) -> LeakDetector:
-    """Finds so many bytes at each look."""
+    """Reports these bytes, one value per call."""
     found = iter(memory)
     return LeakDetector(lambda: ProcessUsage((), (), next(found), frozenset()))
 

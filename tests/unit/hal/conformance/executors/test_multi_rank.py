@@ -57,14 +57,14 @@ class FakeStore:
     address = ("localhost", 1)
 
     def report_loss(self, rank: int, how: str) -> None:
-        """Nobody is told."""
+        """Does nothing."""
 
     def close(self) -> None:
         """Nothing is held."""
 
 
 class FakeRankGroup:
-    """Ranks that take their time to open a communicator, and fail what is given too little.
+    """Ranks that are slow to open a communicator, and fail with too short a deadline.
 
     Args:
         openings: seconds, by gauging; the last one from then on.

@@ -19,7 +19,7 @@ LOCKED = ("sign", "acquire", "renew")
 
 
 class Listener:
-    """Plays nothing; keeps what it was given."""
+    """Plays nothing; keeps its arguments."""
 
     name = "listener"
     traits = Traits(BARE, None, (1,), controlled=True)
