@@ -362,7 +362,7 @@ VLLM = Section(
     "288 slots, 32 ranks where nothing else is said. *Steady* windows are fresh samples of one "
     "log-normal popularity, a million tokens a layer; with *drift* each expert's popularity "
     "wanders by 5% a window. On smaller windows, or where popularity varies around one mean, (a) "
-    "moves 4 to 11% ([the placement policy](design/vllm.md#a-the-placement-policy)). Plans are "
+    "moves 4 to 11% ([the placement policy](design/vllm.md#eplb_policy-the-placement-policy)). Plans are "
     "judged on the window after the one they were made on. "
     "*Moved*: copies that ranks fetch, as part of all slots. *Balancedness*: mean by largest rank, "
     "both summed over layers, as vLLM's log has it. (a) and stock divide an expert evenly; (b) by "
