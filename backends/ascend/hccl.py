@@ -47,29 +47,29 @@ class BootstrapStore(Store):
     before strands nobody there.
 
     Args:
-        talk: carries the words; the first of its ranks speaks.
+        bootstrap: carries the words; the first of its ranks speaks.
     """
 
-    def __init__(self, talk: Bootstrap) -> None:
+    def __init__(self, bootstrap: Bootstrap) -> None:
         super().__init__()
-        self._bootstrap: Bootstrap | None = talk
+        self._bootstrap: Bootstrap | None = bootstrap
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """Say a word; only the first rank does. Torch gives bytes, whatever its stub says.
 
         Raises `BallotIncomplete` when somebody does not hear the last one in time.
         """
-        talk = self._require_bootstrap(key)
-        talk.publish(key, bytes(value))
+        bootstrap = self._require_bootstrap(key)
+        bootstrap.publish(key, bytes(value))
         if key == LAST_KEY:
-            talk.wait_for("heard", talk.ranks[1:])
+            bootstrap.wait_for("heard", bootstrap.ranks[1:])
 
     def get(self, key: str) -> bytes:
         """Hear it. Raises `BallotIncomplete` when it does not come in time."""
-        talk = self._require_bootstrap(key)
-        (word,) = talk.wait_for(key, talk.ranks[:1])
+        bootstrap = self._require_bootstrap(key)
+        (word,) = bootstrap.wait_for(key, bootstrap.ranks[:1])
         if key == LAST_KEY:
-            talk.publish("heard")
+            bootstrap.publish("heard")
         return word
 
     def detach(self) -> None:
@@ -107,7 +107,7 @@ class Hccl:
 
     def probe(self) -> Probe:
         """Whether torch_npu is here and sees a device, and is not set to block the host."""
-        return Unavailable(why) if (why := blocking_setting()) else npu_runtime.probe()
+        return Unavailable(reason) if (reason := blocking_setting()) else npu_runtime.probe()
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
@@ -136,16 +136,19 @@ class Hccl:
         return comm_bytes(link_buffer_mib() if link else group_buffer_mib())
 
     def init_comm(
-        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+        self, spec: CommSpec, device: Device, bootstrap: Bootstrap, warmup: Warmup
     ) -> tuple[HcclComm, WarmupOps]:
         """Make a group; its first operation blocks until every member has called it."""
-        store, account = BootstrapStore(talk), hccl_stream_pool(npu_runtime.npu(), device.index)
+        store, account = (
+            BootstrapStore(bootstrap),
+            hccl_stream_pool(npu_runtime.npu(), device.index),
+        )
         with HIGH_PRIORITY_STREAMS, device.runtime.current(account.reserve_next()):
-            group = HcclComm(make_process_group(store, membership), store, account)
-            greeting = greet(group, membership.rank, len(membership.ranks), device.torch)
+            group = HcclComm(make_process_group(store, spec), store, account)
+            ops = warmup(group, spec.rank, len(spec.ranks), device.torch)
         store.detach()
-        group.record_stream(device.torch, membership.name)
-        return group, greeting
+        group.record_stream(device.torch, spec.name)
+        return group, ops
 
 
 HCCL = DeviceCommunicatorBackend(Hccl())

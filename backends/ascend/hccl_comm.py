@@ -53,13 +53,13 @@ class HcclComm:
     Args:
         group: the process group.
         store: what it was introduced by; it calls that as long as it lives.
-        lanes: the account of the device's streams.
+        pool: the account of the device's streams.
     """
 
-    def __init__(self, group: Any, store: object, lanes: HcclStreamPool) -> None:
+    def __init__(self, group: Any, store: object, pool: HcclStreamPool) -> None:
         self._group: Any = group
         self._store = store
-        self._pool = lanes
+        self._pool = pool
         self._stream: PoolStream | None = None
 
     @property
@@ -94,15 +94,15 @@ class HcclComm:
         """Rows of the first dimension; empty lists mean even parts."""
         return HcclHandle(self._group.alltoall_base(out, tensor, list(receives), list(sends)))
 
-    def message(self, way: str, blob: Tensor, peer: int) -> HcclHandle:
+    def message(self, operation: str, blob: Tensor, peer: int) -> HcclHandle:
         """One message."""
-        return self.batch([way], [blob], [peer])
+        return self.batch([operation], [blob], [peer])
 
     def batch(
-        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+        self, operations: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
     ) -> HcclHandle:
         """Messages, at most one a peer and direction."""
-        return HcclHandle(self._group.batch_isend_irecv(list(ways), list(blobs), list(peers)))
+        return HcclHandle(self._group.batch_isend_irecv(list(operations), list(blobs), list(peers)))
 
     def abort(self) -> None:
         """Torch_npu's abort gives the communicator back, and what is in flight hangs."""
@@ -120,15 +120,15 @@ class HcclComm:
         return self._group is None
 
 
-def make_process_group(store: Any, membership: CommSpec) -> Any:
+def make_process_group(store: Any, spec: CommSpec) -> Any:
     """A process group whose communicator is made by its first operation, when all have called it.
 
     Without the vendor's watchdog: it would end the process at a time-out or an error, where the
     contract wants an error that is raised. Ours watches instead.
     """
-    buffer = link_buffer_mib() if membership.is_link else group_buffer_mib()
+    buffer = link_buffer_mib() if spec.is_link else group_buffer_mib()
     return private_api.make_process_group(
-        store, membership.rank, membership.ranks, membership.name, buffer, NO_TIMEOUT
+        store, spec.rank, spec.ranks, spec.name, buffer, NO_TIMEOUT
     )
 
 

@@ -51,25 +51,25 @@ class HcclStreamPool:
         """Make a free stream the next of the pool. Raises `CommunicatorFailed` if there is none."""
         with self._lock:
             self._last = self._place(self._draw().stream_id)  # others may have drawn meanwhile
-            wanted = self._free()
-            while self._ring[(self._last + 1) % len(self._ring)] is not wanted:
+            priority = self._free()
+            while self._ring[(self._last + 1) % len(self._ring)] is not priority:
                 self._last = self._place(self._draw().stream_id)
-            return wanted
+            return priority
 
-    def assign(self, number: int, holder: str) -> PoolStream:
+    def assign(self, number: int, owner: str) -> PoolStream:
         """Enter that the vendor took stream `number`. Raises `CommunicatorFailed` if one has it."""
         with self._lock:
             place = self._place(number)
             self._last = place
-            other = self._holders.setdefault(number, holder)
-            if other != holder:
-                raise CommunicatorFailed(f"HCCL runs {holder} on the stream of {other}")
+            other = self._holders.setdefault(number, owner)
+            if other != owner:
+                raise CommunicatorFailed(f"HCCL runs {owner} on the stream of {other}")
             return self._ring[place]
 
-    def release(self, lane: PoolStream) -> None:
+    def release(self, stream: PoolStream) -> None:
         """Nothing runs there any more."""
         with self._lock:
-            self._holders.pop(lane.stream_id, None)
+            self._holders.pop(stream.stream_id, None)
 
     def holders(self) -> tuple[str, ...]:
         """Who has a stream."""
@@ -78,17 +78,17 @@ class HcclStreamPool:
 
     def _free(self) -> PoolStream:
         for step in range(1, 1 + len(self._ring)):
-            lane = self._ring[(self._last + step) % len(self._ring)]
-            if lane.stream_id not in self._holders:
-                return lane
+            stream = self._ring[(self._last + step) % len(self._ring)]
+            if stream.stream_id not in self._holders:
+                return stream
         raise CommunicatorFailed(
             f"no stream is left for HCCL: the pool has {len(self._ring)}, held by "
             f"{', '.join(sorted(set(self._holders.values())))}"
         )
 
     def _place(self, number: int) -> int:
-        for place, lane in enumerate(self._ring):
-            if lane.stream_id == number:
+        for place, stream in enumerate(self._ring):
+            if stream.stream_id == number:
                 return place
         raise CommunicatorFailed(f"HCCL runs on stream {number}, which is not of its pool")
 
@@ -96,9 +96,9 @@ class HcclStreamPool:
 def _learn(draw: Callable[[], PoolStream]) -> Sequence[PoolStream]:
     """Everything in the pool, in its order; the last one was drawn last."""
     ring = [draw()]
-    while (lane := draw()).stream_id != ring[0].stream_id:
-        ring.append(lane)
-    return [*ring[1:], lane]
+    while (stream := draw()).stream_id != ring[0].stream_id:
+        ring.append(stream)
+    return [*ring[1:], stream]
 
 
 _pools: dict[int, HcclStreamPool] = {}

@@ -45,7 +45,7 @@ def probe() -> Probe:
             f"torch {torch.__version__} is a CUDA build; torch_npu needs the CPU build of torch"
         )
     try:
-        found, lacking = RUNTIME.devices(), private_api.missing()
+        probed, lacking = RUNTIME.devices(), private_api.missing()
     except Exception as error:
         return Unavailable(
             f"torch_npu does not import (is CANN's set_env.sh sourced?): {first_line(error)}"
@@ -54,9 +54,9 @@ def probe() -> Probe:
         return Unavailable(
             f"torch_npu {version()} lacks {', '.join(lacking)}: install {TESTED}, which was tested"
         )
-    if not found:
+    if not probed:
         return Unavailable("torch_npu sees no device (look at npu-smi, ASCEND_RT_VISIBLE_DEVICES)")
-    return Available(_detail(found))
+    return Available(_detail(probed))
 
 
 def cuda_is_redirected() -> bool:
@@ -127,6 +127,8 @@ def version() -> str:
     return str(import_module(MODULE).__version__)
 
 
-def _detail(found: int) -> str:
-    said = f"torch_npu {version()}, {found} device(s)"
-    return f"{said}; torch.cuda is redirected by transfer_to_npu" if cuda_is_redirected() else said
+def _detail(probed: int) -> str:
+    answer = f"torch_npu {version()}, {probed} device(s)"
+    return (
+        f"{answer}; torch.cuda is redirected by transfer_to_npu" if cuda_is_redirected() else answer
+    )

@@ -19,6 +19,7 @@ from equipoise.backends.common.tcp_store import (
     LOST_RANK_KEY,
     as_text,
     connect_store,
+    hold,
     report_lost_rank,
     short_message,
     wait_for_listener,
@@ -49,6 +50,8 @@ class StoreControlPlane:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._where = rendezvous
+        if rendezvous.hosts_store:
+            hold(rendezvous)
         wait_for_listener(rendezvous)
         self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
         self._store = self.call_store(lambda: connect_store(rendezvous))
@@ -290,13 +293,13 @@ class _Heartbeat:
         silences = [
             (self._last_check - since, rank) for rank, (_, since) in enumerate(self._last_beats)
         ]
-        patience = [
+        deadline = [
             HEARTBEAT_TIMEOUT if beat else self._where.deadline for beat, _ in self._last_beats
         ]
         silent = [
             (seconds, rank)
             for seconds, rank in silences
-            if rank != self._where.rank and seconds >= patience[rank]
+            if rank != self._where.rank and seconds >= deadline[rank]
         ]
         if not silent:
             return None

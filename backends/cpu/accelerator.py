@@ -31,8 +31,8 @@ class CpuAccelerator:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        gate = threading.RLock()
-        self._streams = {role: CpuStream(role, self.name, gate) for role in Role}
+        issue_lock = threading.RLock()
+        self._streams = {role: CpuStream(role, self.name, issue_lock) for role in Role}
         self._kernels = CpuKernels()
 
     @property

@@ -146,9 +146,9 @@ class GlooCommunicator:
         check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
         check_apart("all_to_all", out, tensor)
         into, source = _bytes(out), _bytes(tensor)
-        taken, given = [n * width for n in receives], [n * width for n in sends]
+        receive_bytes, given = [n * width for n in receives], [n * width for n in sends]
         return self._collective(
-            "all_to_all", lambda g: g.alltoall_base(into, source, taken, given), out, tensor
+            "all_to_all", lambda g: g.alltoall_base(into, source, receive_bytes, given), out, tensor
         )
 
     def barrier(self) -> GlooWork:
@@ -173,16 +173,16 @@ class GlooCommunicator:
 
     def exchange(self, round: Exchange) -> GlooWork:
         """One round of blobs; empty blobs do not travel."""
-        for parcel in (*round.sends, *round.receives):
-            check_rank("exchange", parcel.peer, self._peers())
-            check_blob(parcel.blob)
+        for buffer in (*round.sends, *round.receives):
+            check_rank("exchange", buffer.peer, self._peers())
+            check_blob(buffer.blob)
         sends = [p for p in round.sends if p.blob.numel()]
         receives = [p for p in round.receives if p.blob.numel()]
         blobs = [p.blob for p in (*sends, *receives)]
 
         def issue(group: GlooGroup) -> list[GlooOperation]:
-            taken = [group.recv([_bytes(p.blob)], p.peer, 0) for p in receives]
-            return taken + [group.send([_bytes(p.blob)], p.peer, 0) for p in sends]
+            receive_bytes = [group.recv([_bytes(p.blob)], p.peer, 0) for p in receives]
+            return receive_bytes + [group.send([_bytes(p.blob)], p.peer, 0) for p in sends]
 
         return self._bundle("exchange", issue, *blobs)
 

@@ -83,13 +83,13 @@ def make_gloo_group(store: Store, rank: int, size: int, deadline: float) -> Gloo
     options._timeout = timedelta(seconds=deadline)
     options._devices = _devices(gloo)
     # Where gloo's constructor tells of this rank, for each interface, and what follows below.
-    words = (*(str(place) for place in range(len(options._devices))), CONNECTED)
+    flags = (*(str(place) for place in range(len(options._devices))), CONNECTED)
     try:
         group: GlooGroup = gloo(store, rank, size, options)
         _await_connected(store, rank, size, expiry)
-        _forget(store, words, size)
+        _forget(store, flags, size)
     except RuntimeError as error:
-        _withdraw(store, words, rank)
+        _withdraw(store, flags, rank)
         raise CommunicatorFailed(f"the ranks did not all meet within {deadline:g} s") from error
     return group
 
@@ -106,17 +106,17 @@ def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
     store.wait([f"{CONNECTED}/{peer}" for peer in range(size)], left)
 
 
-def _forget(store: Store, words: Sequence[str], size: int) -> None:
+def _forget(store: Store, flags: Sequence[str], size: int) -> None:
     """The last rank that needs the meeting's keys no more deletes those of all."""
     if store.add(READ, 1) == size:
-        for key in (READ, *(f"{word}/{rank}" for word in words for rank in range(size))):
+        for key in (READ, *(f"{word}/{rank}" for word in flags for rank in range(size))):
             store.delete_key(key)
 
 
-def _withdraw(store: Store, words: Sequence[str], rank: int) -> None:
+def _withdraw(store: Store, flags: Sequence[str], rank: int) -> None:
     """Nobody may take an address of an attempt that was given up for one where this rank waits."""
     with suppress(RuntimeError):  # the store may be why
-        for word in words:
+        for word in flags:
             store.delete_key(f"{word}/{rank}")
 
 

@@ -19,22 +19,22 @@ class WaiterThreads:
     """A queue and a thread for each direction and rank, from the first message on.
 
     Args:
-        whose: the communicator, in names of threads.
+        owner: the communicator, in names of threads.
     """
 
-    def __init__(self, whose: str) -> None:
-        self._whose = whose
+    def __init__(self, owner: str) -> None:
+        self._whose = owner
         self._queues: dict[str, SimpleQueue[Wait | None]] = {}
         self._opening = threading.Lock()
 
-    def put(self, lane: str, wait: Wait) -> None:
+    def put(self, queue: str, wait: Wait) -> None:
         """Have `wait`, which never raises, called behind what was put there before."""
         with self._opening:
-            if lane not in self._queues:
-                self._queues[lane] = SimpleQueue()
-                work, name = self._queues[lane], f"{lane} of {self._whose!r}"
+            if queue not in self._queues:
+                self._queues[queue] = SimpleQueue()
+                work, name = self._queues[queue], f"{queue} of {self._whose!r}"
                 threading.Thread(target=_work, args=(work,), name=name, daemon=True).start()
-            self._queues[lane].put(wait)
+            self._queues[queue].put(wait)
 
     def close(self) -> None:
         """End every thread once it is through; later calls of `put` open new ones."""

@@ -86,9 +86,9 @@ class CpuStreamLock:
         """Raise `LockPoisoned` if this epoch was poisoned."""
         with self._changed:
             if self._poisoned:
-                said = f"the stream lock was poisoned in epoch {self._epoch}"
-                late = f": a stream waited {self._deadline:g} s for the mover's signal"
-                raise LockPoisoned(said + (late if self._timed_out else ""))
+                message = f"the stream lock was poisoned in epoch {self._epoch}"
+                overdue = f": a stream waited {self._deadline:g} s for the mover's signal"
+                raise LockPoisoned(message + (overdue if self._timed_out else ""))
 
     def drain(self, timeout: float) -> int:
         """Begin the next epoch, once nothing of this one is on its way.
@@ -97,10 +97,10 @@ class CpuStreamLock:
         epoch is passed in another (clause L3).
         """
         expiry = time.monotonic() + timeout
-        while (passing := self._next_epoch()) is not None:
+        while (event := self._next_epoch()) is not None:
             # A failed stream has nothing on its way any more.
             with suppress(StreamFailed):
-                passing.synchronize(max(expiry - time.monotonic(), 0.0))
+                event.synchronize(max(expiry - time.monotonic(), 0.0))
         return self._epoch
 
     def _next_epoch(self) -> CpuEvent | None:

@@ -42,12 +42,12 @@ class CpuSlotStore:
     """
 
     def __init__(self, layout: SlotLayout) -> None:
-        for wanted in layout.descriptor:
-            if wanted.format is not SlotFormat.STRIDED:
-                raise Unsupported(f"segment {wanted.name!r}: the CPU has no {wanted.format} format")
+        for device in layout.descriptor:
+            if device.format is not SlotFormat.STRIDED:
+                raise Unsupported(f"segment {device.name!r}: the CPU has no {device.format} format")
         self._layout = layout
         self._slots = [[_bytes(segment.data) for segment in slot] for slot in layout.slots]
-        self._sizes = [wanted.nbytes for wanted in layout.descriptor]
+        self._sizes = [device.nbytes for device in layout.descriptor]
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
         self._staged = [self._parts(row) for row in self._staging]
         self._hazards = HazardTracker(CpuEvent)
@@ -61,80 +61,80 @@ class CpuSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        numbers = self._known(slots, "slot")
-        rows = self._rows(blob, len(numbers))
+        indices = self._known(slots, "slot")
+        rows = self._rows(blob, len(indices))
 
         def program() -> None:
-            for row, slot in zip(rows, numbers, strict=True):
+            for row, slot in zip(rows, indices, strict=True):
                 for piece, segment in zip(self._parts(row), self._slots[slot], strict=True):
                     piece.copy_(segment)
 
-        self._issue(program, stream, reads=_slots(numbers))
+        self._issue(program, stream, reads=_slots(indices))
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        numbers = self._known(staging, "staging")
-        rows = self._rows(blob, len(numbers))
+        indices = self._known(staging, "staging")
+        rows = self._rows(blob, len(indices))
 
         def program() -> None:
-            for row, buffer in zip(rows, numbers, strict=True):
+            for row, buffer in zip(rows, indices, strict=True):
                 self._staging[buffer].copy_(row)
 
-        self._issue(program, stream, writes=_staging(numbers))
+        self._issue(program, stream, writes=_staging(indices))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        numbers = self._known(slots, "slot")
-        if len(numbers) != len(sources):
-            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        indices = self._known(slots, "slot")
+        if len(indices) != len(sources):
+            raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [self._source(source) for source in sources]
 
         def program() -> None:
-            for slot, block in zip(numbers, blocks, strict=True):
+            for slot, block in zip(indices, blocks, strict=True):
                 for view, piece in zip(self._slots[slot], block, strict=True):
                     view.copy_(piece)
 
-        self._issue_write(program, stream, numbers)
+        self._issue_write(program, stream, indices)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
         buffers = self._known([staging for staging, _ in copies], "staging")
-        numbers = self._known([slot for _, slot in copies], "slot")
+        indices = self._known([slot for _, slot in copies], "slot")
 
         def program() -> None:
-            for staging, slot in zip(buffers, numbers, strict=True):
+            for staging, slot in zip(buffers, indices, strict=True):
                 for piece, segment in zip(self._staged[staging], self._slots[slot], strict=True):
                     segment.copy_(piece)
 
-        self._issue_write(program, stream, numbers, reads=_staging(buffers))
+        self._issue_write(program, stream, indices, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        numbers = self._known(slots, "slot")
-        check_checksum_out(out, len(numbers))
+        indices = self._known(slots, "slot")
+        check_checksum_out(out, len(indices))
 
         def program() -> None:
             scratch = torch.empty(self._layout.slot_bytes, dtype=torch.uint8)
             pieces = self._parts(scratch)
-            for place, slot in enumerate(numbers):
+            for place, slot in enumerate(indices):
                 for piece, segment in zip(pieces, self._slots[slot], strict=True):
                     piece.copy_(segment)
                 out[place] = as_int64(_native.checksum(scratch.numpy()))
 
-        self._issue(program, stream, reads=_slots(numbers))
+        self._issue(program, stream, reads=_slots(indices))
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        numbers = self._known(staging, "staging")
-        check_checksum_out(out, len(numbers))
+        indices = self._known(staging, "staging")
+        check_checksum_out(out, len(indices))
 
         def program() -> None:
-            for place, buffer in enumerate(numbers):
+            for place, buffer in enumerate(indices):
                 out[place] = as_int64(_native.checksum(self._staging[buffer].numpy()))
 
-        self._issue(program, stream, reads=_staging(numbers))
+        self._issue(program, stream, reads=_staging(indices))
 
     def attach(self, stream: Stream) -> AttachedReader:
         """From now on commits and writes respect what is launched on `stream`."""
@@ -190,18 +190,18 @@ class CpuSlotStore:
         check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
-    def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
+    def _known(self, indices: Sequence[int], what: str) -> tuple[int, ...]:
         return check_numbers(
-            numbers, len(self._slots) if what == "slot" else len(self._staging), what
+            indices, len(self._slots) if what == "slot" else len(self._staging), what
         )
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
         return [_bytes(segment.data) for segment in source_segments(self._layout, source)]
 
 
-def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("slot", number) for number in numbers)
+def _slots(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", index) for index in indices)
 
 
-def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("staging", number) for number in numbers)
+def _staging(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", index) for index in indices)

@@ -81,8 +81,8 @@ class CpuEvent:
 
     def query(self) -> bool:
         """Whether the latest recording has been reached."""
-        mark = self._recording
-        return mark is not None and mark.latch.is_set()
+        recording = self._recording
+        return recording is not None and recording.latch.is_set()
 
     def synchronize(self, timeout: float) -> None:
         """Block until the latest recording is reached."""
@@ -170,12 +170,12 @@ class CpuStream:
     Args:
         role: what the stream is for.
         name: of the accelerator.
-        gate: a re-entrant lock, held while something is enqueued; streams that share one can be
-            held back together.
+        issue_lock: a re-entrant lock, held while something is enqueued; streams that share one
+            can be held back together.
     """
 
     def __init__(
-        self, role: Role, name: str, gate: AbstractContextManager[bool] | None = None
+        self, role: Role, name: str, issue_lock: AbstractContextManager[bool] | None = None
     ) -> None:
         self._role = role
         self._name = f"{name}.{role}"
@@ -183,7 +183,7 @@ class CpuStream:
         self._failure: BaseException | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
-        self._issue_lock = threading.RLock() if gate is None else gate
+        self._issue_lock = threading.RLock() if issue_lock is None else issue_lock
         self._thread_state = _CpuThreadState()
 
     @property
@@ -211,12 +211,12 @@ class CpuStream:
             capture.recorded.add(own)
             capture.verbs.append(CpuStreamOp(lambda stream: stream.record(own)))
             return
-        mark = own.start_recording()
+        recording = own.start_recording()
         try:
-            self._submit(_StreamTask(mark.latch.set, mark))
+            self._submit(_StreamTask(recording.latch.set, recording))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
-            mark.fail(refusal.__cause__ or refusal)
+            recording.fail(refusal.__cause__ or refusal)
             raise
 
     def wait(self, event: Event) -> None:
@@ -227,9 +227,11 @@ class CpuStream:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
             capture.verbs.append(CpuStreamOp(lambda stream: stream.wait(own)))
             return
-        mark = own.latest()
+        recording = own.latest()
         self._submit(
-            _StreamTask(lambda: mark.wait(EVENT_TIMEOUT, f"an event that {self._name} waits for"))
+            _StreamTask(
+                lambda: recording.wait(EVENT_TIMEOUT, f"an event that {self._name} waits for")
+            )
         )
 
     def synchronize(self, timeout: float) -> None:
@@ -242,20 +244,20 @@ class CpuStream:
         self.record(done)
         done.latest().wait(timeout, f"the end of stream {self._name}")
 
-    def issue(self, *verbs: CpuStreamOp) -> None:
+    def issue(self, *ops: CpuStreamOp) -> None:
         """Issue verbs back to back, or keep them while the calling thread captures this stream.
 
         Nothing that another thread launches on a stream of the same gate comes between them.
         """
         capture = self._thread_state.capture
         if capture is not None:
-            capture.verbs.extend(verbs)
+            capture.verbs.extend(ops)
             return
         with self._whole(), ExitStack() as guards:
-            for verb in verbs:
-                guards.enter_context(verb.guard())
-            for verb in verbs:
-                verb.issue(self)
+            for op in ops:
+                guards.enter_context(op.guard())
+            for op in ops:
+                op.issue(self)
 
     def capture(self, program: Callable[[], object]) -> tuple[CpuStreamOp, ...]:
         """What `program` issues here from the calling thread; none of it is run.
@@ -288,12 +290,12 @@ class CpuStream:
         """
         if (
             threading.current_thread() is not self._worker
-            or self._thread_state.postponed is not None
+            or self._thread_state.deferred_tasks is not None
         ):
             with self._issue_lock:
                 yield
             return
-        tasks = self._thread_state.postponed = []
+        tasks = self._thread_state.deferred_tasks = []
         try:
             with self._issue_lock:
                 yield
@@ -302,15 +304,15 @@ class CpuStream:
                 task.skip(failure)
             raise
         finally:
-            self._thread_state.postponed = None
+            self._thread_state.deferred_tasks = None
         _run_in_place(tasks)
 
     def _submit(self, task: _StreamTask) -> None:
         if threading.current_thread() is self._worker:
-            if self._thread_state.postponed is None:
+            if self._thread_state.deferred_tasks is None:
                 task.run_in_place()
             else:
-                self._thread_state.postponed.append(task)
+                self._thread_state.deferred_tasks.append(task)
             return
         # Under the lock, so that nothing is queued behind the end that `close` puts.
         with self._issue_lock:

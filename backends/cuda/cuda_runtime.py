@@ -52,13 +52,13 @@ def probe() -> Probe:
     if not _installed(KERNELS):
         return Unavailable(f"triton is not installed: {INSTALL}")
     try:
-        found = RUNTIME.devices()
+        probed = RUNTIME.devices()
     except Exception as error:
         return Unavailable(f"torch.cuda does not answer: {first_line(error)}")
-    if not found:
+    if not probed:
         return Unavailable("torch.cuda sees no device (look at nvidia-smi, CUDA_VISIBLE_DEVICES)")
-    said = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {found} device(s)"
-    return Available("; ".join((said, *_lacks())))
+    answer = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {probed} device(s)"
+    return Available("; ".join((answer, *_lacks())))
 
 
 def stream_memory() -> str:
@@ -231,8 +231,8 @@ def _initial(name: str) -> str | None:
         entries = INITIAL.read_bytes().split(b"\0")
     except OSError:
         return None
-    found = [entry for entry in entries if entry.startswith(f"{name}=".encode())]
-    return found[0].partition(b"=")[2].decode() if found else None
+    probed = [entry for entry in entries if entry.startswith(f"{name}=".encode())]
+    return probed[0].partition(b"=")[2].decode() if probed else None
 
 
 _queues: str | None = None

@@ -48,10 +48,10 @@ class DriverStreamPool:
                     return self._spare.pop(place)
             return self._make()
 
-    def give(self, own: DriverStream) -> None:
+    def give(self, stream: DriverStream) -> None:
         """Nothing is launched there any more; what is under way may be."""
         with self._lock:
-            self._spare.append(own)
+            self._spare.append(stream)
 
 
 def bind_device(device: Device) -> None:

@@ -133,17 +133,17 @@ class CudaAcquireFlag:
     """Given by a store of the host; taken by the stream that waited."""
 
     def __init__(self, device: Device) -> None:
-        self._word = host_flag_pool(device).take()
+        self._flag = host_flag_pool(device).take()
 
     def wait(self, stream: Any) -> None:
         """Enqueue the wait, and the taking."""
-        self._word.enqueue_wait(stream, SET)
-        self._word.enqueue_write(stream, CLEAR)
+        self._flag.enqueue_wait(stream, SET)
+        self._flag.enqueue_write(stream, CLEAR)
 
     def signal(self) -> None:
         """Store the 1, after what the mover wrote: a device's copies have ended, other threads'
         stores were handed over, and those of this thread come before a barrier in the store."""
-        self._word.store(SET)
+        self._flag.store(SET)
 
     @property
     def reusable(self) -> bool:
@@ -155,19 +155,19 @@ class CudaReleaseFlag:
     """Set by a stream's write; read by the host."""
 
     def __init__(self, device: Device) -> None:
-        self._word = host_flag_pool(device).take()
+        self._flag = host_flag_pool(device).take()
 
     def set(self, stream: Any) -> None:
         """Enqueue the write."""
-        self._word.enqueue_write(stream, SET)
+        self._flag.enqueue_write(stream, SET)
 
     def is_set(self) -> bool:
         """Whether the stream came there."""
-        return self._word.value == SET
+        return self._flag.value == SET
 
     def clear(self) -> None:
         """Back to 0."""
-        self._word.store(CLEAR)
+        self._flag.store(CLEAR)
 
 
 class CudaLockFlags:

@@ -94,7 +94,7 @@ class CudaKernels:
 
         def program() -> None:
             space = self._workspaces.get(own, _sizes_of(tables))
-            kernel_module("warming").warm(tables, space)
+            kernel_module("warmup").warm(tables, space)
             self._workspaces.get(own, _sizes(tables.experts, tables.experts, 1))
             self._workspaces.get(own, _sizes(1, 1, 1))
 
@@ -119,7 +119,7 @@ class CudaKernels:
 
         def program(space: "Workspace") -> None:
             record_stream_use(stream, ids, slots, counts)
-            kernel_module("hashed").route_hashed(ids, tables, salt, slots, counts, space)
+            kernel_module("hash_routing").route_hashed(ids, tables, salt, slots, counts, space)
 
         self._launch(stream, _sizes_of(tables), program)
 
@@ -139,7 +139,7 @@ class CudaKernels:
 
         def program(space: "Workspace") -> None:
             record_stream_use(stream, ids, cumulative, slots, counts)
-            route = kernel_module("apportioned").route_apportioned
+            route = kernel_module("quota_routing").route_apportioned
             route(ids, tables, cumulative, salt, slots, counts, space)
 
         self._launch(stream, _sizes_of(tables, ids.numel()), program)
@@ -162,7 +162,9 @@ class CudaKernels:
             record_stream_use(stream, ids, slots, counts)
             if isinstance(rule, RowHash):
                 record_stream_use(stream, rule.rows)
-            kernel_module("ruled").route_by_rule(rule, ids, tables, layer, slots, counts, space)
+            kernel_module("engine_rules").route_by_rule(
+                rule, ids, tables, layer, slots, counts, space
+            )
 
         self._launch(stream, _sizes_of(tables), program)
 
@@ -174,7 +176,7 @@ class CudaKernels:
 
         def program(space: "Workspace") -> None:
             record_stream_use(stream, counts, cumulative)
-            kernel_module("solver").solve_shares(counts, tables, layer, cumulative, space)
+            kernel_module("share_solver").solve_shares(counts, tables, layer, cumulative, space)
 
         self._launch(stream, _sizes_of(tables), program)
 
@@ -191,7 +193,7 @@ class CudaKernels:
             rows = torch.empty(block.shape, dtype=block.dtype, device=tables.start.device)
             copy(rows, block)
             with _compiling(stream):
-                kernel_module("committing").commit_tables(rows, tables)
+                kernel_module("table_commit").commit_tables(rows, tables)
 
         stream.launch(program)
 

@@ -109,8 +109,8 @@ class Nccl:
         answer = cuda_runtime.probe()
         if isinstance(answer, Unavailable):
             return answer
-        if why := blocking_setting() or cuda_runtime.stream_memory() or self._why_unusable():
-            return Unavailable(why)
+        if reason := blocking_setting() or cuda_runtime.stream_memory() or self._why_unusable():
+            return Unavailable(reason)
         return Available(f"{answer.detail}; NCCL {'.'.join(map(str, self._version()))}")
 
     def device(self, rank: int) -> int:
@@ -138,32 +138,32 @@ class Nccl:
         return estimate_bytes(link)
 
     def init_comm(
-        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+        self, spec: CommSpec, device: Device, bootstrap: Bootstrap, warmup: Warmup
     ) -> tuple[NcclComm, WarmupOps]:
         """Receive the unique id, then join, polled up to the talk's deadline and aborted behind it.
 
         Nobody begins before all can: an abort ends this rank's part, and the others wait on.
         """
-        api, size = self._load(), len(membership.ranks)
+        api, size = self._load(), len(spec.ranks)
         bind_device(device)
-        where = _where(api, membership, talk)
-        comm = api.join(where, size, membership.rank, MAX_CTAS)
+        where = _where(api, spec, bootstrap)
+        comm = api.join(where, size, spec.rank, MAX_CTAS)
         try:
             while api.in_progress(comm):
-                if talk.remaining == 0.0:
+                if bootstrap.remaining == 0.0:
                     raise NcclError("not all ranks have joined in time; it was aborted")
                 time.sleep(POLL_INTERVAL)
-            place = (membership.rank, size)
+            place = (spec.rank, size)
             streams = driver_streams(device)
-            group = NcclComm(api, comm, place, streams, device, membership.deadline)
+            group = NcclComm(api, comm, place, streams, device, spec.deadline)
         except BaseException:
             api.abort(comm)
             raise
         try:
             with device.runtime.current(group.stream):
-                memory = () if membership.is_link else connect_algorithms(group, size, device.torch)
-                greeting = greet(group, membership.rank, size, device.torch)
-            return group, replace(greeting, buffers=(*greeting.buffers, *memory))
+                memory = () if spec.is_link else connect_algorithms(group, size, device.torch)
+                ops = warmup(group, spec.rank, size, device.torch)
+            return group, replace(ops, buffers=(*ops.buffers, *memory))
         except BaseException:
             group.abort()
             raise
@@ -201,16 +201,16 @@ def connect_algorithms(group: CclComm, size: int, device: Any) -> tuple[Tensor, 
     return whole, part
 
 
-def _where(api: NcclApi, membership: CommSpec, talk: Bootstrap) -> bytes:
+def _where(api: NcclApi, spec: CommSpec, bootstrap: Bootstrap) -> bytes:
     """The first member says it, and goes when all others have heard it: they are about to come."""
-    first, *others = talk.ranks
-    if membership.rank == 0:
+    first, *others = bootstrap.ranks
+    if spec.rank == 0:
         where = api.unique_id()
-        talk.publish("where", where)
-        talk.wait_for("heard", tuple(others))
+        bootstrap.publish("where", where)
+        bootstrap.wait_for("heard", tuple(others))
         return where
-    (where,) = talk.wait_for("where", (first,))
-    talk.publish("heard")
+    (where,) = bootstrap.wait_for("where", (first,))
+    bootstrap.publish("heard")
     return where
 
 

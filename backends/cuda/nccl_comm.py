@@ -38,8 +38,8 @@ class NcclHandle:
         """Whether the device has come behind it. After an error of the network it never may."""
         if self._group.is_reached(self._end):
             return True
-        if why := self._group.error():
-            raise NcclError(why)
+        if reason := self._group.error():
+            raise NcclError(reason)
         return False
 
     def error(self) -> str:
@@ -132,10 +132,10 @@ class NcclComm:
 
         return self._launch(launch)
 
-    def message(self, way: str, blob: Tensor, peer: int) -> NcclHandle:
+    def message(self, operation: str, blob: Tensor, peer: int) -> NcclHandle:
         """A message and its answer, as one launch."""
         there, back = [(peer, blob)], [(peer, self._answer)]
-        received, sent = (there, back) if way == "irecv" else (back, there)
+        received, sent = (there, back) if operation == "irecv" else (back, there)
 
         def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
@@ -144,12 +144,16 @@ class NcclComm:
         return self._launch(launch)
 
     def batch(
-        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+        self, operations: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
     ) -> NcclHandle:
         """A round of messages as one launch."""
         messages = list(zip(peers, blobs, strict=True))
-        leaving = [m for m, way in zip(messages, ways, strict=True) if way == "isend"]
-        arriving = [m for m, way in zip(messages, ways, strict=True) if way == "irecv"]
+        leaving = [
+            m for m, operation in zip(messages, operations, strict=True) if operation == "isend"
+        ]
+        arriving = [
+            m for m, operation in zip(messages, operations, strict=True) if operation == "irecv"
+        ]
 
         def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
@@ -230,7 +234,7 @@ class NcclComm:
         ready.record(self.current_stream())
         ready.wait(self.stream)
 
-    def _end(self, how: Callable[[NcclCommHandle], None]) -> None:
+    def _end(self, release: Callable[[NcclCommHandle], None]) -> None:
         with self._guard:
             comm, self._comm = self._comm, None
         if comm is None:
@@ -239,7 +243,7 @@ class NcclComm:
         def run() -> None:
             self._device.set_current()
             try:
-                how(comm)
+                release(comm)
             except NcclError:
                 pass  # it was given back as far as that went, and nobody waits for more
             finally:

@@ -1,4 +1,4 @@
-"""What the devices of all vendors have in common: streams, events, slots, locks and graphs.
+"""The accelerator code that all vendors share: streams, events, slots, locks and graphs.
 
-Written once against `runtime.DeviceRuntime`, the few things that each vendor's binding brings.
+Written once against `runtime.DeviceRuntime`, the few calls that differ by vendor.
 """

@@ -1,4 +1,4 @@
-"""One device of a vendor's as an accelerator."""
+"""The accelerator of a device: its streams, locks, slots, graphs and memory."""
 
 import atexit
 import platform
@@ -27,11 +27,12 @@ from equipoise.hal.stream import Role
 from equipoise.hal.support.page_pool import PagePool
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that closing waits for each stream."""
+"""Maximum seconds that closing waits for each stream. Its locks are poisoned first, so a healthy
+stream ends at once; this bounds a device that hangs."""
 
 
 class DeviceOps(Protocol):
-    """What each vendor brings for a device beside its binding."""
+    """What a vendor provides for a device, besides its `DeviceRuntime`."""
 
     @property
     def kernels(self) -> Kernels:
@@ -40,11 +41,11 @@ class DeviceOps(Protocol):
 
     @property
     def byte_ops(self) -> ByteOps:
-        """Copy and fingerprint bytes."""
+        """Copies and checksums of bytes."""
         ...
 
     def lock_flags(self) -> LockFlags:
-        """Those of stream locks. Raises `Unsupported`."""
+        """The flags of stream locks. Raises `Unsupported`."""
         ...
 
     def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -56,7 +57,7 @@ class DeviceOps(Protocol):
         ...
 
     def numa_node(self) -> int:
-        """The NUMA node that the device hangs on; -1 where nobody says."""
+        """The NUMA node of the device; -1 where the system does not know it."""
         ...
 
 
@@ -131,10 +132,10 @@ class DeviceAccelerator:
         return DeviceEvent()
 
     def stream_lock(self, deadline: float) -> DeviceStreamLock:
-        """A lock of two kinds of words."""
-        made = DeviceStreamLock(self._ops.lock_flags(), deadline, self._lock_watchdog)
-        self._locks.add(made)
-        return made
+        """A lock between the device's streams and a mover."""
+        lock = DeviceStreamLock(self._ops.lock_flags(), deadline, self._lock_watchdog)
+        self._locks.add(lock)
+        return lock
 
     def slot_store(self, layout: SlotLayout) -> DeviceSlotStore:
         """Slots in device memory."""
@@ -157,7 +158,7 @@ class DeviceAccelerator:
         return PagePool(self.pinned, page_bytes, pages)
 
     def graph(self) -> DeviceGraph:
-        """The vendor's graphs, and between them what only the host can do."""
+        """An empty graph."""
         return DeviceGraph(self._device.runtime)
 
     def topology(self) -> Topology:
@@ -170,19 +171,21 @@ class DeviceAccelerator:
         return Memory(total=total, free=free)
 
     def synchronize(self, timeout: float) -> None:
-        """Drain every stream, and forget what has passed."""
+        """Block until every stream is idle, and free what has passed."""
         for stream in (*self._streams.values(), *self._adopted):
             stream.synchronize(timeout)
         self._lock_watchdog.check_all()
         release_dropped()
 
     def close(self) -> None:
-        """Poison the locks, so that no stream waits for ever, and end every stream; bounded."""
+        """Poison the locks, so that no stream waits for ever, then close every stream. Waits at
+        most `CLOSE_TIMEOUT` per stream."""
         _open.discard(self)
         for lock in list(self._locks):
             lock.poison()
         for stream in (*self._streams.values(), *self._adopted):
             stream.close(CLOSE_TIMEOUT)
+        # After the streams: until then it delivers signals to poisoned acquires.
         self._lock_watchdog.stop()
         with suppress(RuntimeError):
             release_dropped()

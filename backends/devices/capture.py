@@ -1,4 +1,4 @@
-"""What a thread captures of a stream: vendor graphs, and between them what only the host can do."""
+"""Captures a stream's launches from one thread: vendor graphs, with host calls between them."""
 
 import gc
 import threading
@@ -14,15 +14,16 @@ from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
 CAPTURE_STREAM = "capture"
-"""The stream that everything is captured on: a graph may be replayed on any other, and so nothing
-that other threads launch meanwhile is captured with it."""
+"""Use of the cached stream on which everything is captured. A stream of its own, so that what other
+threads launch during the capture is not captured with it; a graph can be replayed on any stream."""
 CAPTURE_TIMEOUT = 60.0
-"""Seconds to wait for another thread's capture; the vendor allows one at a time."""
+"""Seconds to wait for another thread's capture: the vendors allow one at a time. A capture compiles
+kernels the first time, which takes seconds; a minute means that it hangs."""
 
 
 @dataclass(frozen=True)
 class GraphSegment:
-    """A vendor graph, the verbs in it, and the programs whose memory it points to."""
+    """A vendor graph, the operations in it, and the programs whose memory it points to."""
 
     graph: Any
     verbs: tuple[DeviceStreamOp, ...]
@@ -30,15 +31,16 @@ class GraphSegment:
 
     def issue(self, on: Stream) -> None:
         """Replay it, with what the host does around each verb."""
-        with ExitStack() as around:
-            for verb in self.verbs:
-                around.enter_context(verb.scope(on))
+        with ExitStack() as scopes:
+            for op in self.verbs:
+                scopes.enter_context(op.scope(on))
             on.launch(self.graph.replay)
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """A recording or a wait: the points that it means are new at every replay."""
+    """A recording of an event, or a wait for one: a replay makes it anew, since the point that it
+    refers to is another at each replay."""
 
     issue: Callable[[Stream], None]
     verbs: tuple[DeviceStreamOp, ...] = ()
@@ -49,7 +51,7 @@ GraphPart = GraphSegment | HostCall
 
 @dataclass(eq=False)
 class _Open:
-    """A segment in the making."""
+    """A segment that is being captured."""
 
     graph: Any
     verbs: list[DeviceStreamOp] = field(default_factory=list)
@@ -57,7 +59,7 @@ class _Open:
 
 
 class Capture:
-    """In the making, in the hands of one thread.
+    """A capture in progress, on one thread.
 
     Attributes:
         recorded: events that are recorded within it.
@@ -76,41 +78,43 @@ class Capture:
         return self._stream
 
     def run(self, program: Callable[[], object]) -> None:
-        """Capture what `program` enqueues; it is kept, for the memory that it names."""
+        """Capture what `program` enqueues. The program is kept, because the graph points into
+        memory that it refers to."""
         segment = self._open_segment()
         segment.kept.append(program)
         with self._runtime.current(self._stream):
             program()
 
-    def capture_ops(self, verbs: Sequence[DeviceStreamOp]) -> None:
+    def capture_ops(self, ops: Sequence[DeviceStreamOp]) -> None:
         """Capture the work of verbs."""
-        for verb in verbs:
+        for op in ops:
             segment = self._open_segment()
-            segment.verbs.append(verb)
+            segment.verbs.append(op)
             with self._runtime.current(self._stream):
-                verb.enqueue(self._stream)
+                op.enqueue(self._stream)
 
     def keep_alive(self, what: object) -> None:
-        """With the segment in the making: its work points into this."""
+        """Keep `what` with the open segment, whose work points into it."""
         self._open_segment().kept.append(what)
 
     @property
     def segment(self) -> object:
-        """What stands for the segment in the making, and is hashed by identity."""
+        """An object that identifies the open segment; it is hashed by identity."""
         return self._open_segment()
 
     def add_host_call(self, issue: Callable[[Stream], None]) -> None:
-        """Note what the host does at this place of a replay."""
+        """End the segment, and let the host call `issue` at this place of a replay."""
         self._end()
         self._parts.append(HostCall(issue))
 
     def finish(self) -> tuple[GraphPart, ...]:
-        """All of it."""
+        """End the capture and return its parts."""
         self._end()
         return tuple(self._parts)
 
     def abandon(self) -> None:
-        """Leave the vendor's capture, whatever state it is in."""
+        """Leave the vendor's capture, whatever state it is in. The vendor raises if the capture is
+        already invalid, which is why this is called."""
         with suppress(RuntimeError):
             self._end()
 
@@ -131,12 +135,12 @@ class Capture:
 
 _turn = threading.Lock()
 _here = threading.local()
-"""Whether this thread captures: a second capture within it would wait for itself."""
+"""`_here.captures`: whether this thread captures. A nested capture would wait for itself."""
 
 
 @contextmanager
 def try_capture_lock() -> Iterator[bool]:
-    """Whether nobody captures; if so, nobody else does until the end of the block."""
+    """Yields whether no thread captures; if so, none can start until the end of the block."""
     mine = _turn.acquire(blocking=False)
     try:
         yield mine
@@ -147,14 +151,14 @@ def try_capture_lock() -> Iterator[bool]:
 
 @contextmanager
 def capturing(device: Device) -> Iterator[Capture]:
-    """This thread's turn to capture. Raises `Unsupported` if another thread's does not end, or if
-    this one captures already, another stream."""
+    """Capture on this thread. Raises `Unsupported` if another thread's capture does not end in
+    time, or if this thread already captures another stream."""
     if getattr(_here, "captures", False):
         raise Unsupported("this thread captures another stream already")
     if not _turn.acquire(timeout=CAPTURE_TIMEOUT):
         raise Unsupported(f"another thread has been capturing for more than {CAPTURE_TIMEOUT:g} s")
-    # A finaliser that the collector runs on this thread may free memory or an event of the device,
-    # and the vendor ends a capture in which its thread does that.
+    # The garbage collector must not run on this thread: a finaliser may free device memory or an
+    # event, and the vendor invalidates a capture whose thread does that.
     collects = gc.isenabled()
     gc.disable()
     _here.captures = True

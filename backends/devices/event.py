@@ -1,4 +1,4 @@
-"""Events as references to their latest mark, each of which is a vendor event of its own."""
+"""Events as references to their latest recording, each of which is a vendor event of its own."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from equipoise.hal.stream import Event
 
 
 class DeviceRecording:
-    """One recording: a vendor event that is recorded once and never again.
+    """One recording: a vendor event that is recorded exactly once.
 
-    So whoever waits keeps the point it saw (clause O4), whatever the vendor does with an event that
-    is recorded twice. Once reached, the vendor's event is dropped.
+    So a stream that waits keeps the point that it saw (clause O4), whatever the vendor does with an
+    event that is recorded twice. The vendor's event is dropped as soon as it is reached.
     """
 
     def __init__(self, device: Device) -> None:
@@ -21,19 +21,20 @@ class DeviceRecording:
         self.failure: BaseException | None = None
 
     def record(self, stream: Any) -> None:
-        """Put the point behind what `stream`, of the vendor's, was given."""
+        """Record after everything launched so far on `stream`, a stream of the vendor's."""
         self._device.set_current()
         self._event.record(stream)
 
     def block_stream(self, stream: Any) -> None:
-        """Make `stream`, of the vendor's, wait for the point."""
+        """Make `stream`, a stream of the vendor's, wait for the point."""
+        # Read once: another thread may drop the vendor's event as soon as it is reached.
         event = self._event
         if event is not None:
             self._device.set_current()
             event.wait(stream)
 
     def fail(self, failure: BaseException) -> None:
-        """The point will never be reached."""
+        """Mark the point as never reached."""
         self.failure = failure
         self._event = None
 
@@ -46,7 +47,7 @@ class DeviceRecording:
         try:
             with self._device.runtime.allowed_in_capture():
                 reached = bool(event.query())
-        except RuntimeError as failure:  # a device error; it stays
+        except RuntimeError as failure:  # a device error, which every later call reports too
             self.fail(failure)
             return True
         if reached:
@@ -62,15 +63,16 @@ class DeviceRecording:
 
 
 class DeviceEvent:
-    """The latest recording; the vendor itself silently lets through what waits for none."""
+    """An event of the contract. It refuses to wait for a recording that does not exist, where the
+    vendor's event silently lets the stream through."""
 
     def __init__(self) -> None:
         self._recording: DeviceRecording | None = None
 
     def query(self) -> bool:
         """Whether the latest recording has been reached; false while the host still queues it."""
-        mark = self._recording
-        return mark is not None and mark.is_complete()
+        recording = self._recording
+        return recording is not None and recording.is_complete()
 
     def synchronize(self, timeout: float) -> None:
         """Block until the latest recording is reached."""

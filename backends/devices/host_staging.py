@@ -1,5 +1,4 @@
-"""A communicator of the host for tensors of a device: they are copied to page-locked memory, travel
-from there, and are copied back.
+"""A communicator for device tensors over one of the host: copies to page-locked memory and back.
 
 It shares no kernels and no streams with the vendor's collectives, at the price of two copies over
 the link between host and device.
@@ -26,7 +25,8 @@ Copies = Sequence[tuple[Tensor, Tensor]]
 
 
 class HostStagedWork:
-    """An operation between host copies; what it wrote is brought back by whoever asks for its end.
+    """An operation on host copies. Its outputs are copied back by the first call that asks whether
+    it has ended: no thread waits for it in the background.
 
     Args:
         inner: the operation.
@@ -56,8 +56,8 @@ class HostStagedWork:
         return self._copy_back().query()
 
     def wait(self, stream: Stream) -> None:
-        """Order `stream` behind it. Blocks the host until the operation ended: a stream of a device
-        cannot wait for one of the host's. Raises as `result`."""
+        """Make `stream` wait for it. Blocks the host until the operation has ended, because a
+        stream of a device cannot wait for the host's communicator. Raises as `result`."""
         self._inner.result(self._deadline)
         stream.wait(self._copy_back())
 
@@ -75,7 +75,8 @@ class HostStagedWork:
         self._inner.cancel()
 
     def _copy_back(self) -> Event:
-        """Behind the copies to the device, which the first caller launches."""
+        """An event after the copies to the device, which the first caller launches."""
+        # Under a lock: two threads that ask at once must not launch the copies twice.
         with self._copy_lock:
             if self._copied_back is None:
                 self._copied_back = _copied(self._accelerator, self._outputs)
@@ -85,8 +86,8 @@ class HostStagedWork:
 class HostStagedCommunicator:
     """Collectives and messages of tensors on a device, by a communicator of the host.
 
-    Issuing blocks until the inputs are on the host, so that it is for threads that work beside the
-    forward. Inputs have to be there when an operation is issued (`stream_ordered` is false).
+    Issuing blocks until the inputs are on the host, so it is for threads that overlap with the
+    forward pass. Inputs must be ready when an operation is issued (`stream_ordered` is false).
 
     Args:
         inner: takes tensors of the host.
@@ -168,12 +169,12 @@ class HostStagedCommunicator:
 
     def exchange(self, round: Exchange) -> HostStagedWork:
         """See `Communicator`."""
-        sent = self._to_host(*(parcel.blob for parcel in round.sends))
-        into = [self._like(parcel.blob) for parcel in round.receives]
+        sent = self._to_host(*(buffer.blob for buffer in round.sends))
+        into = [self._like(buffer.blob) for buffer in round.receives]
         staged = Exchange(
             sends=_parcels(round.sends, sent), receives=_parcels(round.receives, into)
         )
-        blobs = [parcel.blob for parcel in round.receives]
+        blobs = [buffer.blob for buffer in round.receives]
         return self._work(self._inner.exchange(staged), *zip(blobs, into, strict=True))
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
@@ -239,10 +240,10 @@ class HostStagedFabric:
 
 
 def _copied(accelerator: Accelerator, copies: Copies) -> Event:
-    """Launch copies from the second of each pair to the first; the event is behind them.
+    """Launch copies from the second of each pair to the first; the returned event is after them.
 
-    On the copy stream: the mover's blobs come from its allocations, and are packed and unpacked
-    there, so that memory which is used again is never written by two streams at once.
+    On the copy stream: the mover's blobs are allocated, packed and unpacked there, so that memory
+    which the allocator reuses is never written by two streams at once.
     """
     stream = accelerator.stream(Role.COPY)
 
@@ -251,14 +252,13 @@ def _copied(accelerator: Accelerator, copies: Copies) -> Event:
             to.copy_(source, non_blocking=True)
 
     stream.launch(program)
-    record_stream_use(
-        stream, *(tensor for pair in copies for tensor in pair)
-    )  # whoever drops them (K1)
+    # The caller may drop the tensors before the copies have run (K1).
+    record_stream_use(stream, *(tensor for pair in copies for tensor in pair))
     event = accelerator.event()
     stream.record(event)
     return event
 
 
-def _parcels(parcels: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
+def _parcels(buffers: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
     """The same peers, other memory."""
-    return tuple(PeerBuffer(parcel.peer, blob) for parcel, blob in zip(parcels, blobs, strict=True))
+    return tuple(PeerBuffer(buffer.peer, blob) for buffer, blob in zip(buffers, blobs, strict=True))

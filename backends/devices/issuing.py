@@ -1,7 +1,4 @@
-"""A lock around everything that is issued: re-entrant, and first come, first served.
-
-What is issued to a stream, in a form in which a graph can issue it again.
-"""
+"""The issue lock, under which everything is launched, and the operation that a graph can repeat."""
 
 import threading
 from collections import deque
@@ -15,12 +12,12 @@ from equipoise.hal.stream import Stream
 
 
 class IssueLock:
-    """Held while something is issued, so that what belongs together is issued whole.
+    """A re-entrant lock, first come first served, that is held while work is launched.
 
-    A program runs while the gate is held: a commit of another thread then comes before all of it or
-    after all of it (clause V4). A model's thread launches one program after the other, so the gate
-    goes to whoever has waited longest; an ordinary lock would go back to the thread that has just
-    given it up, and a mover would starve.
+    A program runs with the lock held, so a commit of another thread comes before all of it or after
+    all of it (clause V4). The lock is fair: a model's thread launches one program after the other,
+    and an ordinary lock would usually go back to the thread that has just released it, so that the
+    mover would starve.
     """
 
     def __init__(self) -> None:
@@ -30,21 +27,23 @@ class IssueLock:
         self._queue: deque[tuple[int, threading.Lock]] = deque()
 
     def __enter__(self) -> bool:
-        mine = threading.get_ident()
+        thread = threading.get_ident()
         with self._lock:
-            if self._owner in (0, mine):
-                self._owner = mine
+            if self._owner in (0, thread):
+                self._owner = thread
                 self._depth += 1
                 return True
-            turn = threading.Lock()
-            turn.acquire()
-            self._queue.append((mine, turn))
-        self._await((mine, turn))
+            # A lock of its own per waiter: it is released by whoever passes the issue lock on, and
+            # so wakes exactly this thread.
+            ticket_lock = threading.Lock()
+            ticket_lock.acquire()
+            self._queue.append((thread, ticket_lock))
+        self._await((thread, ticket_lock))
         return True
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -54,7 +53,8 @@ class IssueLock:
                 self._pass_on()
 
     def _await(self, ticket: tuple[int, threading.Lock]) -> None:
-        """Until the gate is handed over; an interrupt leaves no ticket behind."""
+        """Wait until the lock is passed to this thread. An interrupt (Ctrl-C, a signal handler that
+        raises) removes the ticket, or passes the lock on if it has just arrived."""
         try:
             ticket[1].acquire()
         except BaseException:
@@ -67,10 +67,11 @@ class IssueLock:
 
     def _pass_on(self) -> None:
         self._owner, self._depth = 0, 0
+        # Handed to the first waiter while `_lock` is held: nobody can overtake it in between.
         if self._queue:
-            self._owner, turn = self._queue.popleft()
+            self._owner, ticket_lock = self._queue.popleft()
             self._depth = 1
-            turn.release()
+            ticket_lock.release()
 
 
 def _nothing(_: Stream) -> AbstractContextManager[None]:
@@ -81,13 +82,14 @@ def _nothing(_: Stream) -> AbstractContextManager[None]:
 class DeviceStreamOp:
     """Work for the device, and what the host does around it each time it is issued.
 
-    A vendor graph keeps the work and nothing else: waits for events from outside, and recordings
-    that somebody outside waits for, have no place in it. They belong to `around`, which a replay
-    enters anew.
+    A vendor graph keeps the work only. Waits for events from outside the graph, and recordings that
+    other streams wait for, cannot be captured; they belong to `scope`, which every replay enters
+    again.
 
     Attributes:
-        enqueue: enqueues the work on the vendor's stream that it is given, which is current.
-        guard: entered before any verb that is issued with it; raises what forbids the verb.
+        enqueue: enqueues the work on a stream of the vendor's, which is current.
+        guard: entered before any operation of the batch is issued; raises if it is forbidden, so
+            that a refused batch has launched nothing.
         scope: entered around the work, on the stream that it is issued to.
     """
 

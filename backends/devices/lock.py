@@ -1,6 +1,16 @@
-"""The watchdog of stream locks: a stream that waits cannot time out by itself.
+"""The stream lock of a device, and the watchdog that bounds its waits.
 
-The stream lock: a word for each acquire under way, and one that releases set.
+An acquire makes a stream wait for a flag of its own; the host sets the flag when the mover signals.
+A release makes the stream set one flag that the host polls. The host keeps a list of the acquires
+that are in progress, and matches signals and releases to them.
+
+The device cannot time out a stream that waits for a flag. So one thread per accelerator, the
+watchdog, polls the locks that have such streams, and poisons a lock whose stream has waited for
+longer than the deadline.
+
+**Locks.** `DeviceStreamLock._changed` guards the host's bookkeeping and is held for short. It is
+never held while something is launched: a launch can block in the driver on a full queue, and the
+signal that lets that queue move must not wait for it.
 """
 
 import threading
@@ -28,27 +38,31 @@ from equipoise.hal.stream import Stream
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 POLL_INTERVAL = 0.005
-"""Seconds between two looks while some acquire waits."""
+"""Seconds between two polls while an acquire waits. The watchdog only detects deadlines of seconds
+and delivers signals after a poison, so it can be slow; the mover's own signal does not go through
+it."""
 STOP_TIMEOUT = 5.0
-"""Seconds that stopping waits for the thread."""
+"""Maximum seconds that `stop` waits for the thread: it may be inside a call of the driver that does
+not return. It is a daemon thread, so the process can end without it."""
 
 
 class WatchedLock(Protocol):
-    """What the watchdog looks after."""
+    """A lock that the watchdog polls."""
 
     def tick(self, now: float) -> bool:
-        """Look, at that time of the monotonic clock; whether to be looked after still."""
+        """Poll once, at time `now` of the monotonic clock. Returns whether to poll again."""
         ...
 
     def on_watchdog_failure(self, failure: BaseException) -> None:
-        """Looking raised this, and nobody looks any more: say so to whoever asks."""
+        """Called after `tick` raised: the lock is not polled any more and has to report it."""
         ...
 
 
 class LockWatchdog:
-    """One thread an accelerator, started with the first acquire and ended with the accelerator.
+    """Polls the locks of one accelerator on one thread.
 
-    It holds a lock only as long as something of that lock is under way.
+    The thread starts with the first acquire and ends with the accelerator. The watchdog refers to a
+    lock only while an acquire of it waits, so that dropped locks are freed.
     """
 
     def __init__(self, device: Device) -> None:
@@ -59,7 +73,7 @@ class LockWatchdog:
         self._stopped = False
 
     def add(self, lock: WatchedLock) -> None:
-        """Look after `lock` from now on."""
+        """Poll `lock` from now on, until its `tick` returns False."""
         with self._changed:
             self._watched[lock] = None
             if self._thread is None and not self._stopped:
@@ -69,9 +83,10 @@ class LockWatchdog:
             self._changed.notify()
 
     def check_all(self) -> None:
-        """Look at all of them once, on the calling thread."""
+        """Poll all locks once, on the calling thread."""
         for lock in list(self._watched):
-            # Taken out first: what is added while we look stays.
+            # Remove before the poll: an acquire that adds the lock during the poll must not be
+            # removed by the result of a poll that did not see it.
             with self._changed:
                 self._watched.pop(lock, None)
             if self._tick(lock):
@@ -79,7 +94,7 @@ class LockWatchdog:
                     self._watched[lock] = None
 
     def stop(self) -> None:
-        """End the thread; bounded."""
+        """End the thread. Waits at most `STOP_TIMEOUT` seconds."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -93,20 +108,23 @@ class LockWatchdog:
                 self._changed.wait_for(lambda: self._stopped or self._watched)
                 if self._stopped:
                     return
+            # The interpreter waits at its end for threads that are inside the guard: one that is
+            # unwound in a call of the driver would abort the process.
             with NATIVE_CALL_GUARD:
                 self.check_all()
-            time.sleep(POLL_INTERVAL)
+            time.sleep(POLL_INTERVAL)  # outside the guard: an exit does not wait for it
 
     def _tick(self, lock: WatchedLock) -> bool:
         try:
             return lock.tick(time.monotonic())
-        except BaseException as failure:  # this thread must look after the others still
+        except BaseException as failure:  # the thread has to go on polling the other locks
             lock.on_watchdog_failure(failure)
             return False
 
 
 class _DeviceLockState(Enum):
-    """Whose turn it is, as the host knows it; the device tells the end of the last by a word."""
+    """Who owns the slots, as far as the host knows. `READS` ends when the device sets the release
+    flag, which the host sees only when the mover waits for it."""
 
     WRITES = "the mover owns the slots"
     FULL = "the slots may be read"
@@ -115,16 +133,16 @@ class _DeviceLockState(Enum):
 
 @dataclass(eq=False)
 class _PendingAcquire:
-    """One acquire under way: what is launched behind it, up to its release, reads the slots.
+    """One acquire in progress: work launched after it, up to its release, reads the slots.
 
     Attributes:
-        flag: that it waits for.
-        stream: that it waits on.
-        before_wait: recorded before the wait, or before the graph that the wait is a part of.
-        after_wait: recorded behind it.
-        has_signal: whether its signal was given.
+        flag: the flag that it waits for.
+        stream: the stream that waits.
+        before_wait: recorded before the wait, or before the graph that contains the wait.
+        after_wait: recorded after it.
+        has_signal: whether its flag was set.
         release_issued: whether its release was issued.
-        waiting_since: when its wait was first seen to stand.
+        waiting_since: when the watchdog first saw the stream at the wait, by the monotonic clock.
     """
 
     flag: AcquireFlag
@@ -137,23 +155,29 @@ class _PendingAcquire:
 
 
 class DeviceStreamLock:
-    """Hand-over between the device's streams and a mover's thread.
+    """Hands slots over between the streams of a device and the mover's thread.
 
-    The host knows every acquire that is under way, in the order of issue, and gives each signal to
-    the first that has none; a word of its own lets exactly that one go on. Releases are matched to
-    acquires when they are issued, so that one without an acquire gives nothing. A replay issues the
-    bookkeeping of its acquires and releases anew; their words are part of the captured graph.
+    The host lists every acquire in progress, in the order of issue, and gives each signal to the
+    first one without a signal. Each acquire has a flag of its own, so a signal lets exactly one
+    stream continue. Releases are matched to acquires when they are issued, so a release without an
+    acquire does nothing. A replay repeats the bookkeeping of the acquires and releases in the
+    graph; their flags are part of the captured graph.
+
+    Args:
+        flags: makes flags of the device.
+        deadline: seconds that a stream may wait for a signal before the lock is poisoned.
+        watchdog: of the accelerator.
     """
 
-    def __init__(self, words: LockFlags, deadline: float, watch: LockWatchdog) -> None:
-        self._flags = words
+    def __init__(self, flags: LockFlags, deadline: float, watchdog: LockWatchdog) -> None:
+        self._flags = flags
         self._deadline = deadline
-        self._watchdog = watch
+        self._watchdog = watchdog
         self._changed = threading.RLock()
         self._state = _DeviceLockState.WRITES
         self._epoch = 0
         self._poisoned = False
-        self._release_flag = words.release_flag()
+        self._release_flag = flags.release_flag()
         self._failure: BaseException | None = None
         self._free_flags: list[AcquireFlag] = []
         self._borrowed_flags: set[AcquireFlag] = set()
@@ -163,26 +187,30 @@ class DeviceStreamLock:
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs."""
+        """The current epoch."""
         return self._epoch
 
     def acquire(self, stream: Stream) -> None:
         """Make the stream wait for a signal of its own."""
         own = own_stream(stream)
-        word = self._flags.acquire_flag() if own.capturing else self._borrow_flag()
+        flag = self._flags.acquire_flag() if own.capturing else self._borrow_flag()
         try:
-            own.issue(DeviceStreamOp(word.wait, scope=lambda on: self._issuing_acquire(word, on)))
+            own.issue(DeviceStreamOp(flag.wait, scope=lambda on: self._issuing_acquire(flag, on)))
         except BaseException:
             with self._changed:
-                self._borrowed_flags.discard(word)  # refused before anybody waited there
+                # The acquire was refused or its launch failed. Its flag leaves the pool, so that no
+                # later acquire can meet a leftover of this one.
+                self._borrowed_flags.discard(flag)
             raise
 
     def release(self, stream: Stream) -> None:
-        """Let the mover write, once the stream has come here.
+        """Let the mover write, as soon as the stream gets here.
 
-        A replayed release without an acquire to follow raises `LockMisuse`: it cannot be left out.
+        A replayed release without an acquire raises `LockMisuse`: a graph cannot leave it out.
         """
         own = own_stream(stream)
+        # Under the issue lock, so that no other thread issues the same release between the check
+        # and the launch.
         with own.issue_lock:
             if own.capturing or self._unreleased(own) is not None:
                 own.issue(DeviceStreamOp(self._release_flag.set, scope=self._issuing_release))
@@ -193,6 +221,8 @@ class DeviceStreamLock:
             self._check_epoch(epoch)
             if self._state is _DeviceLockState.WRITES:
                 raise LockMisuse("the mover waits for slots that it owns")
+        # Polled without the mutex: the streams go on acquiring and releasing meanwhile. Everything
+        # is checked again under the mutex, since a poison or a new epoch may have come since.
         poll(lambda: self._poisoned or self._epoch != epoch or self._release_flag.is_set(), timeout)
         with self._changed:
             self._check_epoch(epoch)
@@ -215,6 +245,8 @@ class DeviceStreamLock:
         with self._changed:
             self._poisoned = True
             self._deliver_signals()
+            # A flag that several replays share is set again only after the earlier replay has
+            # passed it; the watchdog delivers those signals.
             self._watchdog.add(self)
 
     def check(self) -> None:
@@ -226,21 +258,20 @@ class DeviceStreamLock:
                 raise LockPoisoned(said + why) from self._failure
 
     def drain(self, timeout: float) -> int:
-        """Begin the next epoch, once nothing of this one is on its way.
+        """Begin the next epoch, after everything of this one has passed on the device.
 
-        What is launched meanwhile belongs to the old epoch and is waited for too: no verb of one
-        epoch is passed in another (clause L3).
+        What is launched in the meantime belongs to the old epoch and is waited for too: no acquire
+        or release of one epoch takes effect in another (clause L3). Raises `StreamTimeout` after
+        `timeout` seconds.
         """
         expiry = time.monotonic() + timeout
         while not self._next_epoch():
-            left, passing = (
-                max(expiry - time.monotonic(), 0.0),
-                next(iter(self._pending_events), None),
-            )
-            if passing is not None:
-                # A failed stream has nothing on its way any more.
+            left = max(expiry - time.monotonic(), 0.0)
+            event = next(iter(self._pending_events), None)
+            if event is not None:
+                # A failed stream runs nothing any more, so there is nothing to wait for.
                 with suppress(StreamFailed):
-                    passing.synchronize(left)
+                    event.synchronize(left)
             elif not poll(lambda: not self._issuing_count, left):
                 raise StreamTimeout(f"a verb of epoch {self._epoch} is still being issued")
         return self._epoch
@@ -255,20 +286,20 @@ class DeviceStreamLock:
                 self._failure = StreamTimeout(late)
             if self._poisoned:
                 self._deliver_signals()
-            return any(not section.has_signal for section in self._acquires)
+            return any(not acquire.has_signal for acquire in self._acquires)
 
     def on_watchdog_failure(self, failure: BaseException) -> None:
-        """The watchdog could not look: void, with that cause."""
+        """Poison the lock with the cause: without a watchdog nothing bounds its waits."""
         with self._changed:
             self._failure = failure
             self._poisoned = True
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
-        """While a verb is given to the device: no epoch ends meanwhile.
+        """Counts a launch in progress, so that no epoch ends during it.
 
-        Without the mutex: a launch may stand in the driver, behind a queue that is full, and the
-        signal, the poison and the watchdog must come through to what it stands behind.
+        A counter and not the mutex: a launch can block in the driver on a full queue, and the
+        signal, the poison or the watchdog that empties the queue needs the mutex.
         """
         with self._changed:
             self._issuing_count += 1
@@ -279,124 +310,135 @@ class DeviceStreamLock:
                 self._issuing_count -= 1
 
     @contextmanager
-    def _issuing_acquire(self, word: AcquireFlag, on: Stream) -> Iterator[None]:
-        """Around the wait of an acquire, or around a replay in which it is."""
-        section = _PendingAcquire(word, on, DeviceEvent(), DeviceEvent())
+    def _issuing_acquire(self, flag: AcquireFlag, stream: Stream) -> Iterator[None]:
+        """Surrounds the wait of an acquire, or a replay that contains it."""
+        acquire = _PendingAcquire(flag, stream, DeviceEvent(), DeviceEvent())
         with self._issuing():
             with self._changed:
-                earlier = [s for s in self._acquires if s.flag is word and s.stream is not on]
-                self._acquires.append(section)
+                earlier = [s for s in self._acquires if s.flag is flag and s.stream is not stream]
+                self._acquires.append(acquire)
             try:
                 for other in earlier:
-                    on.wait(other.after_wait)  # else both would go on with one signal
-                on.record(section.before_wait)
+                    # Two streams that replay one graph wait for the same flag. Without an order
+                    # between them one signal would let both continue.
+                    stream.wait(other.after_wait)
+                stream.record(acquire.before_wait)
+                # Before the wait is launched: the launch may block until the wait has passed (a
+                # full queue), so nothing after it can be relied on to deliver the signal.
                 with self._changed:
                     self._deliver_signals()
                     self._watchdog.add(self)
                 yield
-                on.record(section.after_wait)
+                stream.record(acquire.after_wait)
             except BaseException:
-                self._cancel_acquire(section)
+                self._cancel_acquire(acquire)
                 raise
             with self._changed:
-                self._pending_events.append(section.after_wait)
+                self._pending_events.append(acquire.after_wait)
+                # Again: the watchdog drops a lock whose acquires all have their signals, and may
+                # have done so during the launch. One more poll collects what has passed.
                 self._watchdog.add(self)
 
-    def _cancel_acquire(self, section: _PendingAcquire) -> None:
-        """Nobody waits there: the next one gets its signal, and its word is nobody's any more."""
+    def _cancel_acquire(self, acquire: _PendingAcquire) -> None:
+        """Remove an acquire whose launch failed. The next acquire gets its signal."""
         with self._changed:
-            self._acquires.remove(section)
-            self._borrowed_flags.discard(section.flag)
-            if section.has_signal and not self._poisoned:
+            self._acquires.remove(acquire)
+            self._borrowed_flags.discard(acquire.flag)
+            if acquire.has_signal and not self._poisoned:
                 self._state = _DeviceLockState.FULL
                 self._deliver_signals()
 
     @contextmanager
-    def _issuing_release(self, on: Stream) -> Iterator[None]:
-        """Around the setting of the empty word, or around a replay in which it is."""
+    def _issuing_release(self, stream: Stream) -> Iterator[None]:
+        """Surrounds the setting of the release flag, or a replay that contains it."""
         with self._issuing():
             with self._changed:
-                section, left = self._unreleased(on), DeviceEvent()
-                if section is None:
+                acquire, left = self._unreleased(stream), DeviceEvent()
+                if acquire is None:
                     raise LockMisuse("a replayed release has no acquire to follow")
-                section.release_issued = True
+                acquire.release_issued = True
             try:
                 yield
-                on.record(left)
+                stream.record(left)
             except BaseException:
-                section.release_issued = False
+                acquire.release_issued = False
                 raise
             with self._changed:
                 self._pending_events.append(left)
 
-    def _unreleased(self, on: Stream) -> _PendingAcquire | None:
-        """The acquire that a release on that stream belongs to: its own stream's come first."""
+    def _unreleased(self, stream: Stream) -> _PendingAcquire | None:
+        """The acquire that a release on `stream` belongs to: the first of the same stream, else the
+        first of any stream, since a release may be issued on another stream than its acquire."""
         with self._changed:
-            kept = [section for section in self._acquires if not section.release_issued]
-        mine = [section for section in kept if section.stream is on]
-        return next(iter(mine or kept), None)
+            unreleased = [acquire for acquire in self._acquires if not acquire.release_issued]
+        own = [acquire for acquire in unreleased if acquire.stream is stream]
+        return next(iter(own or unreleased), None)
 
     def _deliver_signals(self) -> None:
-        """Give the signal to the first acquire that has none; a poison gives all of them one.
+        """Signal the first acquire that has no signal; after a poison, signal all of them.
 
-        A word that several replays wait for is given again only when the earlier one has taken it.
+        A flag that several replays share is set again only after the earlier replay has cleared it:
+        two signals stored into one flag would count as one, and the second stream would wait for
+        ever.
         """
-        for section in self._acquires:
-            if section.has_signal or (self._poisoned and self._flag_in_use(section)):
+        for acquire in self._acquires:
+            if acquire.has_signal or (self._poisoned and self._flag_in_use(acquire)):
                 continue
             if not self._poisoned and self._state is not _DeviceLockState.FULL:
                 return
-            section.has_signal = True
+            acquire.has_signal = True
             self._state = _DeviceLockState.READS
-            section.flag.signal()
+            acquire.flag.signal()
 
-    def _flag_in_use(self, section: _PendingAcquire) -> bool:
-        """Whether an earlier acquire was given the same word and may not have taken it."""
-        earlier = self._acquires[: self._acquires.index(section)]
+    def _flag_in_use(self, acquire: _PendingAcquire) -> bool:
+        """Whether an earlier acquire waits for the same flag and may not have cleared it yet."""
+        earlier = self._acquires[: self._acquires.index(acquire)]
         return any(
-            s.flag is section.flag and not (s.has_signal and s.after_wait.query()) for s in earlier
+            s.flag is acquire.flag and not (s.has_signal and s.after_wait.query()) for s in earlier
         )
 
     def _overdue(self, now: float) -> bool:
-        """Whether a stream has stood at an acquire for the deadline.
+        """Whether a stream has waited at an acquire for longer than the deadline.
 
-        Of each stream only the first acquire without a signal is reached: the others stand behind.
+        Only the first acquire without a signal of each stream can have been reached; the others are
+        queued after it. The time counts from when the watchdog sees the stream at the wait, not
+        from the launch: a stream may be busy with a long step before.
         """
         first: dict[Stream, _PendingAcquire] = {}
-        for section in self._acquires:
-            if not section.has_signal:
-                first.setdefault(section.stream, section)
-        for section in first.values():
-            if section.waiting_since is None and section.before_wait.query():
-                section.waiting_since = now
-        stood = [
-            now - section.waiting_since
-            for section in first.values()
-            if section.waiting_since is not None
+        for acquire in self._acquires:
+            if not acquire.has_signal:
+                first.setdefault(acquire.stream, acquire)
+        for acquire in first.values():
+            if acquire.waiting_since is None and acquire.before_wait.query():
+                acquire.waiting_since = now
+        waited = [
+            now - acquire.waiting_since
+            for acquire in first.values()
+            if acquire.waiting_since is not None
         ]
-        return max(stood, default=0.0) > self._deadline
+        return max(waited, default=0.0) > self._deadline
 
     def _collect_done(self) -> None:
-        """Forget what has passed; its words can be lent again."""
+        """Drop the acquires that have passed; their flags can be used again."""
         self._pending_events = [event for event in self._pending_events if not event.query()]
-        kept: list[_PendingAcquire] = []
-        for section in self._acquires:
-            if section.release_issued and section.has_signal and section.after_wait.query():
-                self._return_flag(section)
+        remaining: list[_PendingAcquire] = []
+        for acquire in self._acquires:
+            if acquire.release_issued and acquire.has_signal and acquire.after_wait.query():
+                self._return_flag(acquire)
             else:
-                kept.append(section)
-        self._acquires = kept
+                remaining.append(acquire)
+        self._acquires = remaining
 
     def _next_epoch(self) -> bool:
-        """Begin it, unless a verb is being issued or has not been passed."""
+        """Begin the next epoch, unless a launch is in progress or not everything has passed."""
         with self._changed:
             self._collect_done()
             if self._poisoned:
                 self._deliver_signals()
             if self._issuing_count or self._pending_events:
                 return False
-            for section in self._acquires:
-                self._return_flag(section)
+            for acquire in self._acquires:
+                self._return_flag(acquire)
             self._acquires = []
             self._state, self._poisoned, self._failure = _DeviceLockState.WRITES, False, None
             self._release_flag.clear()
@@ -407,16 +449,16 @@ class DeviceStreamLock:
         with self._changed:
             if not self._free_flags:
                 self._collect_done()
-            word = self._free_flags.pop() if self._free_flags else self._flags.acquire_flag()
-            self._borrowed_flags.add(word)
-            return word
+            flag = self._free_flags.pop() if self._free_flags else self._flags.acquire_flag()
+            self._borrowed_flags.add(flag)
+            return flag
 
-    def _return_flag(self, section: _PendingAcquire) -> None:
-        """The word is free again, unless a graph keeps it or the vendor has no more use for it."""
-        if section.flag in self._borrowed_flags:
-            self._borrowed_flags.remove(section.flag)
-            if section.flag.reusable:
-                self._free_flags.append(section.flag)
+    def _return_flag(self, acquire: _PendingAcquire) -> None:
+        """Put the flag back, unless a graph owns it or the vendor cannot use it again."""
+        if acquire.flag in self._borrowed_flags:
+            self._borrowed_flags.remove(acquire.flag)
+            if acquire.flag.reusable:
+                self._free_flags.append(acquire.flag)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:

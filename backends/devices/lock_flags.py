@@ -1,53 +1,53 @@
-"""The two kinds of words that a stream lock is made of, as devices and hosts know them."""
+"""The two kinds of flags that a stream lock is made of; each vendor implements them."""
 
 from typing import Any, Protocol
 
 
 class AcquireFlag(Protocol):
-    """One waiting acquire at a time: its stream waits until the word is given, and takes it.
+    """A flag that the host sets and one stream waits for and clears.
 
-    Waiting and taking are two steps, so that two streams that wait for one word may both go on:
-    every acquire under way has a word to itself (clause L1). One that was captured keeps its word
-    for all replays.
+    Waiting and clearing are two steps on the device, so two streams that wait for one flag could
+    both continue after one signal. Hence every acquire in progress has a flag to itself (clause
+    L1). A captured acquire keeps its flag for all replays.
     """
 
     def wait(self, stream: Any) -> None:
-        """Enqueue the wait on a vendor's stream, which may be capturing."""
+        """Enqueue the wait and the clearing on a vendor's stream, which may be capturing."""
         ...
 
     def signal(self) -> None:
-        """Release the one that waits, or will. The word must have been taken since the last."""
+        """Set the flag, before or after the wait. It must have been cleared since the last time."""
         ...
 
     @property
     def reusable(self) -> bool:
-        """Whether another acquire may wait for it, once the one before has passed."""
+        """Whether another acquire may use the flag after this one has passed."""
         ...
 
 
 class ReleaseFlag(Protocol):
-    """A word that a stream sets, for the host to read."""
+    """A flag that a stream sets and the host reads."""
 
     def set(self, stream: Any) -> None:
         """Enqueue the setting on a vendor's stream, which is current and may be capturing."""
         ...
 
     def is_set(self) -> bool:
-        """Whether a stream has come there."""
+        """Whether a stream has set it."""
         ...
 
     def clear(self) -> None:
-        """Back to unset."""
+        """Clear it, from the host."""
         ...
 
 
 class LockFlags(Protocol):
-    """Makes them, for one device."""
+    """Makes the flags of one device."""
 
     def acquire_flag(self) -> AcquireFlag:
-        """A word that is not given."""
+        """A flag that is not set."""
         ...
 
     def release_flag(self) -> ReleaseFlag:
-        """A word that is not set."""
+        """A flag that is not set."""
         ...

@@ -46,22 +46,22 @@ class DeviceRuntime:
         return int(self.module().device_count())
 
     def select_device(self, index: int) -> None:
-        """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
+        """Make `index` the calling thread's device, and the process's `selected_device`."""
         self.set_thread_device(index)
         self._chosen = index
 
     def selected_device(self) -> int | None:
-        """The device that was chosen last, on whatever thread; None before.
+        """The device that was selected last, on any thread; None before that.
 
-        A thread's own device does not say: it is the first one until the thread is given another.
+        The calling thread's own device is no answer: it is device 0 until the thread selects one.
         """
         return self._chosen
 
     def set_thread_device(self, index: int) -> None:
         """Make device `index` the calling thread's.
 
-        A driver refuses calls of a thread without a device, and torch leaves the first one behind
-        in a thread that has only used tensors of another.
+        Needed before calls of the driver: it refuses a thread without a device, and torch leaves
+        device 0 current in a thread that has only used tensors of another.
         """
         torch.accelerator.set_device_index(index)
 
@@ -85,8 +85,11 @@ class DeviceRuntime:
         return self.module().current_stream(index)
 
     def cached_stream(self, index: int, use: str) -> Any:
-        """The stream of this process for a use, made once: a pool hands out its first stream again
-        after the 32nd, and accelerators are opened and closed often."""
+        """The stream of this process for a use, made once.
+
+        Cached, because torch's pool has 32 streams and then hands out the first one again, and
+        accelerators are opened and closed often.
+        """
         with self._lock:
             if (index, use) not in self._cached:
                 self._cached[index, use] = self.module().Stream(device=index)
@@ -94,26 +97,26 @@ class DeviceRuntime:
 
     def wrap_stream(self, index: int, stream: Any) -> Any:
         """The module's own object for an engine's stream of that device. Raises `Unsupported`."""
-        wanted = torch.device(self.device_type, index)
-        if not isinstance(stream, torch.Stream) or stream.device != wanted:
-            raise Unsupported(f"not a stream of {wanted}: {stream!r}")
+        device = torch.device(self.device_type, index)
+        if not isinstance(stream, torch.Stream) or stream.device != device:
+            raise Unsupported(f"not a stream of {device}: {stream!r}")
         names = ("stream_id", "device_index", "device_type")
         return self.module().Stream(**{name: getattr(stream, name) for name in names})
 
     def event(self) -> Any:
-        """A fresh event. To `query` it is `unrestricted`.
+        """A fresh event. Querying it during a capture needs `allowed_in_capture`.
 
         Not a `torch.Event`: that one holds the interpreter's lock while it is recorded or waited
-        for, which on a full queue lasts until another thread gives a signal.
+        for, and on a full queue that lasts until another thread signals, which needs the lock.
         """
         return self.module().Event()
 
     def is_capturing(self) -> bool:
-        """Whether the calling thread's current stream is being captured, by whomever."""
+        """Whether the calling thread's current stream is being captured, by us or by an engine."""
         return bool(self.module().is_current_stream_capturing())
 
     def is_captured(self, stream: Any) -> bool:
-        """Whether a stream is being captured, by whomever."""
+        """Whether a stream is being captured, by us or by an engine."""
         with self.current(stream):
             return self.is_capturing()
 
@@ -124,19 +127,20 @@ class DeviceRuntime:
     def begin_capture(self) -> Any:
         """A graph that captures the current stream from now on.
 
-        Only the calling thread is forbidden what a capture forbids: others go on looking at events.
+        In mode `thread_local`: what a capture forbids is forbidden to the calling thread only, so
+        that other threads can go on querying events.
         """
         graph = getattr(self.module(), self.graph_class)()
         graph.capture_begin(capture_error_mode="thread_local")
         return graph
 
     def end_capture(self, graph: Any) -> None:
-        """Its end, on the same stream."""
+        """End the capture, on the same stream."""
         graph.capture_end()
 
     def allowed_in_capture(self) -> AbstractContextManager[None]:
-        """Let the calling thread take page-locked memory and ask streams and events for a block,
-        also while it or another thread captures."""
+        """Let the calling thread allocate page-locked memory and query streams and events for a
+        block, also while it or another thread captures."""
         return nullcontext()
 
     def free_memory(self, index: int) -> tuple[int, int]:
@@ -146,7 +150,8 @@ class DeviceRuntime:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what a vendor raised, often with a trace of its own behind; its type where it is mute."""
+    """The first line of a vendor's error, which often has a C++ trace after it; the type of the
+    error where it has no text."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

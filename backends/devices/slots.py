@@ -1,7 +1,4 @@
-"""How a vendor's device copies and fingerprints bytes.
-
-Slots in device memory; every verb is a batch of byte copies on a stream.
-"""
+"""Slots in device memory; every operation is a batch of byte copies on a stream."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,19 +36,20 @@ from equipoise.hal.support.validation import (
 
 
 class ByteOps(Protocol):
-    """On the current stream, without the host ever waiting; all tensors are uint8 [n]."""
+    """How a vendor copies and checksums bytes: on the current stream, without blocking the host.
+    All tensors are uint8 [n]."""
 
     def view(self, segment: Segment) -> Tensor:
-        """What a copy of the segment takes, uint8 [type.nbytes], in place. Raises `SlotError`."""
+        """The bytes of a segment, uint8 [type.nbytes], in place. Raises `SlotError`."""
         ...
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Into the first of each pair, from the second, of equal size; no two overlap."""
+        """Copy the second of each pair into the first, of equal size; no two pairs overlap."""
         ...
 
     def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
-        """`equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []; on `stream`,
-        which is current."""
+        """Write `equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []. `stream`
+        is current."""
         ...
 
 
@@ -64,21 +62,21 @@ class DeviceSlotStore:
 
     A private format is copied as the bytes that it stores, like anything else (clause A10).
 
-    Blobs and sources may lie on the device or in host memory; a source in pageable host memory is
-    taken at the call, everything else when the stream comes to it. Whatever a verb touches is kept
-    by the allocator until the stream has passed, so the caller may drop it at once.
+    Blobs and sources may lie on the device or in host memory. A source in pageable host memory is
+    read during the call, everything else when the stream gets there. The allocator keeps whatever
+    an operation uses until the stream has passed, so the caller may drop it at once.
 
     Args:
         layout: the slots; their memory is the caller's.
         device: where the staging is made.
-        verbs: copy and fingerprint bytes there.
+        byte_ops: copy and fingerprint bytes there.
     """
 
-    def __init__(self, layout: SlotLayout, device: Device, verbs: ByteOps) -> None:
+    def __init__(self, layout: SlotLayout, device: Device, byte_ops: ByteOps) -> None:
         self._layout = layout
         self._device = device
-        self._byte_ops = verbs
-        self._slots = [[verbs.view(segment) for segment in slot] for slot in layout.slots]
+        self._byte_ops = byte_ops
+        self._slots = [[byte_ops.view(segment) for segment in slot] for slot in layout.slots]
         self._hazards = HazardTracker(DeviceEvent)
         self._readers = ReaderRegistry(DeviceEvent)
         self._leases = LeaseTable()
@@ -92,43 +90,43 @@ class DeviceSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        numbers = self._known(slots, "slot")
-        rows = self._rows(blob, len(numbers))
+        indices = self._known(slots, "slot")
+        rows = self._rows(blob, len(indices))
         check_reachable(blob, "the blob")
         pairs = [
-            pair for n, row in zip(numbers, rows, strict=True) for pair in self._pieces(row, n)
+            pair for n, row in zip(indices, rows, strict=True) for pair in self._pieces(row, n)
         ]
 
         def program() -> None:
             record_stream_use(stream, blob)
             self._byte_ops.copy(pairs)
 
-        self._issue(program, stream, reads=_slots(numbers))
+        self._issue(program, stream, reads=_slots(indices))
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        numbers = self._known(staging, "staging")
-        check_packed_blob(self._layout, blob, len(numbers))
+        indices = self._known(staging, "staging")
+        check_packed_blob(self._layout, blob, len(indices))
         source = self._staged(blob)
-        rows = self._rows(source, len(numbers))
-        pairs = [(self._staging[n], row) for n, row in zip(numbers, rows, strict=True)]
+        rows = self._rows(source, len(indices))
+        pairs = [(self._staging[n], row) for n, row in zip(indices, rows, strict=True)]
 
         def program() -> None:
             record_stream_use(stream, source)
             self._byte_ops.copy(pairs)
 
-        self._issue(program, stream, writes=_staging(numbers))
+        self._issue(program, stream, writes=_staging(indices))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        numbers = self._known(slots, "slot")
-        if len(numbers) != len(sources):
-            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        indices = self._known(slots, "slot")
+        if len(indices) != len(sources):
+            raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [source_segments(self._layout, source) for source in sources]
         given = [segment for block in blocks for segment in block]
-        views = [view for slot in numbers for view in self._slots[slot]]
+        views = [view for slot in indices for view in self._slots[slot]]
         pieces = [self._staged(self._byte_ops.view(segment)) for segment in given]
         pairs = list(zip(views, pieces, strict=True))
 
@@ -136,43 +134,43 @@ class DeviceSlotStore:
             record_stream_use(stream, *(segment.data for segment in given))
             self._byte_ops.copy(pairs)
 
-        self._issue_write(program, stream, numbers)
+        self._issue_write(program, stream, indices)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
         buffers = self._known([staging for staging, _ in copies], "staging")
-        numbers = self._known([slot for _, slot in copies], "slot")
+        indices = self._known([slot for _, slot in copies], "slot")
 
-        moves = zip(buffers, numbers, strict=True)
+        moves = zip(buffers, indices, strict=True)
         pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
-        back = [(segment, piece) for piece, segment in pairs]
+        copies_back = [(segment, piece) for piece, segment in pairs]
         self._issue_write(
-            lambda: self._byte_ops.copy(back), stream, numbers, reads=_staging(buffers)
+            lambda: self._byte_ops.copy(copies_back), stream, indices, reads=_staging(buffers)
         )
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        numbers = self._known(slots, "slot")
-        self._check_sums(out, len(numbers))
+        indices = self._known(slots, "slot")
+        self._check_sums(out, len(indices))
 
         def program() -> None:
             record_stream_use(stream, out)
-            for place, slot in enumerate(numbers):
+            for place, slot in enumerate(indices):
                 self._byte_ops.checksum_parts(self._slots[slot], out[place], stream)
 
-        self._issue(program, stream, reads=_slots(numbers))
+        self._issue(program, stream, reads=_slots(indices))
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        numbers = self._known(staging, "staging")
-        self._check_sums(out, len(numbers))
+        indices = self._known(staging, "staging")
+        self._check_sums(out, len(indices))
 
         def program() -> None:
             record_stream_use(stream, out)
-            for place, buffer in enumerate(numbers):
+            for place, buffer in enumerate(indices):
                 self._byte_ops.checksum_parts([self._staging[buffer]], out[place], stream)
 
-        self._issue(program, stream, reads=_staging(numbers))
+        self._issue(program, stream, reads=_staging(indices))
 
     def attach(self, stream: Stream) -> AttachedReader:
         """From now on commits and writes respect what is launched on `stream`."""
@@ -195,7 +193,7 @@ class DeviceSlotStore:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
     ) -> None:
-        """Issue behind the earlier verbs that touch the same buffers (clause V5)."""
+        """Issue after the earlier operations that touch the same buffers (clause V5)."""
         read, written = tuple(reads), tuple(writes)
 
         @contextmanager
@@ -213,7 +211,8 @@ class DeviceSlotStore:
         slots: tuple[int, ...],
         reads: Iterable[Buffer] = (),
     ) -> None:
-        """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
+        """Issue an operation that writes slots: readers see all of it or nothing (A11), and leases
+        forbid it (A12)."""
         read, written = tuple(reads), _slots(slots)
 
         @contextmanager
@@ -224,15 +223,13 @@ class DeviceSlotStore:
                 yield
             self._readers.resume_readers(held, done)
 
-        verb = DeviceStreamOp(
-            lambda _: program(), lambda: self._leases.exclude_leased(slots), around
-        )
-        own_stream(stream).issue(verb)
+        op = DeviceStreamOp(lambda _: program(), lambda: self._leases.exclude_leased(slots), around)
+        own_stream(stream).issue(op)
 
     def _register_stream(self, stream: DeviceStream) -> None:
-        """Order a stream behind the birth of the store; let the allocator know that it comes here.
+        """Make a stream wait for the zeroing of the staging, and record that it uses this memory.
 
-        The allocator asks at the time of freeing, so once a stream is enough.
+        Once per stream is enough: the allocator asks the stream when the memory is freed.
         """
         if stream not in self._seen_streams:
             stream.wait(self._zeroed)
@@ -251,15 +248,15 @@ class DeviceSlotStore:
         return list(blob.view(count, self._layout.slot_bytes))
 
     def _staged(self, source: Tensor) -> Tensor:
-        """What a copy may read when its stream comes to it; also in the middle of a capture."""
+        """Memory that a copy may read later on its stream; also works during a capture."""
         if not is_pageable(source):
             return source
         with self._device.runtime.allowed_in_capture():
             return to_pinned(source)
 
-    def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
+    def _known(self, indices: Sequence[int], what: str) -> tuple[int, ...]:
         return check_numbers(
-            numbers, len(self._slots) if what == "slot" else self._layout.staging, what
+            indices, len(self._slots) if what == "slot" else self._layout.staging, what
         )
 
     def _check_sums(self, out: Tensor, count: int) -> None:
@@ -268,16 +265,16 @@ class DeviceSlotStore:
 
 
 def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
-    """The staging, and an event behind the work that makes it zero, on the current stream."""
+    """The staging buffers, and an event after their zeroing, which runs on the current stream."""
     shape, born = (layout.staging, layout.slot_bytes), DeviceEvent()
     made = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
     born.start_recording(device).record(device.runtime.current_stream(device.index))
     return made, born
 
 
-def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("slot", number) for number in numbers)
+def _slots(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", index) for index in indices)
 
 
-def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("staging", number) for number in numbers)
+def _staging(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", index) for index in indices)

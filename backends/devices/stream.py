@@ -1,4 +1,4 @@
-"""Streams of the device, and what the host remembers about them."""
+"""Streams of a device: launches in order, errors that are kept, and capture."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +15,23 @@ from equipoise.hal.stream import Event, Role, Stream
 
 
 class _DeviceThreadState(threading.local):
-    """What one thread is about on a stream."""
+    """What one thread is doing on a stream."""
 
     capture: Capture | None = None
-    """Where its launches go instead of to the device."""
+    """The capture that its launches go to instead of the device."""
     in_program: bool = False
     """Whether it runs one of the stream's programs."""
 
 
 class DeviceStream:
-    """A stream of the vendor's, in which nothing is issued but through the gate.
+    """A stream of the vendor's on which everything is launched under the issue lock.
 
     A program runs on the calling thread with the stream current, and what it enqueues is the
     launch. A program that raises fails this object for good, and so does a device error: later
-    launches, recordings and waits raise the first cause. The vendor's stream lives on.
+    launches, recordings and waits raise the first cause. The vendor's stream is not affected.
 
-    A stream that was adopted is its engine's, which goes on after an exception in a hook: there the
-    launch itself raises, and later launches are taken (clause E7).
+    An adopted stream belongs to its engine, which goes on after an exception in a hook: there the
+    launch itself raises, and later launches are accepted (clause E7).
 
     Args:
         role: what the stream is for.
@@ -48,7 +48,7 @@ class DeviceStream:
         name: str,
         device: Device,
         native_stream: Any,
-        gate: IssueLock,
+        issue_lock: IssueLock,
         adopted: bool = False,
     ) -> None:
         self._role = role
@@ -56,7 +56,7 @@ class DeviceStream:
         self._device = device
         self._runtime = device.runtime
         self._native = native_stream
-        self._issue_lock = gate
+        self._issue_lock = issue_lock
         self._adopted = adopted
         self._failure: BaseException | None = None
         self._closed = False
@@ -79,7 +79,7 @@ class DeviceStream:
         return self._native if capture is None else capture.stream
 
     def wraps(self, native_stream: Any) -> bool:
-        """Whether it stands for that stream of the vendor's."""
+        """Whether it wraps that stream of the vendor's."""
         return bool(self._native == native_stream)
 
     @property
@@ -100,14 +100,14 @@ class DeviceStream:
         return self if capture is None else capture.segment
 
     def keep_alive(self, what: object) -> None:
-        """Called by a program that is being captured: the graph keeps this, as it keeps the program
-        itself. Elsewhere it does nothing."""
+        """Let the graph that is being captured keep `what`, as it keeps the program itself. Does
+        nothing outside a capture."""
         if self._thread_state.capture is not None:
             self._thread_state.capture.keep_alive(what)
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the vendor's current one: collectives come after what was launched here."""
+        """Make it the vendor's current stream: collectives come after what was launched here."""
         with self._runtime.current(self.native_stream):
             yield
 
@@ -117,14 +117,14 @@ class DeviceStream:
             self._thread_state.capture.run(program)
             return
         with self._issue_lock:
-            if self._thread_state.inside:
+            if self._thread_state.in_program:
                 program()
                 return
             self._check()
             self._run(program)
 
     def record(self, event: Event) -> None:
-        """Move `event` to behind everything launched so far."""
+        """Move `event` to after everything launched so far."""
         own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             capture.recorded.add(own)
@@ -134,61 +134,63 @@ class DeviceStream:
             self._record(own.start_recording(self._device))
 
     def wait(self, event: Event) -> None:
-        """Order everything launched from now on behind the latest recording of `event`."""
+        """Make everything launched from now on wait for the latest recording of `event`."""
         own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             if own not in capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
             capture.add_host_call(lambda stream: stream.wait(own))
             return
-        mark = own.latest()
+        recording = own.latest()
         with self._issue_lock:
             self._check()
-            if mark.failure is not None:
-                self.fail(mark.failure)
+            if recording.failure is not None:
+                self.fail(recording.failure)
                 self._check()
-            self._call(lambda: mark.block_stream(self._native))
+            self._call(lambda: recording.block_stream(self._native))
 
     def synchronize(self, timeout: float) -> None:
-        """Block until the device has come here; polled, since the vendor's wait has no time-out.
+        """Block until the device has run everything launched so far.
 
-        A stream that has failed is waited for too, before it says so: what was launched ahead of
-        the failure runs, and uses memory.
+        Polled, since the vendor's own wait has no time-out. A failed stream is waited for too,
+        before its failure is raised: what was launched before the failure runs, and uses memory.
         """
         if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
-        mark = DeviceRecording(self._device)
+        recording = DeviceRecording(self._device)
         with self._issue_lock:
             try:
-                mark.record(self._native)
+                recording.record(self._native)
             except RuntimeError as failure:
-                mark.fail(failure)
-        if not poll(mark.is_complete, timeout):
+                recording.fail(failure)
+        if not poll(recording.is_complete, timeout):
             raise StreamTimeout(f"the end of {self._name} was not reached within {timeout:g} s")
-        if mark.failure is not None:
-            self.fail(mark.failure)
+        if recording.failure is not None:
+            self.fail(recording.failure)
         self._ask_for_errors()
         self._check()
 
-    def issue(self, *verbs: DeviceStreamOp) -> None:
-        """Issue verbs back to back, or capture them.
+    def issue(self, *ops: DeviceStreamOp) -> None:
+        """Issue operations back to back, or capture them.
 
-        Raises `Unsupported` in a capture of the vendor's that somebody else makes.
+        Raises `Unsupported` if an engine captures the vendor's stream: its replays would repeat the
+        work without the host's part of it.
         """
         if self._thread_state.capture is not None:
-            self._thread_state.capture.capture_ops(verbs)
+            self._thread_state.capture.capture_ops(ops)
             return
         if self._runtime.is_captured(self._native):
             raise Unsupported("a capture that is not ours: its replays would come without a word")
         with self._issue_lock, ExitStack() as guards:
-            for verb in verbs:
-                guards.enter_context(verb.guard())
-            for verb in verbs:
-                with verb.scope(self):
-                    self.launch(lambda verb=verb: verb.program(self._native))  # type: ignore[misc]
+            # All guards before any work: a batch is refused as a whole or not at all.
+            for op in ops:
+                guards.enter_context(op.guard())
+            for op in ops:
+                with op.scope(self):
+                    self.launch(lambda op=op: op.enqueue(self._native))  # type: ignore[misc]
 
     def capture(self, program: Callable[[], object]) -> tuple[GraphPart, ...]:
-        """What `program` issues here from the calling thread; none of it runs on the device."""
+        """Capture what `program` issues here from the calling thread; nothing of it runs."""
         if self._thread_state.capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
         with capturing(self._device) as capture:
@@ -203,35 +205,40 @@ class DeviceStream:
                 self._thread_state.capture = None
 
     def replay(self, parts: Sequence[GraphPart]) -> None:
-        """Issue what was captured, as one launch to everybody else."""
+        """Issue what was captured. Other threads see it as one launch, for the issue lock is
+        held."""
         if self._thread_state.capture is not None:
             raise Unsupported("a graph cannot be captured into another")
         with self._issue_lock, ExitStack() as guards:
             for part in parts:
-                for verb in part.verbs:
-                    guards.enter_context(verb.guard())
+                for op in part.verbs:
+                    guards.enter_context(op.guard())
             for part in parts:
                 part.issue(self)
 
     def fail(self, failure: BaseException) -> None:
-        """Fail the stream, unless it has failed: the first cause stays. From any thread."""
+        """Fail the stream; the first cause stays. From any thread.
+
+        Without the issue lock: the watchdog fails streams while a launch may block with the lock.
+        """
         if self._failure is None:
             self._failure = failure
 
     def close(self, timeout: float) -> None:
-        """Take nothing more, and wait so long for what was launched."""
+        """Refuse further work, after waiting up to `timeout` seconds for what was launched."""
         try:
             if not self._closed:
                 self.synchronize(timeout)
         except (StreamFailed, StreamTimeout):
-            pass  # the caller asked for an end, not for a result
+            pass  # closing must end, whatever became of the work
         finally:
             with self._issue_lock:
                 self._closed = True
 
     def _run(self, program: Callable[[], object]) -> None:
-        """The program of a launch; its exception is heard at the next call, or at once (E7)."""
-        self._thread_state.inside = True
+        """Run the program of a launch. Its exception is raised by the next call, or at once if the
+        stream was adopted (E7)."""
+        self._thread_state.in_program = True
         try:
             with self._runtime.current(self._native):
                 program()
@@ -242,19 +249,19 @@ class DeviceStream:
             if not isinstance(failure, Exception):
                 raise
         finally:
-            self._thread_state.inside = False
+            self._thread_state.in_program = False
 
-    def _record(self, mark: DeviceRecording) -> None:
+    def _record(self, recording: DeviceRecording) -> None:
         try:
             self._check()
-            self._call(lambda: mark.record(self._native))
+            self._call(lambda: recording.record(self._native))
         except StreamFailed as refusal:
-            # Whoever waits for the event must not wait for a point that can never come.
-            mark.fail(refusal.__cause__ or refusal)
+            # Else a stream that waits for the event would wait for ever.
+            recording.fail(refusal.__cause__ or refusal)
             raise
 
     def _call(self, call: Callable[[], object]) -> None:
-        """A call of the vendor's, which may report what went wrong on the device before."""
+        """Call the vendor, which may report an error of earlier work on the device."""
         try:
             call()
         except RuntimeError as failure:
@@ -262,8 +269,8 @@ class DeviceStream:
             self._check()
 
     def _ask_for_errors(self) -> None:
-        """The vendor keeps a device error for whoever synchronises the stream; when it is idle,
-        that does not block."""
+        """Ask for a device error, which the vendor reports only when the stream is synchronised.
+        The stream is idle then, so that this does not block."""
 
         def ask() -> None:
             with self._device.runtime.allowed_in_capture():

@@ -59,7 +59,7 @@ class MpiFabric:
         if purpose in self._purposes:
             raise Unsupported(f"{what} was opened before")
         self._purposes.add(purpose)
-        self._queues = [line for line in self._queues if not line.release(0.0)]
+        self._queues = [queue for queue in self._queues if not queue.release(0.0)]
         self._meet(purpose, members)
         try:
             tag = crc32(f"{purpose}/{members}".encode()) % TAGS
@@ -69,9 +69,9 @@ class MpiFabric:
         except TimeoutError as error:
             raise CommunicatorFailed(f"{what}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline
-        line = MpiCommQueue(mpi, traffic, farewell, purpose, deadline, self._progress)
-        self._queues.append(line)
-        return MpiCommunicator(line)
+        queue = MpiCommQueue(mpi, traffic, farewell, purpose, deadline, self._progress)
+        self._queues.append(queue)
+        return MpiCommunicator(queue)
 
     def close(self) -> None:
         """Close every communicator, then the control plane; bounded by the deadline."""
@@ -79,10 +79,10 @@ class MpiFabric:
             return
         self._world.open_fabrics.remove(self)
         expiry = time.monotonic() + self._where.deadline
-        for line in self._queues:
-            line.close()
-        for line in self._queues:
-            line.release(max(expiry - time.monotonic(), 0.0))
+        for queue in self._queues:
+            queue.close()
+        for queue in self._queues:
+            queue.release(max(expiry - time.monotonic(), 0.0))
         self._world.never_released.extend(self._progress.stop(self._where.deadline))
         self._control.close()
 

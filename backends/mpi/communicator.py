@@ -168,13 +168,13 @@ class MpiCommQueue:
         with self._counting:
             self._pending += 1
         work = MpiWork(f"{what} of {self.purpose!r}", self._deadline, self._ended, self._failed)
-        legs: list[MpiRequest] = []
+        requests: list[MpiRequest] = []
         try:
             for start in starts:
-                legs.append(start(self._comm))
+                requests.append(start(self._comm))
         except self.mpi.Exception as error:
             work.fail(f"was not started: {error}")
-        self._progress.add(MpiInflightOp(self.mpi, work, legs, buffers))
+        self._progress.add(MpiInflightOp(self.mpi, work, requests, buffers))
         return work
 
     def _ended(self) -> None:
@@ -227,9 +227,9 @@ class MpiCommunicator:
 
     capabilities = MPI_CAPABILITIES
 
-    def __init__(self, line: MpiCommQueue) -> None:
-        self._queue = line
-        self._mpi = line.mpi
+    def __init__(self, queue: MpiCommQueue) -> None:
+        self._queue = queue
+        self._mpi = queue.mpi
 
     @property
     def purpose(self) -> str:
@@ -321,9 +321,9 @@ class MpiCommunicator:
 
     def exchange(self, round: Exchange) -> MpiWork:
         """One round of blobs; empty blobs do not travel."""
-        for parcel in (*round.sends, *round.receives):
-            check_rank("exchange", parcel.peer, self._peers())
-            check_blob(parcel.blob)
+        for buffer in (*round.sends, *round.receives):
+            check_rank("exchange", buffer.peer, self._peers())
+            check_blob(buffer.blob)
         arriving = [(p.peer, p.blob) for p in round.receives if p.blob.numel()]
         into = [blob for _, blob in arriving]
         leaving = [

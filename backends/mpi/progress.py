@@ -50,11 +50,15 @@ class MpiInflightOp:
     """
 
     def __init__(
-        self, mpi: ModuleType, work: MpiWork, legs: Sequence[MpiRequest], buffers: Sequence[Tensor]
+        self,
+        mpi: ModuleType,
+        work: MpiWork,
+        requests: Sequence[MpiRequest],
+        buffers: Sequence[Tensor],
     ) -> None:
         self.work = work
         self._mpi = mpi
-        self._requests = list(legs)
+        self._requests = list(requests)
         self._buffers = tuple(buffers)
         self._burst = 1 + min(sum(b.nbytes for b in buffers) // BYTES_PER_TEST, MAX_EXTRA_TESTS)
         self._withdrawn = False
@@ -74,28 +78,30 @@ class MpiInflightOp:
     def _test(self) -> None:
         """Test what is left; as often as its size asks for, and not beyond its end."""
         for _ in range(self._burst):
-            self._requests = [leg for leg in self._requests if not self._is_complete(leg)]
+            self._requests = [
+                request for request in self._requests if not self._is_complete(request)
+            ]
             if not self._requests:
                 return
 
-    def _is_complete(self, leg: MpiRequest) -> bool:
+    def _is_complete(self, request: MpiRequest) -> bool:
         status = self._mpi.Status()
         try:
-            if not leg.request.Test(status):
+            if not request.request.Test(status):
                 return False
         except self._mpi.Exception as error:
             self.work.fail(f"failed: {error}")
             return True
-        if leg.expected_bytes not in (None, status.Get_count(self._mpi.BYTE)):
+        if request.expected_bytes not in (None, status.Get_count(self._mpi.BYTE)):
             self.work.fail("received a message of another size")  # PyTorch #113376
         return True
 
     def _withdraw(self) -> None:
         """MPI can take back a receive that nothing has matched; of sends that is not promised."""
         self._withdrawn = True
-        for leg in self._requests:
-            if leg.expected_bytes is not None:
-                leg.request.Cancel()
+        for request in self._requests:
+            if request.expected_bytes is not None:
+                request.request.Cancel()
 
 
 BUSY_SECONDS = 0.0001
@@ -119,13 +125,13 @@ class ProgressThread:
         self._thread = threading.Thread(target=self._run, name="equipoise.mpi", daemon=True)
         self._thread.start()
 
-    def add(self, flight: MpiInflightOp) -> None:
+    def add(self, inflight: MpiInflightOp) -> None:
         """Take over a flight; its work fails at once when the thread has ended."""
         with self._changed:
-            self._inflight.append(flight)  # even then: its buffers are MPI's
+            self._inflight.append(inflight)  # even then: its buffers are MPI's
             self._last_change = time.monotonic()
             if self._closed:
-                flight.work.fail(self._closed)
+                inflight.work.fail(self._closed)
             self._changed.notify()
 
     def stop(self, timeout: float) -> tuple[MpiInflightOp, ...]:
@@ -159,23 +165,23 @@ class ProgressThread:
         waited = time.monotonic() - self._last_change
         if waited < BUSY_SECONDS:
             return 0.0
-        if all(flight.work.done() for flight in self._inflight):
+        if all(inflight.work.done() for inflight in self._inflight):
             return QUARANTINE_PAUSE
         return min(PAUSE_FRACTION * waited, MAX_PAUSE)
 
     def _poll_all(self) -> None:
         with self._changed:
-            flights = tuple(self._inflight)
-        landed = {id(flight) for flight in flights if flight.poll()}
+            operations = tuple(self._inflight)
+        landed = {id(inflight) for inflight in operations if inflight.poll()}
         with self._changed:
-            self._inflight = [flight for flight in self._inflight if id(flight) not in landed]
+            self._inflight = [inflight for inflight in self._inflight if id(inflight) not in landed]
             if landed:
                 self._last_change = time.monotonic()
 
-    def _shut(self, why: str) -> None:
+    def _shut(self, reason: str) -> None:
         with self._changed:
-            self._closed = self._closed or why
-            flights = tuple(self._inflight)
+            self._closed = self._closed or reason
+            operations = tuple(self._inflight)
             self._changed.notify()
-        for flight in flights:
-            flight.work.fail(why)
+        for inflight in operations:
+            inflight.work.fail(reason)

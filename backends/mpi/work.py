@@ -70,9 +70,9 @@ class MpiWork:
         """End it well, unless it has ended."""
         self._end(None)
 
-    def fail(self, why: str) -> None:
+    def fail(self, reason: str) -> None:
         """End it with `CommunicatorFailed`, unless it has ended."""
-        self._end(CommunicatorFailed(f"{self._what} {why}"))
+        self._end(CommunicatorFailed(f"{self._what} {reason}"))
 
     def _end(self, failure: CommunicatorFailed | None) -> None:
         with self._ending:

@@ -136,8 +136,8 @@ class MpiWorld:
             Path(segment).unlink(missing_ok=True)
 
     def _end(self) -> None:
-        for guest in tuple(self.open_fabrics):
-            guest.close()
+        for fabric in tuple(self.open_fabrics):
+            fabric.close()
         if not self._ours or self.mpi.Is_finalized():
             return
         if self._in_step:

@@ -55,7 +55,7 @@ class Arena:
     @property
     def bytes_lent(self) -> int:
         """Bytes of these blocks."""
-        return sum(len(lent.whole) for lent in self._lent.values())
+        return sum(len(blocks.whole) for blocks in self._lent.values())
 
     def empty(self, nbytes: int) -> Tensor:
         """uint8 [nbytes], contents undefined."""
@@ -71,13 +71,13 @@ class Arena:
 
     def _lend(self, view: Bytes, whole: Bytes) -> Tensor:
         """A tensor whose storage is `view`; `whole` comes back when both are gone."""
-        lent = _Lent(view, self._on_dropped)
-        lent.whole = whole
-        self._lent[id(lent)] = lent
+        blocks = _Lent(view, self._on_dropped)
+        blocks.whole = whole
+        self._lent[id(blocks)] = blocks
         return torch.from_numpy(view)
 
-    def _on_dropped(self, lent: weakref.ref[Bytes]) -> None:
-        whole = self._lent.pop(id(lent)).whole
+    def _on_dropped(self, blocks: weakref.ref[Bytes]) -> None:
+        whole = self._lent.pop(id(blocks)).whole
         self._scribble(whole)
         self._free.insert(0, whole)
 

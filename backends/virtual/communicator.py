@@ -274,9 +274,9 @@ class VirtualCommunicator(CommunicatorEndpoint):
 
     def exchange(self, round: Exchange) -> VirtualWork:
         """One round of blobs; empty blobs do not travel."""
-        for parcel in (*round.sends, *round.receives):
-            check_rank("exchange", parcel.peer, self._peers())
-            check_blob(parcel.blob)
+        for buffer in (*round.sends, *round.receives):
+            check_rank("exchange", buffer.peer, self._peers())
+            check_blob(buffer.blob)
         return self._messages("exchange", _full(round.sends), _full(round.receives))
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
@@ -289,21 +289,28 @@ class VirtualCommunicator(CommunicatorEndpoint):
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> VirtualWork:
         width = prod(tensor.shape[1:]) * tensor.element_size()
-        gives, takes = tuple(n * width for n in sends), tuple(n * width for n in receives)
+        send_bytes, receive_bytes = (
+            tuple(n * width for n in sends),
+            tuple(n * width for n in receives),
+        )
         views = bytes_of(tensor), bytes_of(out)
         make = partial(
-            Contribution, CollectiveKind.ALL_TO_ALL, *views, send_bytes=gives, receive_bytes=takes
+            Contribution,
+            CollectiveKind.ALL_TO_ALL,
+            *views,
+            send_bytes=send_bytes,
+            receive_bytes=receive_bytes,
         )
         return self._collective(make, out, tensor)
 
     def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:
         kind: CollectiveKind = make.args[0]
         after = self._admit(kind)
-        number, group, rank = self._next_round(), self._group, self.rank
+        index, group, rank = self._next_round(), self._group, self.rank
 
         def post(operation: VirtualOperation) -> Sequence[NetworkHandle]:
             native = NetworkHandle(operation)
-            group.join(number, rank, make(native=native))
+            group.join(index, rank, make(native=native))
             return [native]
 
         others = frozenset(self._members) - {self.member}
@@ -334,5 +341,5 @@ class VirtualCommunicator(CommunicatorEndpoint):
         return self._issue(what, after, post, [t for _, t in both], peers, tuple(sorted(links)))
 
 
-def _full(parcels: Sequence[PeerBuffer]) -> list[tuple[int, Tensor]]:
-    return [(parcel.peer, parcel.blob) for parcel in parcels if parcel.blob.numel()]
+def _full(buffers: Sequence[PeerBuffer]) -> list[tuple[int, Tensor]]:
+    return [(buffer.peer, buffer.blob) for buffer in buffers if buffer.blob.numel()]

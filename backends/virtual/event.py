@@ -55,9 +55,9 @@ class OneShotSignal:
 
     __slots__ = ("_full", "_recording")
 
-    def __init__(self, mark: VirtualRecording) -> None:
-        self._recording = mark
-        self._full = mark.ended
+    def __init__(self, recording: VirtualRecording) -> None:
+        self._recording = recording
+        self._full = recording.ended
 
     def send(self) -> None:
         """Let the one waiter go."""
@@ -147,11 +147,11 @@ class VirtualEvent:
 
     def synchronize(self, timeout: float) -> None:
         """Advance the world until the latest recording is reached."""
-        mark = self.latest()
-        if not self._device.world.until(lambda: mark.ended, timeout):
+        recording = self.latest()
+        if not self._device.world.until(lambda: recording.ended, timeout):
             raise StreamTimeout(f"the event was not reached within {timeout:g} s")
         self._device.reports.flush()
-        mark.check("the event")
+        recording.check("the event")
 
     def latest(self) -> VirtualRecording:
         """The latest recording. Raises `EventNotRecorded`."""

@@ -57,16 +57,16 @@ class VirtualGroup:
         """Handles for so many messages of one operation: one each."""
         return [NetworkHandle(operation) for _ in range(count)]
 
-    def join(self, number: int, rank: int, share: Contribution) -> None:
+    def join(self, index: int, rank: int, share: Contribution) -> None:
         """Rank `rank` has come to the group's collective of that number.
 
         What the ranks did not issue alike never starts, as on a real network.
         """
-        shares = self._rounds.setdefault(number, {})
+        shares = self._rounds.setdefault(index, {})
         shares[rank] = share
         if len(shares) < len(self.members):
             return
-        del self._rounds[number]
+        del self._rounds[index]
         by_rank = [shares[rank] for rank in range(len(self.members))]
         if same_collective(by_rank):
             self._network.begin_collective(self.members, by_rank)
@@ -172,7 +172,9 @@ class Network:
     def kill(self, rank: int) -> None:
         """The rank is gone, with everything that it had in flight."""
         self.dead.add(rank)
-        self.world.steppers = [lane for lane in self.world.steppers if rank not in lane.ranks]
+        self.world.steppers = [
+            stepper for stepper in self.world.steppers if rank not in stepper.ranks
+        ]
         for moving in [m for m in self.moving if rank in m.ranks]:
             moving.cut()
         for operation in [op for op in self.pending if op.communicator.member == rank]:

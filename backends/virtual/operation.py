@@ -217,6 +217,6 @@ class Outbox:
         self.group.withdraw(operation)
 
     def _leave_when_empty(self) -> None:
-        lanes = self._communicator.world.steppers
-        if not self._open and not self._items and self in lanes:
-            lanes.remove(self)
+        steppers = self._communicator.world.steppers
+        if not self._open and not self._items and self in steppers:
+            steppers.remove(self)

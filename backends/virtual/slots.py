@@ -61,81 +61,81 @@ class VirtualSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        numbers = self._known(slots, len(self._slots), "slot")
-        rows = self._rows(blob, len(numbers))
+        indices = self._known(slots, len(self._slots), "slot")
+        rows = self._rows(blob, len(indices))
 
         def steps() -> Iterator[None]:
-            pairs = zip(rows, numbers, strict=True)
+            pairs = zip(rows, indices, strict=True)
             return self._perform([c for row, slot in pairs for c in self._gather(row, slot)])
 
-        self._issue(steps, stream, reads=_slots(numbers))
+        self._issue(steps, stream, reads=_slots(indices))
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        numbers = self._known(staging, len(self._staging), "staging")
-        rows = self._rows(blob, len(numbers))
+        indices = self._known(staging, len(self._staging), "staging")
+        rows = self._rows(blob, len(indices))
 
         def steps() -> Iterator[None]:
-            pairs = zip(rows, numbers, strict=True)
+            pairs = zip(rows, indices, strict=True)
             return self._perform([(self._staging[buffer], row) for row, buffer in pairs])
 
-        self._issue(steps, stream, writes=_staging(numbers))
+        self._issue(steps, stream, writes=_staging(indices))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        numbers = self._known(slots, len(self._slots), "slot")
-        if len(numbers) != len(sources):
-            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        indices = self._known(slots, len(self._slots), "slot")
+        if len(indices) != len(sources):
+            raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [self._source(source) for source in sources]
 
         def steps() -> Iterator[None]:
-            pairs = zip(numbers, blocks, strict=True)
+            pairs = zip(indices, blocks, strict=True)
             return self._perform(
                 [c for slot, block in pairs for c in zip(self._slots[slot], block, strict=True)]
             )
 
-        self._issue_write(steps, stream, numbers)
+        self._issue_write(steps, stream, indices)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
         buffers = self._known([staging for staging, _ in copies], len(self._staging), "staging")
-        numbers = self._known([slot for _, slot in copies], len(self._slots), "slot")
+        indices = self._known([slot for _, slot in copies], len(self._slots), "slot")
 
         def steps() -> Iterator[None]:
-            pairs = zip(buffers, numbers, strict=True)
+            pairs = zip(buffers, indices, strict=True)
             return self._perform(
                 [c for buffer, slot in pairs for c in self._scatter(self._staging[buffer], slot)]
             )
 
-        self._issue_write(steps, stream, numbers, reads=_staging(buffers))
+        self._issue_write(steps, stream, indices, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        numbers = self._known(slots, len(self._slots), "slot")
-        check_checksum_out(out, len(numbers))
+        indices = self._known(slots, len(self._slots), "slot")
+        check_checksum_out(out, len(indices))
 
         def steps() -> Iterator[None]:
-            for place, slot in enumerate(numbers):
+            for place, slot in enumerate(indices):
                 scratch = np.empty(self._layout.slot_bytes, np.uint8)
                 yield from self._perform(self._gather(scratch, slot))
                 self._sum(scratch, out, place)
 
-        self._issue(steps, stream, reads=_slots(numbers))
+        self._issue(steps, stream, reads=_slots(indices))
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        numbers = self._known(staging, len(self._staging), "staging")
-        check_checksum_out(out, len(numbers))
+        indices = self._known(staging, len(self._staging), "staging")
+        check_checksum_out(out, len(indices))
 
         def steps() -> Iterator[None]:
-            for place, buffer in enumerate(numbers):
+            for place, buffer in enumerate(indices):
                 scratch = np.empty(self._layout.slot_bytes, np.uint8)
                 yield from self._perform([(scratch, self._staging[buffer])])
                 self._sum(scratch, out, place)
 
-        self._issue(steps, stream, reads=_staging(numbers))
+        self._issue(steps, stream, reads=_staging(indices))
 
     def attach(self, stream: Stream) -> AttachedReader:
         """From now on commits and writes respect what is launched on `stream`."""
@@ -219,8 +219,8 @@ class VirtualSlotStore:
         check_packed_blob(self._layout, blob, count)
         return list(bytes_of(blob).reshape(count, self._layout.slot_bytes))
 
-    def _known(self, numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
-        return check_numbers(numbers, limit, what)
+    def _known(self, indices: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
+        return check_numbers(indices, limit, what)
 
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
         return [bytes_of(segment.bytes) for segment in source_segments(self._layout, source)]
@@ -229,9 +229,9 @@ class VirtualSlotStore:
         out[place] = as_int64(_native.checksum(row))
 
 
-def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("slot", number) for number in numbers)
+def _slots(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", index) for index in indices)
 
 
-def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
-    return tuple(("staging", number) for number in numbers)
+def _staging(indices: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", index) for index in indices)

@@ -100,12 +100,12 @@ class VirtualStream:
             self._capture.recorded.add(own)
             self._capture.verbs.append(VirtualStreamOp(lambda on: on.record(own)))
             return
-        mark = own.start_recording()
+        recording = own.start_recording()
         try:
-            self.submit(StreamTask(self, in_turn((mark.reach,)), skip=mark.fail))
+            self.submit(StreamTask(self, in_turn((recording.reach,)), skip=recording.fail))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
-            mark.fail(refusal.__cause__ or refusal)
+            recording.fail(refusal.__cause__ or refusal)
             raise
 
     def wait(self, event: Event) -> None:
@@ -136,16 +136,16 @@ class VirtualStream:
             return
         self.submit(StreamTask(self, steps()))
 
-    def issue(self, *verbs: VirtualStreamOp) -> None:
+    def issue(self, *ops: VirtualStreamOp) -> None:
         """Issue verbs back to back, or keep them while this stream is captured."""
         if self._capture is not None:
-            self._capture.verbs.extend(verbs)
+            self._capture.verbs.extend(ops)
             return
         with ExitStack() as guards:
-            for verb in verbs:
-                guards.enter_context(verb.guard())
-            for verb in verbs:
-                verb.issue(self)
+            for op in ops:
+                guards.enter_context(op.guard())
+            for op in ops:
+                op.issue(self)
 
     def submit(self, task: StreamTask) -> None:
         """Put a task at the end; from inside a program of this stream it runs at once."""

@@ -94,18 +94,20 @@ class VirtualWorld:
 
     def movable(self) -> int:
         """How many micro-steps could happen now."""
-        self._ready = [lane for lane in self.steppers if lane.ready()]
+        self._ready = [stepper for stepper in self.steppers if stepper.ready()]
         self._ready += self.network.moving
         if self.stopped:
-            self._ready = [lane for lane in self._ready if self.stopped.isdisjoint(lane.ranks)]
+            self._ready = [
+                stepper for stepper in self._ready if self.stopped.isdisjoint(stepper.ranks)
+            ]
         return len(self._ready)
 
     def advance(self, choice: int) -> None:
         """Let one of them happen: `choice` counts those that `movable()` has found."""
         if not self._ready:
             self.movable()
-        lane, self._ready = self._ready[choice], []
-        lane.step()
+        stepper, self._ready = self._ready[choice], []
+        stepper.step()
 
     def choose(self, count: int) -> int:
         """The schedule's next choice."""

@@ -16,7 +16,7 @@ from equipoise.hal.conformance.search import (
 
 
 class Status(StrEnum):
-    """What can be said of a clause."""
+    """Status of a clause."""
 
     HELD = "held"
     VIOLATED = "violated"

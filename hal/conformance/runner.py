@@ -1,7 +1,4 @@
-"""Runs properties on subjects, one after the other.
-
-One run of the suite on one backend: which executors, which properties, what came of it.
-"""
+"""One run of the suite on one backend: which properties on which executors, and their results."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +39,7 @@ class PropertyRun:
 
 
 class ProgressListener(Protocol):
-    """Who is told how far the run is."""
+    """Called with the progress of the run."""
 
     def begin(self, total: int) -> None:
         """So many bouts are to come."""
@@ -111,10 +108,10 @@ def _cases(bout: PropertyRun, profile: Profile) -> int:
     return cases
 
 
-def _fits(claim: Property, executor: Executor) -> bool:
+def _fits(prop: Property, executor: Executor) -> bool:
     if executor is Executor.VIRTUAL:
         return True
-    return (claim.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
+    return (prop.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
 
 
 def _play(bout: PropertyRun, how: SearchSettings) -> Finding:
@@ -142,7 +139,7 @@ class ConformanceRun:
         families: which properties.
         seed: what the draws start from.
         cases: how many of each property, where the profile is not to say so.
-        steer: who is told the schedule of each case, as PACKAGE:OBJECT; then one device by itself
+        steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
     """
 

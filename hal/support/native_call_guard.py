@@ -1,11 +1,11 @@
-"""Calls into C++ from daemon threads, and the end of the interpreter.
+"""Keeps the interpreter alive while daemon threads are inside C++ calls.
 
-Up to CPython 3.13 a thread that asks for the interpreter's lock while the interpreter ends is
-unwound where it stands (`pthread_exit`; python/cpython issue 87135). A binding asks for it in a
+Up to CPython 3.13 a thread that asks for the interpreter's lock while the interpreter shuts down is
+unwound where it is (`pthread_exit`; python/cpython issue 87135). A binding asks for it in a
 destructor, which must not be unwound: the process, with all its work done, dies of `terminate
-called without an active exception`. So a daemon thread says that it is abroad while it calls into
-torch or a device's library, and the interpreter waits at its end until nobody is, if not for long.
-Threads of `backends/mpi` do not say so yet: there it has not been seen.
+called without an active exception`. So daemon threads enter this guard around calls into torch or a
+device's library, and the interpreter waits at exit, for a bounded time, until no thread is inside.
+Threads of `backends/mpi` do not use it yet: the crash was not seen there.
 """
 
 import atexit

@@ -1,7 +1,4 @@
-"""Which processors the system lists as those of a NUMA node.
-
-Which NUMA node this process runs on, as the system lists it.
-"""
+"""NUMA nodes as Linux lists them: the node of this process, and the processors of a node."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A fixed number of pages, handed out in turn."""
+"""A host pool: a fixed number of pages, reused in turn once no copy reads them."""
 
 import threading
 import time

@@ -1,8 +1,8 @@
-"""Order of issue among verbs that touch the same buffers on different streams.
+"""What every slot store needs: hazards between verbs, attached readers, and leases.
 
-Streams whose own launches read the slots, and that must see a commit whole.
-
-Slots that peers read, and that nobody may write meanwhile.
+`HazardTracker` keeps the order of issue among verbs that touch the same buffers on different
+streams, `ReaderRegistry` orders commits against streams whose own launches read the slots, and
+`LeaseTable` refuses writes to slots that a peer still reads.
 """
 
 import threading

@@ -1,16 +1,9 @@
-"""Checks of what a communicator is given; for backends to share.
+"""Argument checks that backends share: communicators, kernels and slot stores.
 
-Every check comes before any side effect, and raises `Unsupported` (clauses X5, S2).
-
-Checks of what kernels are given; for backends to share.
-
-Every check comes at the call, before anything is launched, and raises `KernelError` (clause G11).
-They look at dtypes, shapes, strides, devices and numbers that the host knows, never at what a
-tensor holds: that would wait for the device.
-
-Checks of what a slot store is given; for backends to share.
-
-Every check comes before any side effect, and raises `SlotError` (clause A8).
+Every check runs at the call, before any side effect. Checks of communicators raise `Unsupported`
+(clauses X5, S2), those of kernels `KernelError` (clause G11), those of slot stores `SlotError`
+(clause A8). They look at dtypes, shapes, strides, devices and numbers that the host knows, never at
+what a tensor holds: reading that would wait for the device.
 """
 
 from collections.abc import Iterable, Sequence

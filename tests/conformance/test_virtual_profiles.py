@@ -1,4 +1,4 @@
-"""Vendors' traps: whoever copes keeps the contract, and the trap bites whoever does not."""
+"""Traps of vendors: code that handles one keeps the contract, code that does not breaks it."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ TRAPS = {
     "blocking-links": (replace(HEALTHY, outbox=LinkingOutbox), "sends-need-not-wait-for-receives"),
     "serial-groups": (
         replace(HEALTHY, network=HastyNetwork, communicator=SerialCommunicator),
-        "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        "an-unmatched-operation-fails-only-its-communicator",
     ),
 }
 """Backends that do not cope, and the property that rejects each."""

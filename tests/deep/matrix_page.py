@@ -1,4 +1,4 @@
-"""docs/conformance-matrix.md, and the violation that docs/conformance.md quotes."""
+"""Writes docs/conformance-matrix.md, and the violation that docs/conformance.md quotes."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Parts of `tox -e deep`: what each proves, its commands, and how long they may take."""
+"""Parts of `tox -e deep`: what each proves, its commands, and their time limits."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Runs a command with a time bound, and ends it with all its processes."""
+"""Runs a command with a time limit, and ends it with all its processes."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""A communicator over a vendor's library of collectives, written once for all such libraries.
+"""A communicator over a vendor's collective communication library (CCL), shared by NCCL and HCCL.
 
-`library.Library` and `library.Group` are what each of them brings.
+Each library provides `ccl.Ccl` and `ccl.CclComm`.
 """

@@ -1,6 +1,6 @@
-"""What libraries are given: bytes, on the communicator's device.
+"""The interface of a collective communication library (CCL), which NCCL and HCCL implement.
 
-What a vendor's library of collectives brings: HCCL and NCCL are two of a kind, up to this.
+Tensors reach a library as bytes, or as numbers for sums, on the communicator's device.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,15 @@ TRANSFER_DTYPES = frozenset(
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
     | {torch.float8_e4m3fn, torch.float8_e5m2}
 )
-"""Everything that has bytes: what moves travels as int8."""
+"""Dtypes that can be transferred: any, since data that is only moved travels as int8."""
 INTEGER_SUM_DTYPES = frozenset({torch.int32, torch.int64})
 FLOAT_SUM_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
-"""What is summed: the one always exactly, the other where the library adds in one order (D1)."""
+"""Dtypes that can be summed: integers always exactly, floats only where the library adds in a fixed
+order (D1)."""
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """int8 [nbytes]: an element type that every library knows."""
+    """The tensor as int8 [nbytes], an element type that every library has."""
     return tensor.detach().view(-1).view(torch.int8)
 
 
@@ -40,7 +41,7 @@ def check_device(device: Device, tensors: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class CommSpec:
-    """What a group is made of.
+    """The name, members and deadline of a communicator of the library.
 
     Attributes:
         name: no other of this process has it.
@@ -57,37 +58,37 @@ class CommSpec:
     deadline: float
 
     def for_attempt(self, attempt: int) -> "CommSpec":
-        """For another attempt to make it: no library is told the same name twice."""
+        """The same for another attempt: a library must not see one name twice."""
         return replace(self, name=f"{self.name}/attempt{attempt}")
 
 
 class CclHandle(Protocol):
-    """One operation that was launched. Nothing here blocks the host."""
+    """An operation that was launched. No method blocks the host."""
 
     def block_stream(self) -> None:
         """Make the current stream wait for the end."""
         ...
 
     def is_complete(self) -> bool:
-        """Whether the device has come behind the operation. Raises RuntimeError after an error."""
+        """Whether the device has finished the operation. Raises RuntimeError after an error."""
         ...
 
     def error(self) -> str:
-        """The error that the library reports of the whole group; nothing where it reports none."""
+        """The error that the library reports of the communicator; empty if there is none."""
         ...
 
 
 class CclComm(Protocol):
-    """One of the library's communicators; tensors are contiguous, on the device, and not empty.
+    """A communicator of the library. Tensors are contiguous, on the device, and not empty.
 
-    Each operation is ordered behind the current stream, and runs on the one stream of the group, in
-    the order of the calls. All of them report what went wrong as a RuntimeError. Not for several
-    threads, but for `abort`, `closed` and the handles.
+    Each operation waits for the current stream, and runs on the communicator's own stream, in the
+    order of the calls. Errors are RuntimeErrors. Not thread-safe, except for `abort`, `closed` and
+    the handles.
     """
 
     @property
     def stream(self) -> Any:
-        """The vendor's stream that it runs on; nobody else uses it."""
+        """The vendor's stream that it runs on, and that nothing else uses."""
         ...
 
     def all_reduce(self, tensor: Tensor) -> CclHandle:
@@ -109,10 +110,11 @@ class CclComm(Protocol):
     def all_to_all(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> CclHandle:
-        """Bytes to and from each rank, int8; no counts at all mean even parts."""
+        """Exchange bytes, int8; `receives` and `sends` are counts per rank, empty for even
+        parts."""
         ...
 
-    def message(self, way: str, blob: Tensor, peer: int) -> CclHandle:
+    def message(self, operation: str, blob: Tensor, peer: int) -> CclHandle:
         """One message, `isend` or `irecv`, of a group in which messages go one way only.
 
         A send ends when its receive does, or later: one that nobody receives never ends (P3).
@@ -120,7 +122,7 @@ class CclComm(Protocol):
         ...
 
     def batch(
-        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+        self, operations: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
     ) -> CclHandle:
         """A round of messages, at most one a peer and direction; one handle for all of them.
 
@@ -129,30 +131,31 @@ class CclComm(Protocol):
         ...
 
     def abort(self) -> None:
-        """End what is under way, and give the group back, without the other members.
+        """End what is in flight and release the communicator, without the other members.
 
-        Only begins that, and never blocks. Called once, from any thread, where the library aborts.
+        Starts that and returns at once. Called at most once, from any thread, and only if the
+        library can abort.
         """
         ...
 
     def close(self) -> None:
-        """Give it back; nothing is under way on any member. Only begins that, and never blocks."""
+        """Release it; nothing is in flight on any member. Starts that and returns at once."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back, by now."""
+        """Whether it has been released."""
         ...
 
 
 @dataclass(frozen=True)
 class WarmupOps:
-    """The first operations of a group, which end when every member has called everything.
+    """The warm-up operations of a communicator, which end when every member has called all of them.
 
     Attributes:
-        last: ends behind all others.
+        last: ends after all others.
         buffers: that they use.
-        scratch: int8 [1], whose contents nobody wants.
+        scratch: int8 [1], whose contents do not matter.
     """
 
     last: CclHandle
@@ -161,32 +164,32 @@ class WarmupOps:
 
 
 Warmup = Callable[[CclComm, int, int, Any], WarmupOps]
-"""Begins a group, given this rank, the size and torch's device."""
+"""Launches the warm-up, from the communicator, this rank, the size and torch's device."""
 
 
 class DeferredEvent(Protocol):
-    """An event whose wait may come before its recording; both happen once at most."""
+    """An event that a stream can wait for before it is recorded; each happens at most once."""
 
     def wait(self) -> None:
         """Make the current stream wait for the recording."""
         ...
 
     def record(self, stream: Any) -> None:
-        """Put the point behind what `stream`, of the vendor's, was given."""
+        """Record after everything launched so far on `stream`, a stream of the vendor's."""
         ...
 
 
 class Ccl(Protocol):
-    """A library. Questions, and names of threads, begin with its name."""
+    """A collective communication library. Its name is the prefix of store keys and thread names."""
 
     @property
     def name(self) -> str:
-        """In small letters."""
+        """Name in small letters."""
         ...
 
     @property
     def title(self) -> str:
-        """In errors."""
+        """Name in error messages."""
         ...
 
     @property
@@ -201,7 +204,7 @@ class Ccl(Protocol):
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether a rank must not take part in making two of its groups at once."""
+        """Whether a rank may take part in making only one communicator at a time."""
         ...
 
     def probe(self) -> Probe:
@@ -221,23 +224,23 @@ class Ccl(Protocol):
         ...
 
     def deferred_event(self, index: int) -> DeferredEvent:
-        """For a stream of that device."""
+        """A new one, for a stream of that device."""
         ...
 
     def release_stream(self, index: int) -> Any:
-        """A stream of the vendor's on which nothing ever waits."""
+        """A stream of the vendor's on which nothing ever waits, to record deferred events on."""
         ...
 
     def estimate_bytes(self, link: bool) -> int:
-        """Bytes of a device that a link, or a whole group, takes with today's settings."""
+        """Device memory in bytes that a link, or a whole group, takes with the current settings."""
         ...
 
     def init_comm(
-        self, membership: CommSpec, device: Device, talk: Bootstrap, greet: Warmup
+        self, spec: CommSpec, device: Device, bootstrap: Bootstrap, warmup: Warmup
     ) -> tuple[CclComm, WarmupOps]:
-        """Make a group together with its members, all of which are about to call this.
+        """Make a communicator together with the other members, all of which are about to call this.
 
-        Blocks until they have; on a thread of its own. Raises RuntimeError, `ControlError` and
-        `CommunicatorFailed`; nothing is left behind then.
+        Blocks until they have; called on a thread of its own. Raises RuntimeError, `ControlError`
+        and `CommunicatorFailed`, and leaves nothing behind then.
         """
         ...

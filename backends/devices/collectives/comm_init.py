@@ -1,15 +1,14 @@
-"""The first operations of a group: libraries build their links with them, and block meanwhile.
+"""Makes communicators of the library: agrees with the other members, bounds the wait, and warms up.
 
-Each kind of collective has links of its own, and so has every pair of ranks in a batch. So all of
-them are used once, by all ranks at once, before anybody else uses the group.
+**Warm-up.** A library builds its connections with the first operations and blocks meanwhile. Each
+kind of collective has connections of its own, and so has every pair of ranks in a batch. So every
+kind is used once, by all ranks at once, before the communicator is used.
 
-Makes channels: bounded, each on a stream of its own; one at a time on a rank where need be.
-
-**Attempts.** Where a channel was not made in time, its members may try again under the same name.
-Each takes back what it has said then: a rank that comes late must not take the "here" of an
-attempt that was given up for that of a rank which waits. The first member numbers the attempts and
-says the number with "turn"; all later words, and what the library gets to hear, carry it. A
-member never joins an attempt twice: where the library's members meet may be told once only.
+**Attempts.** If a communicator was not made in time, its members may try again under the same name.
+Each then withdraws what it has published: a late rank must not take the "here" of an attempt that
+was given up for that of a rank that waits. The first member numbers the attempts and publishes the
+number under "turn"; all later messages, and the name that the library gets, contain it. A member
+never joins an attempt twice, because the library's rendezvous may be used only once.
 """
 
 import threading
@@ -36,7 +35,8 @@ from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 
 def warm_up_group(group: CclComm, rank: int, size: int, device: Any) -> WarmupOps:
-    """Use every kind of operation of a communicator; the sum comes last, for it joins all."""
+    """Use every kind of operation of a communicator once. The all-reduce comes last: it ends only
+    when every member has called it, so its end means that all have done everything."""
     word, words = _zeros(1, torch.int32, device), _zeros(size, torch.int32, device)
     into, given = _zeros(size, torch.int8, device), _zeros(size, torch.int8, device)
     byte = _zeros(1, torch.int8, device)
@@ -47,9 +47,9 @@ def warm_up_group(group: CclComm, rank: int, size: int, device: Any) -> WarmupOp
     group.all_to_all(into, given, [1] * size, [1] * size)
     peers = [peer for peer in range(size) if peer != rank]
     if peers:
-        ways = ["irecv"] * len(peers) + ["isend"] * len(peers)
+        operations = ["irecv"] * len(peers) + ["isend"] * len(peers)
         blobs = [part[peer : peer + 1] for part in (into, given) for peer in peers]
-        group.batch(ways, blobs, peers + peers)
+        group.batch(operations, blobs, peers + peers)
     last = group.all_reduce(word)
     return WarmupOps(last, (word, words, into, given, byte), byte)
 
@@ -66,14 +66,16 @@ def _zeros(count: int, dtype: torch.dtype, device: Any) -> Tensor:
 
 
 POLL_INTERVAL = 0.0005
-"""Seconds between two looks at whether the greeting has ended."""
+"""Seconds between two polls of the warm-up: short, it ends within milliseconds once all are
+there."""
 EARLIER_POLL_INTERVAL = 0.005
-"""Seconds between two looks at whether an earlier channel has been made."""
+"""Seconds between two polls of an earlier communicator that is still being made, or of the
+attempt's number: these take tenths of a second, and the second is a request to the store."""
 
 
 @dataclass(frozen=True)
 class CommPlan:
-    """What is to be made.
+    """A communicator that is to be made.
 
     Attributes:
         spec: of the group.
@@ -87,55 +89,55 @@ class CommPlan:
 
 
 class PendingComms:
-    """Channels of this process that are being made, also those that nobody waits for any more.
+    """Communicators of this process that are being made, also those that were given up.
 
-    Nobody can end a library's call, so one that was given up goes on, and the next has to wait for
-    it. Torch_npu takes the next stream of its pool for whatever is made: of two at once one would
-    run on a stream that is not its own, behind whatever hangs there. And each first operation
-    blocks torch_npu's launch queue until all members have issued it, so that they must come in one
-    order on all ranks.
+    A library's call cannot be interrupted, so one that was given up goes on, and the next has to
+    wait for it. Torch_npu takes the next stream of its pool for each communicator: of two made at
+    once, one would run on a stream that is not its own, queued after whatever hangs there. And each
+    first operation blocks torch_npu's launch queue until all members have issued it, so they must
+    come in the same order on all ranks.
 
-    For any number of threads.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._under_way: dict[Future[CommStream], tuple[CommBuilder, CommSpec]] = {}
 
-    def add(self, made: Future[CommStream], builder: "CommBuilder", membership: CommSpec) -> None:
-        """It is being made from now on."""
+    def add(self, made: Future[CommStream], builder: "CommBuilder", spec: CommSpec) -> None:
+        """Add a communicator that is being made."""
         with self._lock:
-            self._under_way[made] = builder, membership
+            self._under_way[made] = builder, spec
 
     def remove(self, made: Future[CommStream]) -> None:
-        """The library has returned, with or without a channel."""
+        """Remove it: the library has returned, with or without a communicator."""
         with self._lock:
             self._under_way.pop(made, None)
 
     def forget_lost(self, builder: "CommBuilder", lost: int) -> None:
-        """Forget what `builder` makes with a lost rank: it will never issue all of its operations,
-        and the survivors must be able to make others."""
+        """Forget what `builder` makes together with a lost rank: that never completes, and the
+        survivors must be able to make others."""
         with self._lock:
-            for made, (owner, membership) in list(self._under_way.items()):
-                if owner is builder and lost in membership.ranks:
+            for made, (owner, spec) in list(self._under_way.items()):
+                if owner is builder and lost in spec.ranks:
                     del self._under_way[made]
 
     def names(self) -> tuple[str, ...]:
-        """What is being made."""
+        """Names of what is being made."""
         with self._lock:
-            return tuple(membership.name for _, membership in self._under_way.values())
+            return tuple(spec.name for _, spec in self._under_way.values())
 
 
 PENDING_COMMS = PendingComms()
-"""Of this process, for all fabrics: the launch queue is the process's."""
+"""Of this process, for all fabrics: there is one launch queue per process."""
 
 
 class CommBuilder:
-    """Makes channels for one fabric.
+    """Makes the communicators of one fabric.
 
     Args:
-        library: whose.
-        control: carries what the ranks tell each other.
+        library: makes them.
+        control: carries the bootstrap messages.
     """
 
     def __init__(self, library: Ccl, control: StoreControlPlane) -> None:
@@ -143,28 +145,30 @@ class CommBuilder:
         self._control = control
         self._given_up = threading.Event()
         self._attempts: dict[str, int] = {}
-        """By name of what could not be made yet: the last attempt that this rank took part in."""
+        """By name, for what could not be made yet: the last attempt that this rank joined."""
 
     def deadline(self, expiry: float) -> Deadline:
-        """Until that moment, or until the fabric closes."""
+        """A deadline that also ends when the fabric closes."""
         return Deadline(expiry, self._given_up)
 
     def give_up(self) -> None:
-        """What is being made will not be used."""
+        """End all waits: the fabric closes, and what is being made will not be used."""
         self._given_up.set()
-        self._drop_lost()  # later nobody can ask this control plane who was lost
+        self._drop_lost()  # now: the control plane is about to be closed
 
-    def build(self, plan: CommPlan, patience: Deadline) -> CommStream:
-        """Make a channel together with all its members, every one of which calls this.
+    def build(self, plan: CommPlan, deadline: Deadline) -> CommStream:
+        """Make a communicator together with all its members, each of which calls this.
 
-        After a failure all of them may call it again. Raises `CommunicatorFailed` when a member
-        does not come in time; names it. Also when a channel that was given up is still being made.
+        After a failure all of them may call it again. Raises `CommunicatorFailed` when a member is
+        late, with its rank, or when a communicator that was given up is still being made.
         """
         UNRELEASED_COMMS.release_idle()
         name = plan.spec.name
-        talk = Bootstrap(self._control, f"{self._library.name}/{name}", plan.spec.ranks, patience)
+        bootstrap = Bootstrap(
+            self._control, f"{self._library.name}/{name}", plan.spec.ranks, deadline
+        )
         try:
-            channel = self._agree_on_attempt(plan, talk, patience)
+            comm_stream = self._agree_on_attempt(plan, bootstrap, deadline)
         except BallotIncomplete as error:
             raise CommunicatorFailed(
                 f"{name}: the ranks did not all meet in time: no word from rank(s) {error.missing}"
@@ -172,71 +176,73 @@ class CommBuilder:
         except ControlError as error:
             raise CommunicatorFailed(f"{name}: {error}") from error
         finally:
-            # After a success every member has heard everything, for its greeting has ended.
+            # After a success every member has read everything, since its warm-up has ended. After a
+            # failure a late rank must not find the messages of this attempt.
             with suppress(ControlError):
-                talk.withdraw()
+                bootstrap.withdraw()
         self._attempts.pop(name, None)
-        return channel
+        return comm_stream
 
-    def _agree_on_attempt(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
-        """Agree on the attempt, and that all members are about to make it."""
-        membership = plan.spec
-        talk.barrier("here", membership.ranks)
-        if membership.rank > 0:
-            number = self._receive_attempt(membership, talk, patience)
-            self._await_earlier(membership.name, patience)
-            return self._try(plan, number, patience)
-        with self._init_lock(membership, patience):
-            self._await_earlier(membership.name, patience)
-            number = self._attempts.get(membership.name, -1) + 1
-            talk.publish("turn", b"%d" % number)
-            return self._try(plan, number, patience)
+    def _agree_on_attempt(
+        self, plan: CommPlan, bootstrap: Bootstrap, deadline: Deadline
+    ) -> CommStream:
+        """Wait for all members, agree on the number of the attempt, and make it."""
+        spec = plan.spec
+        bootstrap.barrier("here", spec.ranks)
+        if spec.rank > 0:
+            number = self._receive_attempt(spec, bootstrap, deadline)
+            self._await_earlier(spec.name, deadline)
+            return self._try(plan, number, deadline)
+        # Only the first member takes the locks: it takes those of all members, in rank order.
+        with self._init_lock(spec, deadline):
+            self._await_earlier(spec.name, deadline)
+            number = self._attempts.get(spec.name, -1) + 1
+            bootstrap.publish("turn", b"%d" % number)
+            return self._try(plan, number, deadline)
 
-    def _init_lock(self, membership: CommSpec, patience: Deadline) -> AbstractContextManager[None]:
-        """Of all members, where the library can make only one at a time on a rank."""
+    def _init_lock(self, spec: CommSpec, deadline: Deadline) -> AbstractContextManager[None]:
+        """The locks of all members, if the library makes only one communicator at a time."""
         if not self._library.one_at_a_time:
             return nullcontext()
-        return InitLock(
-            self._control, self._library.name, membership.name, membership.ranks, patience
-        )
+        return InitLock(self._control, self._library.name, spec.name, spec.ranks, deadline)
 
-    def _receive_attempt(self, membership: CommSpec, talk: Bootstrap, patience: Deadline) -> int:
-        """The number of the first member's attempt, a new one."""
-        (first, *_), name = membership.ranks, membership.name
+    def _receive_attempt(self, spec: CommSpec, bootstrap: Bootstrap, deadline: Deadline) -> int:
+        """The number of the first member's attempt, which this rank has not joined before."""
+        (first, *_), name = spec.ranks, spec.name
         while True:
-            (said,) = talk.wait_for("turn", (first,))
+            (said,) = bootstrap.wait_for("turn", (first,))
             if int(said) > self._attempts.get(name, -1):
                 return int(said)
-            if patience.remaining == 0.0:
+            if deadline.remaining == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: rank {first} is still in attempt {int(said)}, which failed here"
                 )
             time.sleep(EARLIER_POLL_INTERVAL)
 
-    def _try(self, plan: CommPlan, number: int, patience: Deadline) -> CommStream:
-        """One attempt. The members are asked whether they are ready before the library is: what it
-        opens for a meeting that does not take place it never closes."""
-        membership = plan.spec
-        self._attempts[membership.name] = number
+    def _try(self, plan: CommPlan, number: int, deadline: Deadline) -> CommStream:
+        """One attempt. The members confirm that they are ready before the library is called: what
+        it opens for a rendezvous that does not take place is never closed."""
+        spec = plan.spec
+        self._attempts[spec.name] = number
         if number:
-            plan = replace(plan, spec=membership.for_attempt(number))
-        question = f"{self._library.name}/{membership.name}/{number}"
-        talk = Bootstrap(self._control, question, membership.ranks, patience)
-        if membership.rank > 0:
-            talk.publish("ready")
+            plan = replace(plan, spec=spec.for_attempt(number))
+        question = f"{self._library.name}/{spec.name}/{number}"
+        bootstrap = Bootstrap(self._control, question, spec.ranks, deadline)
+        if spec.rank > 0:
+            bootstrap.publish("ready")
         else:
-            talk.barrier("ready", membership.ranks)
-        channel = self._make(plan, talk, patience)
-        # Not after a failure: whoever comes later goes on to the library, and hears its reason.
+            bootstrap.barrier("ready", spec.ranks)
+        comm_stream = self._make(plan, bootstrap, deadline)
+        # Not after a failure: a member that is late goes on to the library and gets its error.
         with suppress(ControlError):
-            talk.withdraw()
-        return channel
+            bootstrap.withdraw()
+        return comm_stream
 
-    def _await_earlier(self, name: str, patience: Deadline) -> None:
-        """Wait until nothing is being made here that was given up, where the library needs that."""
+    def _await_earlier(self, name: str, deadline: Deadline) -> None:
+        """Wait until no earlier communicator is being made, if the library needs that."""
         while self._library.one_at_a_time and (earlier := PENDING_COMMS.names()):
             self._drop_lost()
-            if patience.remaining == 0.0:
+            if deadline.remaining == 0.0:
                 raise CommunicatorFailed(
                     f"{name}: {self._library.title} is still making {earlier[0]}, "
                     "which was begun before and cannot be stopped"
@@ -247,52 +253,53 @@ class CommBuilder:
         if PENDING_COMMS.names() and (loss := self._control.lost_rank(0.0)) is not None:
             PENDING_COMMS.forget_lost(self, loss.rank)
 
-    def _make(self, plan: CommPlan, talk: Bootstrap, patience: Deadline) -> CommStream:
+    def _make(self, plan: CommPlan, bootstrap: Bootstrap, deadline: Deadline) -> CommStream:
         name, title = plan.spec.name, self._library.title
         made: Future[CommStream] = Future()
         PENDING_COMMS.add(made, self, plan.spec)
-        self._run_on_thread(lambda: self._init_and_warm_up(plan, talk), made, name)
+        self._run_on_thread(lambda: self._init_and_warm_up(plan, bootstrap), made, name)
         try:
-            channel = made.result(patience.remaining)
+            comm_stream = made.result(deadline.remaining)
         except TimeoutError as error:
             made.add_done_callback(_keep_late_comm)
             raise CommunicatorFailed(f"{name}: {title} did not make it in time") from error
         except RuntimeError as error:
             why = " ".join(str(error).split())
             raise CommunicatorFailed(f"{name}: {title} did not make it: {why}") from error
-        while (fate := channel.warmup.poll()) is OpStatus.IN_FLIGHT and patience.remaining:
+        while (status := comm_stream.warmup.poll()) is OpStatus.IN_FLIGHT and deadline.remaining:
             time.sleep(POLL_INTERVAL)
-        if fate is OpStatus.DONE:
-            return channel
-        UNRELEASED_COMMS.keep(channel)
-        raise CommunicatorFailed(f"{name}: the greeting did not end: {channel.warmup.error}")
+        if status is OpStatus.DONE:
+            return comm_stream
+        UNRELEASED_COMMS.keep(comm_stream)
+        raise CommunicatorFailed(f"{name}: the greeting did not end: {comm_stream.warmup.error}")
 
-    def _init_and_warm_up(self, plan: CommPlan, talk: Bootstrap) -> CommStream:
-        """Its first operations may block until every member has called them."""
+    def _init_and_warm_up(self, plan: CommPlan, bootstrap: Bootstrap) -> CommStream:
+        """Runs on a thread: the first operations may block until every member has called them."""
         plan.device.set_current()
-        group, greeting = self._library.init_comm(plan.spec, plan.device, talk, plan.warmup)
-        return CommStream(plan.spec, self._library, group, plan.device, greeting)
+        group, warmup = self._library.init_comm(plan.spec, plan.device, bootstrap, plan.warmup)
+        return CommStream(plan.spec, self._library, group, plan.device, warmup)
 
     def _run_on_thread(
         self, call: Callable[[], CommStream], answer: Future[CommStream], name: str
     ) -> None:
-        """On a thread of its own, for nobody can end the call."""
+        """Run `call` on a thread of its own, because it cannot be interrupted."""
 
         def run() -> None:
             try:
-                channel = call()
-            except BaseException as error:  # the caller hears it
+                comm_stream = call()
+            except BaseException as error:  # raised by `answer.result`
                 PENDING_COMMS.remove(answer)
                 answer.set_exception(error)
             else:
-                PENDING_COMMS.remove(answer)  # first: the caller may make the next one at once
-                answer.set_result(channel)
+                # Before the result is set: the caller may make the next one at once.
+                PENDING_COMMS.remove(answer)
+                answer.set_result(comm_stream)
 
         title = f"equipoise.{self._library.name}.{name}"
         threading.Thread(target=NATIVE_CALL_GUARD(run), name=title, daemon=True).start()
 
 
 def _keep_late_comm(made: Future[CommStream]) -> None:
-    """It came too late: keep what was made."""
+    """Keep a communicator that was made after its caller gave up, until it can be released."""
     if made.exception() is None:
         UNRELEASED_COMMS.keep(made.result())

@@ -1,7 +1,7 @@
-"""The device memory that communicators take, for whoever plans or reports it.
+"""The device memory that communicators take, for reports and for planning.
 
-Not every library reports it, and none beforehand: so it is counted here by what each says that its
-communicators take.
+Most libraries do not report it, and none does in advance. So each library states an estimate per
+communicator, and this module adds them up.
 """
 
 import threading
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CommMemory:
-    """What one communicator of a library's takes of the device.
+    """The device memory of one communicator.
 
     Attributes:
         name: purpose and members.
@@ -22,29 +22,29 @@ class CommMemory:
 
 
 class CommMemoryLedger:
-    """What is held at the moment. For any number of threads."""
+    """The memory of all open communicators. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[str, CommMemory] = {}
 
     def add(self, name: str, nbytes: int) -> None:
-        """A communicator that takes so much was made."""
+        """Add a communicator that takes `nbytes`."""
         with self._lock:
             self._held[name] = CommMemory(name, nbytes)
 
     def remove(self, name: str) -> None:
-        """It has given its memory back."""
+        """Remove a communicator that was released; does nothing if it is not there."""
         with self._lock:
             self._held.pop(name, None)
 
     def entries(self) -> tuple[CommMemory, ...]:
-        """Everything, in the order in which it was made."""
+        """All communicators, in the order in which they were made."""
         with self._lock:
             return tuple(self._held.values())
 
     def total(self) -> int:
-        """Bytes of all of it."""
+        """Their bytes in all."""
         return sum(holding.nbytes for holding in self.entries())
 
 

@@ -1,6 +1,7 @@
-"""A communicator between two rebuilds: its channels, and whether it is still sound."""
+"""The communicators of the library that one communicator of the contract uses between two
+rebuilds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,17 +25,17 @@ from equipoise.hal.errors import CommunicatorFailed
 
 @dataclass(frozen=True)
 class CommContext:
-    """What a communicator works with, all its life.
+    """What a communicator needs for all its life.
 
     Attributes:
         purpose: what it is for, for errors.
         rank: this rank's number in the run.
         deadline: seconds that an operation may take.
-        ccl: whose channels.
-        device: where.
-        builder: makes channels.
+        ccl: the library.
+        device: where it runs.
+        builder: makes communicators of the library.
         watchdog: ends operations at their deadline.
-        teardowns: give channels back.
+        teardowns: release communicators of the library.
     """
 
     purpose: str
@@ -48,37 +49,35 @@ class CommContext:
 
 
 class CommSet:
-    """The channel of the whole group, and a link for each direction and pair that is in use.
+    """A communicator of the library for the whole group, and a link per pair and direction in use.
 
-    Not for several threads: whoever issues holds the communicator's lock.
+    Not thread-safe: callers hold the lock of the communicator.
 
     Args:
-        setting: of the communicator.
+        context: of the communicator.
         ranks: members, numbers of the run.
-        name: of this incarnation; no other of the run has it.
+        name: unique in the run; another one after each rebuild.
         expiry: when to give up making it, by the monotonic clock.
 
     Raises:
-        CommunicatorFailed: a member does not come in time.
+        CommunicatorFailed: a member is late.
     """
 
     def __init__(
-        self, setting: CommContext, ranks: Sequence[int], name: str, expiry: float
+        self, context: CommContext, ranks: Sequence[int], name: str, expiry: float
     ) -> None:
         self.ranks = tuple(ranks)
         self.failure: CommunicatorFailed | None = None
-        self._context = setting
+        self._context = context
         self._name = name
         self._links: dict[tuple[int, int], P2PLink] = {}
         self._works: list[DeviceWork] = []
         self._retired = False
-        members = self._membership(name, self.ranks, link=False)
-        self._comm_stream = self._build_comm(
-            members, warm_up_group, setting.builder.deadline(expiry)
-        )
-        library, index = setting.ccl, setting.device.index
+        spec = self._comm_spec(name, self.ranks, link=False)
+        self._comm_stream = self._build_comm(spec, warm_up_group, context.builder.deadline(expiry))
+        library, index = context.ccl, context.device.index
         self._releaser = StreamReleaser(
-            setting.device, library.release_stream(index), lambda: library.deferred_event(index)
+            context.device, library.release_stream(index), lambda: library.deferred_event(index)
         )
 
     @property
@@ -90,7 +89,7 @@ class CommSet:
         """An operation of the whole group. Raises `CommunicatorFailed`."""
         work = self._work(what)
         try:
-            flight = self._comm_stream.launch(launch, buffers)
+            inflight = self._comm_stream.launch(launch, buffers)
         except RuntimeError as error:
             work.fail(f"was not launched: {error}")
             work.result(0.0)  # raises that
@@ -98,12 +97,12 @@ class CommSet:
             work.fail(f"was interrupted by {error!r}")
             raise
         else:
-            work.set_inflight(flight, self._comm_stream.stream)
+            work.set_inflight(inflight, self._comm_stream.stream)
             self._context.watchdog.watch(work)
         return work
 
     def completed_work(self, what: str) -> DeviceWork:
-        """An operation that has nothing to do."""
+        """The handle of an operation that has nothing to do."""
         work = self._work(what)
         work.complete()
         return work
@@ -120,19 +119,20 @@ class CommSet:
         return work
 
     def connect(self, pair: tuple[int, int], expiry: float) -> None:
-        """Make a link now, if this rank is an end of it."""
+        """Make a link now, if this rank is one of its ends."""
         if self.rank in pair and pair[0] != pair[1]:
             self._link(pair).connect(expiry)
 
     def abort(self) -> None:
-        """End everything in flight with an error, and give every channel back."""
+        """End everything in flight with an error, and release all communicators of the library."""
         self._fail(CommunicatorFailed("it was aborted"))
         for work in self._works:
             work.fail("was aborted")
         self.retire()
 
     def retire(self) -> None:
-        """Give every channel back, as soon as that can be; nothing is issued any more."""
+        """Release all communicators of the library as soon as they are idle on all members. Nothing
+        is issued any more."""
         if self._retired:
             return
         self._retired = True
@@ -142,13 +142,13 @@ class CommSet:
         self._context.watchdog.start_teardown()
 
     def barrier(self) -> Launch:
-        """A sum of nothing; torch's own barriers make the host wait for the device."""
+        """An all-reduce of a byte: torch's own barriers make the host wait for the device."""
         scratch = self._comm_stream.scratch
         return lambda group: group.all_reduce(scratch)
 
     @property
     def scratch(self) -> Tensor:
-        """int8 [1], whose contents nobody wants."""
+        """int8 [1], whose contents do not matter."""
         return self._comm_stream.scratch
 
     def _work(self, what: str) -> DeviceWork:
@@ -164,11 +164,12 @@ class CommSet:
     def _fail(self, failure: CommunicatorFailed) -> None:
         self.failure = self.failure or failure
 
-    def _tear_down(self, channel: CommStream) -> None:
-        """What hangs in a communicator that has failed would hang until the others come."""
-        if self.failure is not None and not channel.collect_completed():
-            channel.abort(self.failure)
-        self._context.teardowns.add(channel)
+    def _tear_down(self, comm_stream: CommStream) -> None:
+        """Release a communicator of the library. After a failure what hangs there would hang until
+        the other members join, so it is aborted instead of waited for."""
+        if self.failure is not None and not comm_stream.collect_completed():
+            comm_stream.abort(self.failure)
+        self._context.teardowns.add(comm_stream)
 
     def _link(self, pair: tuple[int, int]) -> P2PLink:
         if pair not in self._links:
@@ -177,19 +178,20 @@ class CommSet:
 
     def _new_link(self, pair: tuple[int, int]) -> P2PLink:
         name = f"{self._name}/{pair[0]}-{pair[1]}"
-        ends = tuple(self.ranks[place] for place in pair)
-        members = self._membership(name, ends, link=True)
-        word = "isend" if pair[0] == self.rank else "irecv"
-        make: Callable[[Deadline], CommStream] = lambda p: self._build_comm(
-            members, warm_up_link, p
-        )  # noqa: E731
-        way = LinkSpec(self._context.ccl.name, name, word, self._context.device)
-        return P2PLink(way, make, self._context.builder.deadline)
+        ends = tuple(self.ranks[index] for index in pair)
+        spec = self._comm_spec(name, ends, link=True)
+        operation = "isend" if pair[0] == self.rank else "irecv"
 
-    def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
+        def make(deadline: Deadline) -> CommStream:
+            return self._build_comm(spec, warm_up_link, deadline)
+
+        link = LinkSpec(self._context.ccl.name, name, operation, self._context.device)
+        return P2PLink(link, make, self._context.builder.deadline)
+
+    def _comm_spec(self, name: str, ranks: tuple[int, ...], link: bool) -> CommSpec:
         rank = ranks.index(self._context.rank)
         return CommSpec(name, ranks, rank, link, self._context.deadline)
 
-    def _build_comm(self, members: CommSpec, greet: Warmup, patience: Deadline) -> CommStream:
-        plan = CommPlan(members, greet, self._context.device)
-        return self._context.builder.build(plan, patience)
+    def _build_comm(self, spec: CommSpec, warmup: Warmup, deadline: Deadline) -> CommStream:
+        plan = CommPlan(spec, warmup, self._context.device)
+        return self._context.builder.build(plan, deadline)

@@ -1,4 +1,4 @@
-"""One of the library's communicators, made and greeted: from here on no call of it blocks."""
+"""A communicator of the library with its stream and the operations in flight on it."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,10 +21,10 @@ Launch = Callable[[CclComm], CclHandle]
 
 
 class CommStream:
-    """A group, the stream that it runs on, and what it has under way.
+    """A communicator, the stream that it runs on, and its operations in flight.
 
-    Operations land in the order of their launch, since all of them run on one stream. Not for
-    several threads: whoever issues holds a lock.
+    It was warmed up, so no call blocks from here on. Operations end in the order of their launch,
+    since all of them run on one stream. Not thread-safe: callers hold a lock.
 
     Args:
         spec: what the group is made of.
@@ -36,14 +36,14 @@ class CommStream:
 
     def __init__(
         self,
-        membership: CommSpec,
+        spec: CommSpec,
         library: Ccl,
         group: CclComm,
         device: Device,
-        greeting: WarmupOps,
+        warmup: WarmupOps,
     ) -> None:
-        self.spec = membership
-        self.scratch = greeting.scratch
+        self.spec = spec
+        self.scratch = warmup.scratch
         self.stream = group.stream
         self.aborted = False
         self.can_abort = library.capabilities.abort
@@ -51,31 +51,31 @@ class CommStream:
         self._device = device
         self._closing = False
         self._launch_failed = False
-        self.warmup = InflightOp(greeting.last, greeting.buffers, device)
+        self.warmup = InflightOp(warmup.last, warmup.buffers, device)
         self._inflight = [self.warmup]
-        COMM_MEMORY.add(membership.name, library.estimate_bytes(membership.is_link))
+        COMM_MEMORY.add(spec.name, library.estimate_bytes(spec.is_link))
 
     def launch(self, launch: Launch, buffers: Sequence[Tensor]) -> InflightOp:
-        """Launch an operation behind the current stream. Raises RuntimeError as the vendor does.
+        """Launch an operation after the current stream. Raises RuntimeError as the vendor does.
 
-        What raised may have been launched in part, or may be yet: then the channel is never idle
-        until it is aborted, where the library can.
+        A launch that raised may have been launched in part, or may still be: then the communicator
+        never counts as idle until it is aborted, if the library can abort.
         """
         self.collect_completed()
-        assert not self._closing, "a closed channel is used by nobody"
+        assert not self._closing, "a closed communicator was used"
         try:
             handle = launch(self._group)
         except BaseException:
             self._launch_failed = self.can_abort
             raise
-        flight = InflightOp(handle, buffers, self._device)
-        self._inflight.append(flight)
-        return flight
+        inflight = InflightOp(handle, buffers, self._device)
+        self._inflight.append(inflight)
+        return inflight
 
     def collect_completed(self) -> bool:
-        """Give back what the device has let go of; whether nothing is left."""
+        """Release the buffers of completed operations. Returns whether nothing is in flight."""
         if self.aborted:
-            self._inflight = [flight for flight in self._inflight if not flight.is_drained()]
+            self._inflight = [inflight for inflight in self._inflight if not inflight.is_drained()]
         else:
             self._inflight = [f for f in self._inflight if f.poll() is not OpStatus.DONE]
             if self._launch_failed:
@@ -83,25 +83,24 @@ class CommStream:
         return not self._inflight
 
     def abort(self, failure: CommunicatorFailed) -> None:
-        """End what is under way, where the library can: streams that wait for it fail first.
-
-        Nothing is launched any more. The other members are not asked.
-        """
+        """Abort what is in flight, if the library can, without asking the other members."""
         if self._closing or not self.can_abort:
             return
         self._closing = self.aborted = True
-        for flight in self._inflight:
-            flight.fail(failure)
+        # First the streams that wait for it: an abort lets them continue, and they must not
+        # continue as if their input were there.
+        for inflight in self._inflight:
+            inflight.fail(failure)
         self._group.abort()
 
     def close(self) -> None:
-        """Give the group back. Nothing may be under way on any member."""
+        """Release the communicator. Nothing may be in flight on any member."""
         if not self._closing:
             self._closing = True
             self._group.close()
 
     def is_released(self) -> bool:
-        """Whether everything was given back, in the end."""
+        """Whether everything has been released."""
         if not (self._closing and self.collect_completed() and self._group.closed):
             return False
         COMM_MEMORY.remove(self.spec.name)

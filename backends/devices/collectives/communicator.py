@@ -1,7 +1,4 @@
-"""A round of blobs as one call of the library's.
-
-A communicator over a vendor's library, for tensors on its devices.
-"""
+"""The communicator over a vendor's library, for tensors on its devices."""
 
 import threading
 import time
@@ -33,10 +30,10 @@ from equipoise.hal.support.validation import (
 
 @dataclass(frozen=True)
 class P2PRound:
-    """What one rank gives to a batch of messages: at most one block a peer and direction.
+    """A batch of messages of one rank: at most one blob per peer and direction.
 
-    Libraries go through the pairs in an order of their own, the same on every rank; the order here
-    is only for the eye. Empty blobs do not travel.
+    Libraries process the pairs in an order of their own, the same on every rank, so the order here
+    does not matter. Empty blobs do not travel.
 
     Attributes:
         operations: isend or irecv, for each.
@@ -49,7 +46,7 @@ class P2PRound:
     peers: tuple[int, ...]
 
     def launch(self, group: CclComm) -> CclHandle:
-        """One call, whatever the number of messages; it returns one handle for all of them."""
+        """Launch all messages with one call, which returns one handle."""
         return group.batch(self.operations, self.blobs, self.peers)
 
 
@@ -58,32 +55,31 @@ def plan_round(plan: Exchange) -> P2PRound:
     arriving, leaving = _sorted(plan.receives), _sorted(plan.sends)
     return P2PRound(
         operations=("irecv",) * len(arriving) + ("isend",) * len(leaving),
-        blobs=tuple(parcel.blob.view(torch.int8) for parcel in (*arriving, *leaving)),
-        peers=tuple(parcel.peer for parcel in (*arriving, *leaving)),
+        blobs=tuple(buffer.blob.view(torch.int8) for buffer in (*arriving, *leaving)),
+        peers=tuple(buffer.peer for buffer in (*arriving, *leaving)),
     )
 
 
-def _sorted(parcels: tuple[PeerBuffer, ...]) -> list[PeerBuffer]:
-    return sorted((p for p in parcels if p.blob.numel()), key=lambda parcel: parcel.peer)
+def _sorted(buffers: tuple[PeerBuffer, ...]) -> list[PeerBuffer]:
+    return sorted((p for p in buffers if p.blob.numel()), key=lambda buffer: buffer.peer)
 
 
 class DeviceCommunicator:
-    """Collectives and point-to-point for one purpose.
+    """Collectives and point-to-point messages for one purpose.
 
-    What moves travels as bytes, sums as numbers. An operation comes after what was launched on the
-    stream that is current where it is issued. Threads may share it: an operation is issued whole,
-    under one lock (P6).
+    Data that is moved travels as bytes, sums as numbers. An operation waits for what was launched
+    on the caller's current stream. Thread-safe: an operation is issued whole, under one lock (P6).
 
     Args:
-        setting: what it works with.
+        context: what it needs.
         ranks: members, numbers of the run.
 
     Raises:
-        CommunicatorFailed: a member does not come in time.
+        CommunicatorFailed: a member is late.
     """
 
-    def __init__(self, setting: CommContext, ranks: Sequence[int]) -> None:
-        self._context = setting
+    def __init__(self, context: CommContext, ranks: Sequence[int]) -> None:
+        self._context = context
         self._rebuilds = 0
         self._closed = False
         self._issuing = threading.RLock()
@@ -106,7 +102,7 @@ class DeviceCommunicator:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more operations for ever."""
+        """Whether it was closed."""
         return self._closed
 
     @property
@@ -124,11 +120,11 @@ class DeviceCommunicator:
         """Every rank's tensor, stacked."""
         self._check_move(out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
-        own = tensor.data_ptr() == out[self.rank].data_ptr()  # its own place is where it belongs
+        own = tensor.data_ptr() == out[self.rank].data_ptr()  # in place, as in MPI and NCCL
         if not own:
             check_apart("all_gather", out, tensor)
         wide, narrow = as_bytes(out), as_bytes(tensor)
-        # Not every library says that it may read from what it writes to.
+        # In place only through a copy: not every library documents that it may read its output.
         given = narrow.clone() if own else narrow
         return self._collective(
             "all_gather", lambda g: g.all_gather(wide, given), out, tensor, given
@@ -144,7 +140,7 @@ class DeviceCommunicator:
         return self._collective("reduce_scatter", launch, out, tensor)
 
     def broadcast(self, tensor: Tensor, source: int) -> DeviceWork:
-        """Everybody receives rank `source`'s tensor."""
+        """All ranks receive rank `source`'s tensor."""
         self._check_move(tensor)
         check_rank("broadcast", source, range(self.size))
         view = as_bytes(tensor)
@@ -195,10 +191,10 @@ class DeviceCommunicator:
 
     def exchange(self, round: Exchange) -> DeviceWork:
         """One round of blobs; empty blobs do not travel."""
-        for parcel in (*round.sends, *round.receives):
-            check_rank("exchange", parcel.peer, self._peers())
-            check_blob(parcel.blob)
-            self._check_move(parcel.blob)
+        for buffer in (*round.sends, *round.receives):
+            check_rank("exchange", buffer.peer, self._peers())
+            check_blob(buffer.blob)
+            self._check_move(buffer.blob)
         planned = plan_round(round)
         if not planned.blobs:
             with self._issuing:
@@ -207,7 +203,7 @@ class DeviceCommunicator:
         return self._issue("exchange", planned.launch, *planned.blobs)
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
-        """Make both directions of each of these pairs of ranks, one after the other.
+        """Make the links of each of these pairs of ranks in both directions, one after the other.
 
         The host waits for the other ends, each up to the deadline. Raises `CommunicatorFailed`.
         """
@@ -219,9 +215,11 @@ class DeviceCommunicator:
                     self._comms.connect(pair, time.monotonic() + self._context.deadline)
 
     def abort(self) -> None:
-        """End what is in flight with an error, here and not on the others, where the library can.
+        """End what is in flight with an error, on this rank only. Raises `Unsupported` if the
+        library cannot abort.
 
-        From any thread: a call that is being issued is waited for up to the deadline.
+        From any thread. An operation that is being issued is waited for up to the deadline; after
+        that the abort goes on without the lock, since the call may hang because of what is aborted.
         """
         library = self._context.ccl
         if not library.capabilities.abort:
@@ -236,9 +234,10 @@ class DeviceCommunicator:
                 self._issuing.release()
 
     def rebuild(self, ranks: Sequence[int]) -> None:
-        """New channels among `ranks` (numbers of the run, not of the communicator).
+        """New communicators of the library among `ranks` (numbers of the run, not of the
+        communicator).
 
-        What is under way on the old ones stays there, and keeps its stream as long as it hangs.
+        Operations in flight stay on the old ones, which keep their streams as long as they hang.
         """
         if self._context.rank not in ranks:
             raise Unsupported(f"rank {self._context.rank} is not among the ranks {tuple(ranks)}")
@@ -278,8 +277,8 @@ class DeviceCommunicator:
         self._context.ccl.check(tensors)
 
     def _collective(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
-        """An operation of all ranks on equally large tensors. Libraries end empty ones at once,
-        whoever comes: a barrier stands in for them."""
+        """An operation of all ranks on tensors of equal size. Libraries end an empty one at once,
+        even if a rank does not take part, so a barrier replaces it."""
         with self._issuing:
             moves = any(buffer.numel() for buffer in buffers)
             return self._issue(what, launch if moves else self._comms.barrier(), *buffers)
@@ -295,8 +294,8 @@ class DeviceCommunicator:
             return self._comms.message(what, pair, as_bytes(tensor))
 
     def _check_ready(self, what: str) -> None:
-        """Before anything is launched. Raises `CommunicatorFailed`, and `Unsupported` in a graph:
-        nobody could ask a captured operation whether it has ended."""
+        """Called before anything is launched. Raises `CommunicatorFailed`, and `Unsupported` during
+        a capture: a captured operation has no handle that could say whether it has ended."""
         self._check_usable(what)
         self._context.device.set_current()
         if self._context.ccl.capturing():

@@ -1,4 +1,4 @@
-"""A library as a fabric: communicators by purpose, what watches them, and the control plane."""
+"""The fabric over a library: opens communicators, and owns their watchdog and the control plane."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,15 @@ from equipoise.hal.errors import BackendUnavailable, CommunicatorFailed, Unsuppo
 from equipoise.hal.support.validation import check_members
 
 CLOSE_TIMEOUT = 2.0
-"""Seconds that channels get to be given back when a fabric closes; less than that may do."""
+"""Maximum seconds that a closing fabric waits until all members have released their communicators.
+The other ranks close at about the same time; what is still busy then is kept (`teardown`)."""
 CLOSE_TIMEOUT_AFTER_LOSS = 0.1
-"""The same when a rank was lost: what needs it will never be idle."""
+"""The same after a rank was lost: what needs that rank will never be idle, so a wait gains
+nothing."""
 
 
 class DeviceFabric:
-    """A rank's connection to all others, over a library."""
+    """One rank's connection to all others, over a library."""
 
     def __init__(self, library: Ccl, rendezvous: Rendezvous) -> None:
         self._library = library
@@ -42,9 +44,9 @@ class DeviceFabric:
         return self._control
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """Channels of its own, among `ranks`, on the device that this process has opened.
+        """A new communicator among `ranks`, on the device that this process has opened.
 
-        May be called again, by all members, after it has failed.
+        After a failure all members may call it again.
         """
         where = self._where
         members = tuple(range(where.size) if ranks is None else ranks)
@@ -53,7 +55,7 @@ class DeviceFabric:
             raise Unsupported(f"communicator {purpose!r} was opened before")
         self._teardowns.tick()
         self._open = [communicator for communicator in self._open if not communicator.closed]
-        setting = CommContext(
+        context = CommContext(
             purpose=purpose,
             rank=where.rank,
             deadline=where.deadline,
@@ -64,7 +66,7 @@ class DeviceFabric:
             teardowns=self._teardowns,
         )
         try:
-            made = DeviceCommunicator(setting, members)
+            made = DeviceCommunicator(context, members)
         except CommunicatorFailed as error:
             raise CommunicatorFailed(f"communicator {purpose!r} was not opened: {error}") from error
         self._open.append(made)
@@ -76,6 +78,8 @@ class DeviceFabric:
         if self._closed:
             return
         self._closed = True
+        # In this order: no new operations; no communicator that is still being made; the watchdog,
+        # which uses the teardowns; then the teardowns, which use the control plane.
         for communicator in self._open:
             communicator.close()
         self._builder.give_up()
@@ -89,14 +93,14 @@ class DeviceFabric:
 
 
 class DeviceCommunicatorBackend:
-    """What an entry point of `equipoise.communicators` names, for a library."""
+    """The communicator backend of a library, which an entry point names."""
 
     def __init__(self, library: Ccl) -> None:
         self._library = library
 
     @property
     def name(self) -> str:
-        """The library's."""
+        """The library's name."""
         return self._library.name
 
     @property
@@ -105,16 +109,17 @@ class DeviceCommunicatorBackend:
         return self._library.capabilities
 
     def probe(self) -> Probe:
-        """Whether it is here, sees a device, and is not set to block the host."""
+        """Whether the library is installed, sees a device, and is not configured to block the
+        host."""
         return self._library.probe()
 
     def device_bytes(self, communicators: int, links: int) -> int:
-        """With today's settings; no library says it before it has made one."""
-        takes = self._library.estimate_bytes
-        return communicators * takes(link=False) + links * takes(link=True)
+        """An estimate with the current settings; libraries do not report it in advance."""
+        estimate = self._library.estimate_bytes
+        return communicators * estimate(link=False) + links * estimate(link=True)
 
     def launcher_rendezvous(self) -> Rendezvous | None:
-        """The library brings no launcher."""
+        """None: the library has no launcher."""
         return None
 
     def host(self) -> StoreHost:

@@ -1,14 +1,15 @@
-"""Messages from one rank to another: each direction of a pair has a channel of its own.
+"""Point-to-point messages: each direction of each pair of ranks has a communicator of its own.
 
-All operations of a communicator run on one stream, in the order of their launch, and a send ends
-when its receive does. If messages shared one, two ranks that both send first would wait
+All operations of a communicator of the library run on one stream, in the order of their launch, and
+a send ends when its receive does. If messages shared one, two ranks that both send first would wait
 for each other for ever; so would three, whichever way a stream is shared by several pairs. So a
 link is one direction between two ranks, with a communicator and a stream to itself: messages of a
 pair stay in order (P2), those of different pairs never wait for each other (P1).
 
-A link is made when both ends have asked for it, the sender by its first send, the receiver by its
-first receive, or both by `warm`. Until then neither host waits: a thread makes the link, and what
-was issued meanwhile is launched when it is there, behind what its caller's stream had been given.
+A link is made when both ends have asked for it: the sender by its first send, the receiver by its
+first receive, or both by `warm`. Neither host waits for that: a thread makes the link, and messages
+issued in the meantime are launched as soon as it is there, after what their callers' streams had
+been given before.
 """
 
 import threading
@@ -27,15 +28,15 @@ from equipoise.hal.errors import CommunicatorFailed
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 Make = Callable[[Deadline], CommStream]
-"""Makes a link's channel together with the other end. Raises `CommunicatorFailed`."""
+"""Makes a link's communicator together with the other end. Raises `CommunicatorFailed`."""
 
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """What a link is, as its end here sees it.
+    """One end of a link.
 
     Attributes:
-        library: by its name.
+        library: name of the library.
         name: of the link, for errors and threads.
         operation: isend or irecv.
         device: the device.
@@ -54,12 +55,12 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class DeferredMessage:
-    """An operation that was issued before its link was there.
+    """A message that was issued before its link was made.
 
     Attributes:
         work: its handle.
         tensor: what is sent or received into.
-        ready: an event of the vendor's: what the caller's stream had been given until then.
+        ready: an event of the vendor's, after what the caller's stream had been given until then.
     """
 
     work: DeviceWork
@@ -69,26 +70,26 @@ class DeferredMessage:
 
 @dataclass(frozen=True)
 class Unconnected:
-    """Nobody has asked for the link yet."""
+    """No message was issued yet."""
 
 
 @dataclass(frozen=True)
 class Connecting:
-    """A thread is making it; what was issued meanwhile, in order."""
+    """A thread is making the link; messages issued in the meantime, in order."""
 
     deferred_messages: deque[DeferredMessage] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
 class Connected:
-    """It can be used."""
+    """The link can be used."""
 
     comm_stream: CommStream
 
 
 @dataclass(frozen=True)
 class ConnectFailed:
-    """It could not be made."""
+    """The link could not be made."""
 
     reason: str
 
@@ -100,15 +101,17 @@ class P2PLink:
     """One end of a link.
 
     Args:
-        way: from whom to whom.
-        make: makes its channel.
-        patience: how long until a moment of the monotonic clock, or until the fabric closes.
+        operation: from whom to whom.
+        make: makes its communicator.
+        deadline: how long until a moment of the monotonic clock, or until the fabric closes.
     """
 
-    def __init__(self, way: LinkSpec, make: Make, patience: Callable[[float], Deadline]) -> None:
-        self._spec = way
+    def __init__(
+        self, operation: LinkSpec, make: Make, deadline: Callable[[float], Deadline]
+    ) -> None:
+        self._spec = operation
         self._make = make
-        self._deadline = patience
+        self._deadline = deadline
         self._state: LinkState = Unconnected()
         self._lock = threading.Lock()
         self._settled = threading.Event()
@@ -117,12 +120,14 @@ class P2PLink:
     def issue(self, work: DeviceWork, tensor: Tensor) -> None:
         """Send or receive, behind the current stream; never waits for the other end."""
         with self._lock:
-            why = self._launch_or_defer(work, tensor)
-        if why:
-            work.fail(why)
+            reason = self._launch_or_defer(work, tensor)
+        if reason:
+            work.fail(reason)
 
     def connect(self, expiry: float) -> None:
         """Make it now; the host waits for the other end. Raises `CommunicatorFailed`."""
+        # The lock is not held while the link is made: a thread that issues a message meanwhile
+        # defers it instead of waiting.
         with self._lock:
             absent = isinstance(self._state, Unconnected)
             if absent:
@@ -132,29 +137,30 @@ class P2PLink:
         self._settled.wait(self._deadline(expiry).remaining)
         with self._lock:
             if not isinstance(self._state, Connected):
-                why = (
+                reason = (
                     self._state.reason
                     if isinstance(self._state, ConnectFailed)
                     else "did not come in time"
                 )
-                raise CommunicatorFailed(f"{self._spec.name} {why}")
+                raise CommunicatorFailed(f"{self._spec.name} {reason}")
 
-    def retire(self, part: Callable[[CommStream], None]) -> None:
-        """Nothing is issued any more: hand over its channel, if one is there or still comes."""
+    def retire(self, teardown: Callable[[CommStream], None]) -> None:
+        """Nothing is issued any more: pass the communicator to `teardown`, now or when it is
+        made."""
         with self._lock:
-            self._teardown = part
-            channel = self._state.comm_stream if isinstance(self._state, Connected) else None
-        if channel is not None:
-            part(channel)
+            self._teardown = teardown
+            comm_stream = self._state.comm_stream if isinstance(self._state, Connected) else None
+        if comm_stream is not None:
+            teardown(comm_stream)
 
     def collect_completed(self) -> None:
-        """Give back what the device has let go of."""
+        """Release the buffers of completed messages."""
         with self._lock:
             if isinstance(self._state, Connected):
                 self._state.comm_stream.collect_completed()
 
     def _launch_or_defer(self, work: DeviceWork, tensor: Tensor) -> str:
-        """Launch it, or keep it for later; why neither was possible."""
+        """Launch the message or defer it. Returns why neither was possible, or nothing."""
         match self._state:
             case Connected(channel):
                 return self._launch(channel, work, tensor)
@@ -173,66 +179,69 @@ class P2PLink:
         threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
 
     def _connect(self, expiry: float) -> None:
-        """Make the channel, then launch what waits for it; a failure is told to whoever waits."""
+        """Make the communicator, then launch the deferred messages, or fail them."""
         failed: list[tuple[DeviceWork, str]] = []
         try:
-            channel = self._make(self._deadline(expiry))
+            comm_stream = self._make(self._deadline(expiry))
             self._spec.device.set_current()
-        except Exception as error:  # unheard, it would leave works that only their deadline ends
+        except Exception as error:  # else only their deadline would end the deferred messages
             failed = self._on_failed(f"found no link: {error}")
         else:
-            failed = self._on_connected(channel)
+            failed = self._on_connected(comm_stream)
         finally:
             self._settled.set()
-        for work, why in failed:
-            work.fail(why)
+        # Outside the lock: failing a work calls the communicator.
+        for work, reason in failed:
+            work.fail(reason)
 
-    def _on_connected(self, channel: CommStream) -> list[tuple[DeviceWork, str]]:
-        """What was issued meanwhile goes first; what could not be launched, and why."""
+    def _on_connected(self, comm_stream: CommStream) -> list[tuple[DeviceWork, str]]:
+        """Launch the deferred messages. Returns those that could not be launched, and why."""
         failed = []
         with self._lock:
             waiting = (
                 self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             )
-            self._state = Connected(channel)
+            self._state = Connected(comm_stream)
+            # Under the lock, so that messages issued from now on come after these (P2).
             for deferred in waiting:
-                if why := self._launch_late(channel, deferred):
-                    failed.append((deferred.work, why))
-            part = self._teardown
-        if part is not None:
-            part(channel)
+                if reason := self._launch_late(comm_stream, deferred):
+                    failed.append((deferred.work, reason))
+            teardown = self._teardown
+        if teardown is not None:
+            teardown(comm_stream)
         return failed
 
-    def _on_failed(self, why: str) -> list[tuple[DeviceWork, str]]:
+    def _on_failed(self, reason: str) -> list[tuple[DeviceWork, str]]:
         with self._lock:
             waiting = (
                 self._state.deferred_messages if isinstance(self._state, Connecting) else deque()
             )
-            self._state = ConnectFailed(why)
-        return [(deferred.work, why) for deferred in waiting]
+            self._state = ConnectFailed(reason)
+        return [(deferred.work, reason) for deferred in waiting]
 
-    def _launch(self, channel: CommStream, work: DeviceWork, tensor: Tensor) -> str:
-        """Why it could not be."""
+    def _launch(self, comm_stream: CommStream, work: DeviceWork, tensor: Tensor) -> str:
+        """Returns why it could not be launched, or nothing."""
         try:
-            flight = channel.launch(self._call(channel, tensor), (tensor,))
+            inflight = comm_stream.launch(self._call(comm_stream, tensor), (tensor,))
         except RuntimeError as error:
             return f"was not launched: {error}"
-        work.set_inflight(flight, channel.stream)
+        work.set_inflight(inflight, comm_stream.stream)
         return ""
 
-    def _launch_late(self, channel: CommStream, deferred: DeferredMessage) -> str:
-        """On the link's own stream, which waits for what the caller's stream had been given."""
-        with self._spec.device.runtime.current(channel.stream):
+    def _launch_late(self, comm_stream: CommStream, deferred: DeferredMessage) -> str:
+        """Launch a deferred message on the link's own stream, after what its caller's stream had
+        been given when it was issued."""
+        with self._spec.device.runtime.current(comm_stream.stream):
             try:
-                deferred.ready.wait(channel.stream)
+                deferred.ready.wait(comm_stream.stream)
             except RuntimeError as error:
                 return f"was not launched: {error}"
-            return self._launch(channel, deferred.work, deferred.tensor)
+            return self._launch(comm_stream, deferred.work, deferred.tensor)
 
-    def _call(self, channel: CommStream, tensor: Tensor) -> Launch:
-        """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
-        whether its other end comes or not."""
-        moved = tensor if tensor.numel() else channel.scratch
+    def _call(self, comm_stream: CommStream, tensor: Tensor) -> Launch:
+        """An empty message travels as one byte: libraries end an empty one at once, whether or not
+        the other end takes part."""
+        moved = tensor if tensor.numel() else comm_stream.scratch
         return lambda group: group.message(self._spec.operation, moved, self._spec.peer)
 
     def _deferred(self, work: DeviceWork, tensor: Tensor) -> DeferredMessage:

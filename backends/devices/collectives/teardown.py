@@ -1,17 +1,15 @@
-"""Communicators that nobody wants any more, and that cannot be given back.
+"""Releases communicators of the library: together with the other members, or later, or never.
 
-Some libraries can end no operation, and torch_npu ends a process that gives back a communicator in
-use. So what still has something under way when its fabric closes is kept, and given back when a
-later look finds it idle, or never. Where the library can abort, it is aborted, and kept until that
-has an effect.
+**Together.** A communicator must not be released while a member still uses it: what runs there
+would end with an error on every member. So a member whose part is idle announces that ("farewell"),
+and releases the communicator when all members have done so. Nobody waits for it: closing only
+starts it, and the watchdog polls. If the library can abort, a member may leave alone: its farewell
+says so, and the others abort their parts too, since there is no common end any more.
 
-The end of a channel: its members give it back together, or not at all.
-
-A communicator must not be given back while a member still uses it: what runs there would end with
-an error, on every member. So a member whose part has ended says so, and gives the channel back when
-all have said it. Nobody waits for that: closing only starts it. Where the library can abort, a
-member may leave alone: it says that, and the others abort their parts too, for nobody would come to
-a common end.
+**Later or never.** Some libraries cannot end an operation, and torch_npu ends the process if it
+releases a communicator in use. So what is still busy when its fabric closes is kept by the process,
+and released when a later poll finds it idle, or never. If the library can abort, it is aborted, and
+kept until that has an effect.
 """
 
 import atexit
@@ -26,48 +24,50 @@ from equipoise.backends.devices.collectives.comm_stream import CommStream
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 
 EXIT_TIMEOUT = 5.0
-"""Seconds that the vendor gets to end the process while something hangs on the device."""
+"""Seconds that the process may take to exit while something hangs on the device. Vendors wait for
+the whole device at exit, without a bound."""
 
 
 class UnreleasedComms:
-    """The channels of this process that are kept. For any number of threads."""
+    """The communicators of this process that could not be released. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: list[CommStream] = []
         self._guarded = False
 
-    def keep(self, channel: CommStream) -> None:
-        """Nobody but this list uses it from now on."""
-        channel.abort(CommunicatorFailed(f"{channel.spec.name} was given up"))
+    def keep(self, comm_stream: CommStream) -> None:
+        """Take over a communicator; the caller does not use it any more."""
+        comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name} was given up"))
         with self._lock:
-            self._kept.append(channel)
+            self._kept.append(comm_stream)
             if not self._guarded:
                 self._guarded = True
                 atexit.register(self._guard)
 
     def release_idle(self) -> None:
-        """Give back what has become idle by now."""
+        """Release what has become idle."""
         with self._lock:
-            self._kept = [channel for channel in self._kept if not _over(channel)]
+            self._kept = [comm_stream for comm_stream in self._kept if not _over(comm_stream)]
 
     def names(self) -> tuple[str, ...]:
-        """What is kept."""
+        """Names of what is kept."""
         with self._lock:
-            return tuple(channel.spec.name for channel in self._kept)
+            return tuple(comm_stream.spec.name for comm_stream in self._kept)
 
     def _guard(self) -> None:
-        """Vendors wait for the whole device when the interpreter ends; that may be for ever."""
+        """At exit: end the process after `EXIT_TIMEOUT`, since the vendor would wait for the
+        device."""
         self.release_idle()
         if self.names():
             faulthandler.dump_traceback_later(EXIT_TIMEOUT, exit=True)
 
 
-def _over(channel: CommStream) -> bool:
-    """Whether it was idle, and was given back."""
-    if channel.collect_completed():
-        channel.close()
-    return channel.is_released()
+def _over(comm_stream: CommStream) -> bool:
+    """Release it if it is idle. Returns whether it is released."""
+    if comm_stream.collect_completed():
+        comm_stream.close()
+    return comm_stream.is_released()
 
 
 UNRELEASED_COMMS = UnreleasedComms()
@@ -75,21 +75,22 @@ UNRELEASED_COMMS = UnreleasedComms()
 
 
 PAUSE = 0.005
-"""Seconds between two looks of `finish`."""
+"""Seconds between two polls of `finish`: a poll asks the device and, where something ended, the
+store."""
 ABORT_TIMEOUT = 2.0
-"""Seconds that what was aborted may take to end when a fabric closes."""
+"""Maximum seconds that a closing fabric waits for what it has aborted; then it is kept."""
 ABORTED = b"aborted"
-"""The farewell of a member that did not wait for the others."""
+"""The farewell of a member that aborted without waiting for the others."""
 
 
 @dataclass
 class Teardown:
-    """A channel that nobody here issues on any more.
+    """A communicator of the library that is being released.
 
     Attributes:
-        comm_stream: the channel.
-        is_announced: whether the other members know.
-        farewells_read: whether this member needs the farewells of the others no more.
+        comm_stream: the communicator.
+        is_announced: whether this member has published its farewell.
+        farewells_read: whether this member has read the farewells of all members.
     """
 
     comm_stream: CommStream
@@ -98,10 +99,10 @@ class Teardown:
 
 
 class TeardownQueue:
-    """The channels of one fabric that are being given back. For any number of threads.
+    """The communicators of one fabric that are being released. Thread-safe.
 
     Args:
-        library: by its name.
+        library: name of the library.
         control: carries the farewells.
     """
 
@@ -111,26 +112,27 @@ class TeardownQueue:
         self._lock = threading.Lock()
         self._open: list[Teardown] = []
 
-    def add(self, channel: CommStream) -> None:
-        """Give it back when that can be."""
+    def add(self, comm_stream: CommStream) -> None:
+        """Release it as soon as all members are idle."""
         with self._lock:
-            self._open.append(Teardown(channel))
+            self._open.append(Teardown(comm_stream))
 
     def tick(self) -> bool:
-        """Go as far as possible without waiting; whether something is left."""
+        """Advance all without waiting. Returns whether some are left."""
         with self._lock:
-            self._open = [parting for parting in self._open if not self._advance(parting)]
+            self._open = [teardown for teardown in self._open if not self._advance(teardown)]
             return bool(self._open)
 
     def finish(self, timeout: Callable[[], float]) -> None:
-        """Go on for so many seconds, asked each time; then abort what is left, or strand it."""
+        """Advance for `timeout()` seconds, then abort what is left, or keep it. The timeout is
+        asked again at each poll: it shrinks when a rank is lost meanwhile."""
         self._go_on(timeout)
         if self._abort():
             self._go_on(lambda: ABORT_TIMEOUT)
         with self._lock:
             left, self._open = self._open, []
-        for parting in left:
-            UNRELEASED_COMMS.keep(parting.comm_stream)
+        for teardown in left:
+            UNRELEASED_COMMS.keep(teardown.comm_stream)
 
     def _go_on(self, timeout: Callable[[], float]) -> None:
         start = time.monotonic()
@@ -138,47 +140,48 @@ class TeardownQueue:
             time.sleep(PAUSE)
 
     def _abort(self) -> bool:
-        """Whether something could be."""
+        """Abort all that are left. Returns whether one could be aborted."""
         with self._lock:
-            channels = [parting.comm_stream for parting in self._open]
-        for channel in channels:
-            channel.abort(CommunicatorFailed(f"{channel.spec.name}: its fabric was closed"))
-        return any(channel.aborted for channel in channels)
+            channels = [teardown.comm_stream for teardown in self._open]
+        for comm_stream in channels:
+            comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name}: its fabric was closed"))
+        return any(comm_stream.aborted for comm_stream in channels)
 
-    def _advance(self, parting: Teardown) -> bool:
-        """Whether it is over and done with."""
-        channel = parting.comm_stream
-        idle = channel.collect_completed()
-        if not idle and not channel.aborted:
+    def _advance(self, teardown: Teardown) -> bool:
+        """Advance one. Returns whether it is done."""
+        comm_stream = teardown.comm_stream
+        idle = comm_stream.collect_completed()
+        if not idle and not comm_stream.aborted:
             return False
         try:
-            self._farewell(parting)
+            self._farewell(teardown)
         except BallotIncomplete:
-            if channel.can_abort and self._member_lost(channel):
-                channel.abort(CommunicatorFailed(f"{channel.spec.name}: a member was lost"))
-            return channel.is_released()
+            if comm_stream.can_abort and self._member_lost(comm_stream):
+                comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name}: a member was lost"))
+            return comm_stream.is_released()
         except ControlError:
-            UNRELEASED_COMMS.keep(channel)
+            UNRELEASED_COMMS.keep(comm_stream)
             return True
-        return channel.is_released()
+        return comm_stream.is_released()
 
-    def _farewell(self, parting: Teardown) -> None:
-        """Begin its end, if that can be now. Raises `BallotIncomplete` and `ControlError`."""
-        channel, membership = parting.comm_stream, parting.comm_stream.spec
-        question = f"{self._library}/{membership.name}/farewell"
-        if not parting.is_announced:
-            self._control.cast(question, ABORTED if channel.aborted else b"")
-            parting.is_announced = True
-        if parting.farewells_read:
-            return  # the last member may be deleting the farewells
-        if not channel.aborted:
-            if ABORTED in self._control.collect(question, 0.0, membership.ranks):
-                channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
-            channel.close()
-        parting.farewells_read = True
-        self._control.forget_together(question, membership.ranks)
+    def _farewell(self, teardown: Teardown) -> None:
+        """Announce this member's farewell, and release the communicator once all members have.
+        Raises `BallotIncomplete` and `ControlError`."""
+        comm_stream, spec = teardown.comm_stream, teardown.comm_stream.spec
+        question = f"{self._library}/{spec.name}/farewell"
+        if not teardown.is_announced:
+            self._control.cast(question, ABORTED if comm_stream.aborted else b"")
+            teardown.is_announced = True
+        if teardown.farewells_read:
+            return  # read once only: the last member to read them deletes them
+        if not comm_stream.aborted:
+            if ABORTED in self._control.collect(question, 0.0, spec.ranks):
+                comm_stream.abort(CommunicatorFailed(f"{spec.name}: a member has aborted it"))
+            comm_stream.close()
+        teardown.farewells_read = True
+        self._control.forget_together(question, spec.ranks)
 
-    def _member_lost(self, channel: CommStream) -> bool:
-        """Whether a member was lost, and will never say farewell."""
+    def _member_lost(self, comm_stream: CommStream) -> bool:
+        """Whether a member was lost, so that its farewell will never come."""
         loss = self._control.lost_rank(0.0)
-        return loss is not None and loss.rank in channel.spec.ranks
+        return loss is not None and loss.rank in comm_stream.spec.ranks

@@ -1,8 +1,8 @@
 """The thread that ends operations at their deadline.
 
-Libraries know one time-out for everything, or none, and torch's own watchdogs end the process. So
-one thread a fabric fails what has passed its deadline, also where nobody asks, and lets channels
-part that are being given back.
+Libraries have one time-out for all operations, or none, and torch's own watchdogs end the process.
+So one thread per fabric fails operations at their deadline, also if nobody asks for them, and
+advances the release of communicators.
 """
 
 import threading
@@ -13,15 +13,16 @@ from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 TEARDOWN_INTERVAL = 0.1
-"""Seconds between two looks at channels that part."""
+"""Seconds between two polls of communicators that are being released: each poll asks the store, and
+nobody waits for the result."""
 
 
 class Watchdog:
-    """Works until their end, and the thread that watches them.
+    """Watches operations until they end, on a thread of its own.
 
     Args:
-        library: by its name.
-        tick: lets channels part; whether some are left.
+        library: name of the library.
+        tick: advances the release of communicators; returns whether some are left.
     """
 
     def __init__(self, library: str, tick: Callable[[], bool]) -> None:
@@ -36,24 +37,25 @@ class Watchdog:
         self._thread.start()
 
     def watch(self, work: DeviceWork) -> None:
-        """Fail it at its deadline, or at once when the thread has ended."""
+        """Fail the operation at its deadline, or at once if the watchdog has ended."""
         with self._changed:
             closed = self._closed
             self._works = [kept for kept in self._works if not kept.has_ended]
             self._works.append(work)
+            # Only then: waking the thread for each operation would cost a switch per message.
             if work.expiry < self._next:
                 self._changed.notify()
         if closed:
             work.fail(closed)
 
     def start_teardown(self) -> None:
-        """Channels are to part."""
+        """Call `tick` from now on, until nothing is left."""
         with self._changed:
             self._tearing_down = True
             self._changed.notify()
 
     def stop(self, timeout: float) -> None:
-        """End the thread, within `timeout` seconds, and all works, with an error."""
+        """Fail all operations and end the thread; waits for it at most `timeout` seconds."""
         self._shut("was closed with its fabric")
         self._thread.join(timeout)
 
@@ -67,7 +69,7 @@ class Watchdog:
             raise
 
     def _await(self) -> bool:
-        """Sleep until there may be something to do; false when there never will be."""
+        """Sleep until there may be something to do. Returns False once it was closed."""
         with self._changed:
             self._works = [work for work in self._works if not work.has_ended]
             self._next = min((work.expiry for work in self._works), default=float("inf"))
@@ -75,24 +77,27 @@ class Watchdog:
             if self._tearing_down:
                 pause = min(pause, TEARDOWN_INTERVAL)
             if not self._closed and pause > 0.0:
+                # `wait` refuses an infinite timeout, which is what no operation and no release
+                # means.
                 self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
             return not self._closed
 
     def _round(self) -> None:
+        # Works are polled and failed outside the lock: that calls the device and the communicator.
         now = time.monotonic()
         with self._changed:
-            late = [work for work in self._works if work.expiry <= now]
-            parting, self._tearing_down = self._tearing_down, False
-        for work in late:
+            overdue = [work for work in self._works if work.expiry <= now]
+            teardown, self._tearing_down = self._tearing_down, False
+        for work in overdue:
             work.done()
-        if parting and self._tick():
+        if teardown and self._tick():
             with self._changed:
                 self._tearing_down = True
 
-    def _shut(self, why: str) -> None:
+    def _shut(self, reason: str) -> None:
         with self._changed:
-            self._closed = self._closed or why
+            self._closed = self._closed or reason
             works, self._works = self._works, []
             self._changed.notify()
         for work in works:
-            work.fail(why)
+            work.fail(reason)

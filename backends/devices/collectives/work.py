@@ -1,7 +1,4 @@
-"""What the device has under way for one operation.
-
-Handles of operations as their issuers see them.
-"""
+"""Handles of operations: as the device runs them (`InflightOp`), and as their issuers see them."""
 
 import threading
 import time
@@ -21,20 +18,20 @@ from equipoise.hal.stream import Stream
 
 
 class OpStatus(Enum):
-    """What became of an operation on the device."""
+    """The state of an operation on the device."""
 
     IN_FLIGHT = auto()
     DONE = auto()
-    """The device has let go of the buffers."""
+    """The device does not use the buffers any more."""
     FAILED = auto()
-    """An error of the device or of the library: whether the buffers are in use nobody knows."""
+    """An error of the device or of the library: the buffers may still be in use."""
 
 
 class InflightOp:
-    """An operation that was launched, and its buffers until it really ended (clause K1).
+    """A launched operation. It keeps its buffers until the device has finished (clause K1).
 
     Args:
-        handle: the library's.
+        handle: the library's handle.
         buffers: tensors that the operation reads or writes.
         device: where it runs.
     """
@@ -48,6 +45,7 @@ class InflightOp:
 
     def poll(self) -> OpStatus:
         """Ask the device; never blocks."""
+        # Read once: another thread that polls may drop the handle.
         handle = self._handle
         if handle is None:
             return OpStatus.DONE
@@ -66,32 +64,34 @@ class InflightOp:
         return OpStatus.DONE
 
     def block_stream(self, stream: Stream) -> None:
-        """Make `stream` wait for the end, without the host."""
+        """Make `stream` wait for the end, without blocking the host."""
         handle = self._handle
         if handle is not None:
             self.add_waiting_stream(stream)
             stream.launch(handle.block_stream)
 
     def add_waiting_stream(self, stream: Stream) -> None:
-        """That stream waits for the end, in whatever way."""
+        """Note that `stream` waits for the end, so that a failure reaches it."""
         self._waiting_streams.append(stream)
 
     def fail(self, failure: CommunicatorFailed) -> None:
-        """It has failed, or its group is about to be aborted: fail the streams that wait, for what
-        they wait for will not be there (clauses E7, E10)."""
-        held, self._waiting_streams = self._waiting_streams, []
-        for stream in held:
-            own_stream(stream).fail(failure)  # no launch: one that stands in the driver may be why
+        """Fail the streams that wait: the operation has failed, or is about to be aborted, and its
+        output will not be there (clauses E7, E10)."""
+        waiting, self._waiting_streams = self._waiting_streams, []
+        for stream in waiting:
+            # Not by a launch: another launch that blocks in the driver, with the issue lock, may be
+            # the reason for the abort.
+            own_stream(stream).fail(failure)
 
     def is_drained(self) -> bool:
-        """Whether the device has come behind an operation whose group was aborted."""
+        """Whether the device has finished an operation whose communicator was aborted."""
         handle = self._handle
         if handle is not None:
             self._device.set_current()
             try:
                 if not handle.is_complete():
                     return False
-            except RuntimeError:  # an error of the device: it will say nothing else any more
+            except RuntimeError:  # an error of the device, which does not go away
                 return False
             self._release_buffers()
         return True
@@ -102,7 +102,7 @@ class InflightOp:
 
 @dataclass(frozen=True)
 class StreamReleaser:
-    """What releases streams that wait for an operation which never came to the device.
+    """Releases streams that wait for an operation which was never launched.
 
     Attributes:
         device: the device.
@@ -114,40 +114,41 @@ class StreamReleaser:
     stream: Any
     deferred_event: Callable[[], DeferredEvent]
 
-    def release(self, promise: DeferredEvent) -> None:
-        """Let the one stream go on that waits for this; from any thread."""
+    def release(self, deferred_event: DeferredEvent) -> None:
+        """Let the stream continue that waits for this event; from any thread."""
         self.device.set_current()
-        promise.record(self.stream)
+        deferred_event.record(self.stream)
 
 
 @dataclass(frozen=True)
 class WaitingStream:
-    """A stream that waits for an operation which the device does not know yet.
+    """A stream that waits for an operation which was not launched yet.
 
     Attributes:
         deferred_event: what it waits for.
-        stream: who waits.
+        stream: the stream.
     """
 
     deferred_event: DeferredEvent
     stream: Stream
 
-    def release(self, bell: StreamReleaser, failure: CommunicatorFailed | None) -> None:
-        """Let the stream go; first fail it, for what it waits for is not there (clause E10): who
-        synchronises it must not find it drained and well."""
+    def release(self, releaser: StreamReleaser, failure: CommunicatorFailed | None) -> None:
+        """Let the stream continue. After a failure it is failed first, because the output is not
+        there (clause E10): a caller that synchronises it must not find it idle and healthy."""
         if failure is not None:
-            own_stream(self.stream).fail(failure)  # no launch: another may stand in the driver
-        bell.release(self.deferred_event)
+            own_stream(self.stream).fail(failure)  # not by a launch, which may block
+        releaser.release(self.deferred_event)
 
 
 class DeviceWork:
-    """One operation as its issuer sees it; what the device does with it is its `Flight`'s business.
+    """One operation as its issuer sees it. It may end, at its deadline or by an abort, before the
+    device has finished; `InflightOp` keeps the buffers then.
 
     Args:
         what: the operation in words, for errors.
         deadline: seconds from now until it fails its communicator.
-        failed: called with every failure, before anybody sees it.
-        bell: releases streams that wait in vain.
+        failed: called with every failure, before any caller sees it.
+        releaser: releases streams that wait for what is never launched.
     """
 
     def __init__(
@@ -155,12 +156,12 @@ class DeviceWork:
         what: str,
         deadline: float,
         failed: Callable[[CommunicatorFailed], None],
-        bell: StreamReleaser,
+        releaser: StreamReleaser,
     ) -> None:
         self.what = what
         self.expiry = time.monotonic() + deadline
         self._on_failed = failed
-        self._releaser = bell
+        self._releaser = releaser
         self._inflight: InflightOp | None = None
         self._failure: CommunicatorFailed | None = None
         self._waiting_streams: list[WaitingStream] = []
@@ -169,17 +170,17 @@ class DeviceWork:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is known; asks nobody."""
+        """Whether its end is known, without asking the device."""
         return self._ended.is_set()
 
-    def set_inflight(self, flight: InflightOp, lane: Any) -> None:
-        """The device knows it now; `lane` is the vendor's stream that it runs on."""
+    def set_inflight(self, inflight: InflightOp, stream: Any) -> None:
+        """The operation was launched; `stream` is the vendor's stream that it runs on."""
         with self._lock:
-            self._inflight = None if self._ended.is_set() else flight
-            waiters, self._waiting_streams = self._waiting_streams, []
-        for waiter in waiters:
-            flight.add_waiting_stream(waiter.stream)
-            waiter.deferred_event.record(lane)
+            self._inflight = None if self._ended.is_set() else inflight
+            waiting_streams, self._waiting_streams = self._waiting_streams, []
+        for waiting in waiting_streams:
+            inflight.add_waiting_stream(waiting.stream)
+            waiting.deferred_event.record(stream)
 
     def done(self) -> bool:
         """Whether the operation ended, well or not; asks the device, never blocks."""
@@ -188,18 +189,19 @@ class DeviceWork:
         return self._ended.is_set()
 
     def wait(self, stream: Stream) -> None:
-        """Make `stream` wait for the end, without the host. Raises `CommunicatorFailed` if it has
-        failed already."""
-        waiter: WaitingStream | None = None
+        """Make `stream` wait for the end, without blocking the host. Raises `CommunicatorFailed` if
+        it has failed already."""
+        waiting: WaitingStream | None = None
         with self._lock:
-            flight = self._inflight
-            if flight is None and not self._ended.is_set():
-                waiter = WaitingStream(self._releaser.deferred_event(), stream)
-                self._waiting_streams.append(waiter)
-        if waiter is not None:
-            stream.launch(waiter.deferred_event.wait)
-        elif flight is not None:
-            flight.block_stream(stream)
+            inflight = self._inflight
+            if inflight is None and not self._ended.is_set():
+                waiting = WaitingStream(self._releaser.deferred_event(), stream)
+                self._waiting_streams.append(waiting)
+        # Launched outside the lock: a launch may block, and the watchdog needs the lock to end it.
+        if waiting is not None:
+            stream.launch(waiting.deferred_event.wait)
+        elif inflight is not None:
+            inflight.block_stream(stream)
         else:
             self._raise_failure()
 
@@ -210,9 +212,9 @@ class DeviceWork:
         self._raise_failure()
 
     def cancel(self) -> None:
-        """Stop waiting; the channel keeps the buffers until the device lets go of them (E4).
+        """Stop waiting; the buffers are kept until the device has finished with them (E4).
 
-        Fails the communicator even after the end: whether that came first is a matter of luck.
+        Fails the communicator even if the operation has just ended: that would be a race otherwise.
         """
         failure = CommunicatorFailed(f"{self.what} was cancelled")
         self._on_failed(failure)
@@ -222,17 +224,17 @@ class DeviceWork:
         """End it well, unless it has ended."""
         self._end(None)
 
-    def fail(self, why: str) -> None:
+    def fail(self, reason: str) -> None:
         """End it with `CommunicatorFailed`, unless it has ended."""
-        self._end(CommunicatorFailed(f"{self.what} {why}"))
+        self._end(CommunicatorFailed(f"{self.what} {reason}"))
 
     def _poll(self) -> None:
-        flight = self._inflight
-        fate = OpStatus.IN_FLIGHT if flight is None else flight.poll()
-        if fate is OpStatus.DONE:
+        inflight = self._inflight
+        status = OpStatus.IN_FLIGHT if inflight is None else inflight.poll()
+        if status is OpStatus.DONE:
             self._end(None)
-        elif fate is OpStatus.FAILED and flight is not None:
-            self.fail(f"failed on the device: {flight.error}")
+        elif status is OpStatus.FAILED and inflight is not None:
+            self.fail(f"failed on the device: {inflight.error}")
         elif time.monotonic() >= self.expiry:
             self._end(OperationTimeout(f"{self.what} passed its deadline"))
 
@@ -240,18 +242,19 @@ class DeviceWork:
         with self._lock:
             if self._ended.is_set():
                 return
-            self._failure, flight, self._inflight = failure, self._inflight, None
-            waiters, self._waiting_streams = self._waiting_streams, []
+            self._failure, inflight, self._inflight = failure, self._inflight, None
+            waiting_streams, self._waiting_streams = self._waiting_streams, []
+            # First the communicator, so that a caller who sees the end finds it failed.
             if failure is not None:
                 self._on_failed(failure)
             self._ended.set()
-        if failure is not None and flight is not None:
-            flight.fail(failure)  # whether or not anybody can end it on the device
-        for waiter in waiters:
-            waiter.release(self._releaser, failure)
+        if failure is not None and inflight is not None:
+            inflight.fail(failure)  # also if the library cannot abort it
+        for waiting in waiting_streams:
+            waiting.release(self._releaser, failure)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            # Afresh: a kept exception would keep the frames that it was raised through, and what
-            # the device never lets go of is kept for ever (R1).
+            # A new exception each time: one that is raised again would keep the frames of its
+            # earlier callers, and with them their tensors (R1).
             raise type(self._failure)(str(self._failure))

@@ -1,4 +1,4 @@
-"""Slots whose verbs run at the call, so that they are in the order of issue by themselves."""
+"""A slot store that runs every verb at the call, so verbs are in the order of issue."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar

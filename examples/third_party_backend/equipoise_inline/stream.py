@@ -1,4 +1,4 @@
-"""A stream that is the calling thread: when a launch returns, it has run."""
+"""A stream that is the calling thread: a launch has run when it returns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

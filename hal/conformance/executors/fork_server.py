@@ -1,9 +1,9 @@
-"""The process that rank processes are copies of: imports their module, and forks on request.
+"""The process that rank processes are forked from: imports their module, forks on request.
 
 A request is a verb and a process id over the socket that is its standard input, with the three
-standard descriptors of the copy where one is to be made. It imports no backend: what those start
-or open when they are imported might not survive a fork. Copies share what an interpreter draws
-once, such as the seed of its hashes.
+standard descriptors of the new process where one is to be forked. It imports no backend: what
+those start or open at import might not survive a fork. Forked processes share what an interpreter
+draws once, such as the seed of its hashes.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""The executor for ranks that the communicator's own launcher started: this process is one of them.
+"""Plays cases on ranks that the communicator's own launcher started, this process included.
 
-Rank 0 owns hypothesis and is a rank itself. It broadcasts each order through the control plane of
-a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the answers before
-the next order. Only ballots are used for that, so nothing that is under test has to work for it.
+Rank 0 runs hypothesis and is a rank itself. It broadcasts each request through the control plane of
+a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the replies before
+the next request. Only ballots are used for that, so nothing under test has to work for it.
 """
 
 import json
@@ -79,7 +79,7 @@ class LaunchedRankGroup:
         raise Unsupported(f"ranks {sorted(ranks)} were started by the communicator's launcher")
 
     def close(self) -> None:
-        """Let the others go; the store may end with this rank, so they have to have heard it."""
+        """Dismiss the other ranks and wait for their replies: the store may end with this rank."""
         self._broadcast({"orders": {}, "end": True})
         with suppress(Violation, ControlPlaneLost):
             self._collect(set(range(1, self._fabric.control.size)), REPLY_GRACE)
@@ -127,7 +127,7 @@ class LaunchedSubject(MultiRankSubject):
 def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
     """Be a rank other than 0, until rank 0 says that this is the end.
 
-    Raises `ControlPlaneLost` when rank 0, or the store, is gone before it has said so.
+    Raises `ControlPlaneLost` when rank 0 or the store ends without dismissing this rank.
     """
     seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
     fabric = registry.communicator(communicator).connect(where)

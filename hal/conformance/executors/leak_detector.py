@@ -1,7 +1,8 @@
-"""What a process holds of the operating system (clause R1)."""
+"""What a process holds of the operating system, and what it has leaked (clause R1)."""
 
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ class ProcessUsage:
     """What a process holds.
 
     Attributes:
-        thread_names: of each thread.
+        thread_names: of each thread: Python's where it knows the thread, else the system's.
         descriptor_targets: what each descriptor leads to; of those without a name only the kind.
         memory: bytes that are resident.
         shm_names: names in shared memory.
@@ -46,10 +47,11 @@ class ProcessUsage:
 
     def excess_over(self, base: "ProcessUsage") -> str:
         """What it holds beyond `base`, in words; empty when it holds no more."""
+        threads = _more(self.thread_names, base.thread_names)
+        descriptors = _more(self.descriptor_targets, base.descriptor_targets)
         counts = {
-            f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
-            f"descriptors ({_more(self.descriptor_targets, base.descriptor_targets)})": self.descriptors
-            - base.descriptors,
+            f"threads ({threads})": self.threads - base.threads,
+            f"descriptors ({descriptors})": self.descriptors - base.descriptors,
             "names in shared memory": len(self.shm_names - base.shm_names),
             "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }
@@ -65,9 +67,11 @@ def _more(now: Iterable[str], before: Iterable[str]) -> str:
 def process_usage() -> ProcessUsage:
     """What this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
+    # Up to CPython 3.13 the system calls every thread of Python's by the name of the process.
+    known = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    tasks = {path.parent.name: _text(path) for path in Path("/proc/self/task").glob("*/comm")}
     return ProcessUsage(
-        thread_names=tuple(name for name in tasks if name),
+        thread_names=tuple(known.get(task, name) for task, name in tasks.items() if name),
         descriptor_targets=tuple(
             name for name in map(_target, os.listdir("/proc/self/fd")) if name
         ),
@@ -77,7 +81,7 @@ def process_usage() -> ProcessUsage:
 
 
 def _text(path: Path) -> str:
-    """What stands there; nothing when it is gone by now."""
+    """Contents of the file; empty when it no longer exists."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -144,7 +148,7 @@ class LeakDetector:
 
 
 def _state(stat: Path) -> str:
-    """One letter; "X" when the thread is gone by now."""
+    """One letter; "X" when the thread has ended by now."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -6,7 +6,7 @@ Orders and answers are JSON. Orders: `{"do": "greet"}`,
 `{"do": "gauge", "fabric": NAME, "number": N}`: how many seconds does opening a communicator take?
 `{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
 `{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
-Answers: `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+Replies: `{"answers": [...]}` of the rank's threads, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
 """
 
 import sys
@@ -130,11 +130,11 @@ class RankWorker:
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
             self._leftovers = around.communicators
-            bench = _rank_context(self._backend, around, place.rendezvous, case)
+            ctx = _rank_context(self._backend, around, place.rendezvous, case)
             found = resolve_property(order["property"])
             if found.large:
                 self._leaks.expect_growth()
-            return play_threads(found, case, bench)
+            return play_threads(found, case, ctx)
         finally:
             self._leaks.note_shm_names()
             accelerator.close()

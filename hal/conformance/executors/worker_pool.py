@@ -1,8 +1,6 @@
-"""The process that rank processes are copies of, as their driver sees it.
+"""Rank processes as their driver sees them: forked from one server, replaced when broken.
 
-One rank process as its driver sees it.
-
-Rank processes: copied when first needed, used by every case, replaced when broken.
+Each is forked when it is first needed and serves every later case.
 """
 
 import json
@@ -35,7 +33,7 @@ EXIT_POLL_INTERVAL = 0.005
 """Seconds between two looks at whether a copy has ended."""
 # torch's store looks up the name of every peer; where a name server drops datagrams now and then,
 # each drop would cost 5 s. Over TCP none is lost. Read at a process's first look-up, so the driver
-# sets it for itself too, where nobody has chosen otherwise.
+# sets it for itself too, unless the user has set it.
 os.environ.setdefault("RES_OPTIONS", "use-vc")
 
 
@@ -46,7 +44,7 @@ class ForkServer:
     driver imports, and nothing that happens to lie in the working directory.
 
     Args:
-        command: name of the module, whose `main` a copy runs, then its arguments.
+        command: name of the module whose `main` a fork runs, then its arguments.
         patience: seconds that it may take to answer; before its first answer it imports the module.
     """
 
@@ -135,7 +133,7 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status, negative for a signal; None when it still runs after so long."""
+        """Its exit status, negative for a signal; None when it still runs after the timeout."""
         expiry = time.monotonic() + seconds
         while self._status is None:
             self._status = self._template.poll(self.pid)
@@ -192,7 +190,7 @@ class WorkerProcess:
             return
 
     def receive(self) -> dict[str, Any] | None:
-        """Read once; a whole answer, or None. Raises `EOFError` when the rank is gone."""
+        """Read once; returns a whole answer or None. Raises `EOFError` when the rank has ended."""
         part = os.read(self._answers, READ_BYTES)
         if not part:
             raise EOFError
@@ -276,7 +274,7 @@ class WorkerPool:
     def gather(
         self, ranks: Collection[int], lost: Collection[int], watchdog: float, mourn: OnRankExit
     ) -> dict[int, dict[str, Any]]:
-        """One answer of each of `ranks`; nobody waits for those in `lost`, whose end is due.
+        """One answer of each of `ranks`; those in `lost` are expected to end and are not awaited.
 
         Raises:
             Violation: of E1, when another rank ends; of C8, when one does not answer within
@@ -333,7 +331,7 @@ class WorkerPool:
     def _timeout_violation(
         self, waiting: Collection[int], watchdog: float, answers: Mapping[int, dict[str, Any]]
     ) -> Violation:
-        """Who does not answer, and where it stands; also what went wrong for those who do."""
+        """Which ranks do not answer, with their stacks, and the errors of those that do."""
         for rank in waiting:
             self.workers[rank].dump_stacks()
         quotes = [f"rank {r}:\n{self.workers[r].stderr_tail()}" for r in sorted(waiting)]

@@ -1,4 +1,4 @@
-"""Family *determinism*: what must be the same each time, on every rank, to the last bit."""
+"""Family *determinism*: results that must be equal each time, on every rank, to the last bit."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from equipoise.hal.conformance.fixtures.strategies import (
     common_sizes,
     programs_by_size,
 )
-from equipoise.hal.conformance.program import Program, program
+from equipoise.hal.conformance.program import Program, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
 FAMILY = "determinism"
@@ -93,18 +93,18 @@ def rounding_floats(call: CollectiveCall, giver: int, taker: int) -> Tensor:
 def _copies(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = any_collective_step(traits, ROWS, COPY_OPS)
-        return st.lists(calls, min_size=1, max_size=MAX_COPIES).map(lambda s: program(s, size))
+        return st.lists(calls, min_size=1, max_size=MAX_COPIES).map(lambda s: make_program(s, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_copies(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    for call in calls_in(found):
+def _play_copies(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    for call in calls_in(program):
         require_results(
             "D3",
-            group,
-            (yield from run_calls(bench, group, [call], PlainBuffers(bench), arbitrary_bits)),
+            comm,
+            (yield from run_calls(ctx, comm, [call], PlainBuffers(ctx), arbitrary_bits)),
             arbitrary_bits,
         )
 
@@ -115,7 +115,7 @@ def _sums(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = any_collective_step(traits, ROWS, REDUCE_OPS)
-        return st.lists(calls, min_size=1, max_size=MAX_SUMS).map(lambda s: program(s, size))
+        return st.lists(calls, min_size=1, max_size=MAX_SUMS).map(lambda s: make_program(s, size))
 
     return programs_by_size(sizes, sized)
 
@@ -127,39 +127,39 @@ def sum_inputs(call: CollectiveCall, giver: int, taker: int) -> Tensor:
     )
 
 
-def _play_sums(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    calls = calls_in(found)
-    first = yield from run_calls(bench, group, calls, PlainBuffers(bench), sum_inputs)
+def _play_sums(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    calls = calls_in(program)
+    first = yield from run_calls(ctx, comm, calls, PlainBuffers(ctx), sum_inputs)
     for flight in first:
-        _require_sum(group, flight)
+        _require_sum(comm, flight)
     for _ in range(REPEATS):
-        again = yield from run_calls(bench, group, calls, PlainBuffers(bench), sum_inputs)
+        again = yield from run_calls(ctx, comm, calls, PlainBuffers(ctx), sum_inputs)
         for one, other in zip(again, first, strict=True):
-            what = f"rank {group.rank}, once more the same {one.call}"
+            what = f"rank {comm.rank}, once more the same {one.call}"
             require_equal("D1", one.result, other.result, what)
     sums = [to_host(flight.result) for flight in first if flight.call.op == "all_reduce"]
     return [raw_bytes(total).tolist() for total in sums]
 
 
-def _require_sum(group: Communicator, flight: InflightCall) -> None:
+def _require_sum(comm: Communicator, flight: InflightCall) -> None:
     """Whole numbers to the last bit; others within the bound of any order of adding."""
     if not flight.call.dtype.is_floating_point:
-        require_results("D1", group, [flight], sum_inputs)
+        require_results("D1", comm, [flight], sum_inputs)
         return
     parts = [
-        collective_input(flight.call, r, group.size, sum_inputs).double() for r in range(group.size)
+        collective_input(flight.call, r, comm.size, sum_inputs).double() for r in range(comm.size)
     ]
     if flight.call.op == "reduce_scatter":
-        parts = [part[group.rank] for part in parts]
+        parts = [part[comm.rank] for part in parts]
     columns = zip(*(part.flatten().tolist() for part in parts), strict=True)
     epsilon = torch.finfo(flight.call.dtype).eps
     for place, (column, seen) in enumerate(
         zip(columns, to_host(flight.result).double().flatten().tolist(), strict=True)
     ):
-        most = group.size * epsilon * math.fsum(map(abs, column))
+        most = comm.size * epsilon * math.fsum(map(abs, column))
         off = abs(seen - math.fsum(column))
-        what = f"rank {group.rank} after {flight.call}: element {place} is {off:g} off"
+        what = f"rank {comm.rank} after {flight.call}: element {place} is {off:g} off"
         require("D1", off <= most, f"{what}, {most:g} is what rounding explains")
 
 

@@ -3,11 +3,15 @@
 This module does not import vLLM, so that benchmarks and tests can compute what a worker gets.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
+from equipoise.balancer.experts.config import (
+    BalancerConfig,
+    PlannerOptions,
+    ShareMode,
+    default_sub_window,
+)
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EplbSettings
@@ -67,13 +71,3 @@ def node_count(node_of_rank: Sequence[int]) -> int:
     ranks_per_node, remainder = divmod(len(node_of_rank), nodes)
     even = [rank // ranks_per_node for rank in range(len(node_of_rank))] if not remainder else []
     return nodes if list(node_of_rank) == even else 1
-
-
-def default_sub_window(window: int, interval: int) -> int:
-    """Return the divisor of the interval that is nearest to a quarter of the window.
-
-    The window is then rounded down to a multiple of it.
-    """
-    target = max(window / 4, 1.0)
-    divisors = [steps for steps in range(1, window + 1) if interval % steps == 0]
-    return min(divisors, key=lambda steps: abs(math.log(steps / target)))

@@ -19,8 +19,8 @@ from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_g
 
 from equipoise.balancer.experts.closing import close_all
 from equipoise.balancer.experts.config import BalancerConfig
-from equipoise.balancer.experts.model_balancer import LayerGroupContext, ModelBalancer
-from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
 from equipoise.balancer.experts.runtime import events
 from equipoise.balancer.experts.runtime.events import Event, EventSink, RebalanceMeasured
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
@@ -296,8 +296,8 @@ class EquipoiseEplbState:
             is_profile: it only measures memory; ours was allocated with the model.
             log_stats: ignored; our log lines read it from the configuration.
 
-        Raises what `RebalanceEngine.boundary` raises: a rank that cannot know the outcome of a vote
-        has to end. Raises `IntegrationError` if a layer never asks for slots.
+        Raises what `ModelBalancer.before_step` raises: a rank that cannot know the outcome of a
+        vote has to end. Raises `IntegrationError` if a layer never asks for slots.
         """
         if is_profile:
             return

@@ -131,11 +131,11 @@ class ForgivingPool(VirtualPagePool):
 
 
 ARGUMENTS = "a-bad-argument-changes-nothing"
-LEASES = "a-leased-slot-is-written-by-nobody"
+LEASES = "writes-to-a-leased-slot-are-refused"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 PAGES = "a-page-is-not-handed-out-under-a-copy"
-MACHINE = "everything-at-once-shows-what-is-due"
-VAIN = "a-wait-that-ends-in-vain-says-so"
+MACHINE = "accelerator-state-machine-matches-its-model"
+VAIN = "a-wait-raises-at-its-timeout"
 # A slot of several bytes that is read while it is written is torn, a batch is seen in parts; and
 # the machine has readers, too.
 READ = ("a-slot-is-read-whole", "a-batch-is-seen-whole", MACHINE)

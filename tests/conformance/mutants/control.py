@@ -198,9 +198,9 @@ class Checked:
     def traits(self) -> Traits:
         return self.inner.traits
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         with patch.object(control_checked_mode, "CHECKED", self.checked):
-            self.inner.play(claim, case)
+            self.inner.play(prop, case)
 
     def close(self) -> None:
         self.inner.close()
@@ -212,8 +212,8 @@ def checked_by(checked: type[CheckedCommunicator]) -> Callable[[], Subject]:
 
 BALLOTS = "ballots-stay-and-the-missing-are-named"
 DECISIONS = "one-decision-for-all"
-ACCUSED = "nobody-who-beats-is-accused"
-OUTLIVES = "what-a-rank-said-outlives-it"
+ACCUSED = "a-rank-with-a-heartbeat-is-not-reported-lost"
+OUTLIVES = "ballots-outlive-the-rank-that-cast-them"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
 
@@ -257,7 +257,7 @@ MUTANTS = (
         property=OUTLIVES,
         subject=network_with(control=WordsGoWithTheRank),
         # A rank that leaves takes what the others still read.
-        also=("a-lost-store-is-said-to-be",),
+        also=("a-lost-store-raises-control-lost",),
     ),
     Mutant(
         name="the-store-is-on-rank-zero",

@@ -1,4 +1,4 @@
-"""Mutants of the CPU about events, failed streams, replays, verbs, and devices that close."""
+"""Mutants of the CPU: events, failed streams, replays, slot verbs, and closed devices."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -211,10 +211,10 @@ class ChangingIndex(CpuAccelerator):
 
 
 POINTS = "an-event-says-when-its-point-is-reached"
-BROKEN = "a-stream-whose-program-raised-says-so-at-every-call"
+BROKEN = "a-failed-stream-raises-at-every-call"
 ELSEWHERE = "a-graph-replays-on-the-stream-it-is-given"
-CLOSED = "a-closed-device-takes-nothing"
-SAID = "a-device-says-what-it-is"
+CLOSED = "a-closed-device-refuses-launches"
+SAID = "memory-and-topology-are-plausible"
 MUTANTS = (
     Mutant(
         name="a-query-runs-ahead",

@@ -1,4 +1,4 @@
-"""Mutants of gloo about works that fail or are cancelled, and streams that wait for them."""
+"""Mutants of gloo: works that fail or are cancelled, and streams that wait for them."""
 
 from contextlib import suppress
 
@@ -65,7 +65,7 @@ class IgnoresEarlierFailure(GlooWork):
 
 
 CANCEL = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 MUTANTS = (
     Mutant(
         name="a-cancelled-operation-goes-on",

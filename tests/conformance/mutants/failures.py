@@ -151,14 +151,14 @@ class AbortOnlyMarks(VirtualCommunicator):
         self.fail(CommunicatorFailed, f"{self._purpose!r} was aborted", self.incarnation)
 
 
-LONELY = "what-nobody-answers-fails-its-communicator-by-name-and-no-other"
-FAILED = "a-failed-work-says-so-every-time"
+LONELY = "an-unmatched-operation-fails-only-its-communicator"
+FAILED = "a-failed-work-raises-at-every-call"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
-SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 CLOSED = "closing-ends-what-is-in-flight"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 
 MUTANTS = (
     Mutant(

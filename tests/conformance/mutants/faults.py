@@ -1,4 +1,4 @@
-"""Mutants of family *faults*: what goes wrong only once something else has gone wrong."""
+"""Mutants of family *faults*: what breaks only after another fault."""
 
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,7 @@ MUTANTS = (
         property=FAULTS.name,
         subject=network_with(control=WrongRankIsAccused),
         # Ranks are lost there, too.
-        also=("what-a-rank-said-outlives-it",),
+        also=("ballots-outlive-the-rank-that-cast-them",),
     ),
     Mutant(
         name="a-loss-is-told-without-the-operation",
@@ -157,6 +157,6 @@ MUTANTS = (
         property=FAULTS.name,
         subject=network_with(control=LossNamesNoOperation),
         # Ranks are lost there, too.
-        also=("what-a-rank-said-outlives-it",),
+        also=("ballots-outlive-the-rank-that-cast-them",),
     ),
 )

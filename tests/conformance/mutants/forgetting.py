@@ -1,4 +1,4 @@
-"""Mutants of family *control* that forget too little, or too much."""
+"""Mutants of family *control* that forget too little or too much."""
 
 from collections.abc import Sequence
 

@@ -103,10 +103,10 @@ class SourcesBorrow(VirtualSlotStore):
         return [bytes_of(borrowed(torch.from_numpy(part))) for part in super()._source(source)]
 
 
-DROPPED = "buffers-dropped-in-flight-still-travel"
-VERBS = "memory-dropped-behind-a-verb-still-counts"
+DROPPED = "operations-own-their-buffers"
+VERBS = "slot-verbs-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
-SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 

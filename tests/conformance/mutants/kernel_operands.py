@@ -1,4 +1,4 @@
-"""Mutants about operands of kernels, and about tables that are not there yet."""
+"""Mutants of kernels: operands, and tables that are not there yet."""
 
 from dataclasses import replace
 
@@ -139,7 +139,7 @@ class ZerosWithoutTables(AnyKernels):
 
 OPERANDS = "an-operand-that-does-not-fit-changes-nothing"
 TAKEN = "an-update-of-tables-is-taken-at-the-call"
-UNSOLVED = "shares-of-a-layer-without-tables-are-left-alone"
+UNSOLVED = "solve-shares-ignores-layers-without-tables"
 MUTATIONS = (
     Mutation(
         name="strides-of-ids-are-not-looked-at",

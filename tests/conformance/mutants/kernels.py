@@ -268,16 +268,16 @@ class OneReplay(VirtualGraph):
 VALUES = "kernels-equal-the-reference"
 RULES = "kernels-keep-the-rules-of-other-engines"
 RULED = "a-pass-by-a-rule-reads-one-generation"
-SALTED = "ranks-and-layers-make-choices-of-their-own"
+SALTED = "rank-and-layer-enter-the-routing-hash"
 COMMITTED = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
-TOGETHER = "no-token-finds-another-experts-weights"
+TOGETHER = "tables-and-weights-of-a-layer-change-together"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 FOLLOWING = "kernels-follow-their-stream"
 LOCKED = "a-captured-lock-hands-over-at-every-replay"
 REPLAYED = "a-graph-replays-on-the-stream-it-is-given"
 LARGE = "kernels-equal-the-reference-at-the-sizes-of-models"
-MACHINE = "everything-at-once-shows-what-is-due"
+MACHINE = "accelerator-state-machine-matches-its-model"
 MUTATIONS = (
     Mutation(
         name="counting-waits-for-the-stream",

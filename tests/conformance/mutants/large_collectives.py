@@ -1,4 +1,4 @@
-"""Mutants of gloo that are right for what is small, and for little of it."""
+"""Mutants of gloo that are right for small messages, and for few of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -173,7 +173,7 @@ MUTANTS = (
         name="the-hundredth-message-is-lost",
         clause="P2",
         broken="Of many messages in flight the hundredth arrives as zeros.",
-        property="a-crowd-of-messages-keeps-its-order",
+        property="many-messages-in-flight-match-in-order",
         subject=gloo_with(communicator=LosesMessage100),
         real=True,
     ),

@@ -1,4 +1,4 @@
-"""Kernels, tables and slots that are right for small sizes."""
+"""Mutants of kernels, tables and slots that are right for small sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace

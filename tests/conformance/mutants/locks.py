@@ -193,14 +193,14 @@ class OrderedCopies(VirtualSlotStore):
         super().write(slots, sources, stream)
 
 
-TURNS = "the-mover-and-the-model-take-turns"
+TURNS = "the-lock-alternates-writer-and-reader"
 ONE = "one-signal-lets-one-waiter-go-on"
 CAPTURED = "a-captured-lock-hands-over-at-every-replay"
-MODEL = "a-lock-does-what-its-model-does"
-DEADLINE = "a-lock-that-nobody-signals-is-poisoned"
-BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
-MACHINE = "everything-at-once-shows-what-is-due"
-VAIN = "a-wait-that-ends-in-vain-says-so"
+MODEL = "lock-calls-match-the-lock-model"
+DEADLINE = "an-unsignalled-lock-is-poisoned-at-its-deadline"
+BESIDE = "other-streams-run-while-one-waits-for-a-signal"
+MACHINE = "accelerator-state-machine-matches-its-model"
+VAIN = "a-wait-raises-at-its-timeout"
 MUTANTS = (
     Mutant(
         name="the-mover-is-let-in-by-the-acquire",

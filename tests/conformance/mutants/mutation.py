@@ -1,4 +1,4 @@
-"""What is broken by the contract's own verbs alone, and so in any backend's kernels or slots."""
+"""Breakages made of the contract's own verbs, which fit the kernels or slots of any backend."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -147,15 +147,15 @@ class StubbornStream(VirtualStream):
 IN_ORDER = "launches-run-in-the-order-that-streams-and-events-give"
 HELD = "a-held-launch-holds-up-only-what-is-ordered-behind-it"
 UNRECORDED = "an-unrecorded-event-cannot-be-waited-for"
-RAISED = "a-stream-whose-program-raised-says-so-at-every-call"
+RAISED = "a-failed-stream-raises-at-every-call"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 KERNELS = "kernels-follow-their-stream"
-SEEN = "who-waits-for-a-commit-sees-it"
+SEEN = "a-commit-is-visible-after-its-event"
 TABLES = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
 RULED = "a-pass-by-a-rule-reads-one-generation"
-TOGETHER = "no-token-finds-another-experts-weights"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+TOGETHER = "tables-and-weights-of-a-layer-change-together"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 MUTANTS = (
     Mutant(
         name="a-launch-overtakes",
@@ -186,7 +186,7 @@ MUTANTS = (
             ROUTED,
             RULED,
             TOGETHER,
-            "everything-at-once-shows-what-is-due",
+            "accelerator-state-machine-matches-its-model",
         ),
     ),
     Mutant(
@@ -220,7 +220,7 @@ MUTANTS = (
         # The machine orders streams by events.
         also=(
             IN_ORDER,
-            "everything-at-once-shows-what-is-due",
+            "accelerator-state-machine-matches-its-model",
         ),
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = (
         # The machine orders streams by events.
         also=(
             IN_ORDER,
-            "everything-at-once-shows-what-is-due",
+            "accelerator-state-machine-matches-its-model",
         ),
     ),
     Mutant(
@@ -252,7 +252,7 @@ MUTANTS = (
         property=RAISED,
         subject=device_with(stream=ForgetfulStream),
         # Both make several calls on a stream that has failed, or whose device was closed.
-        also=(WAITS, "a-closed-device-takes-nothing"),
+        also=(WAITS, "a-closed-device-refuses-launches"),
     ),
     Mutant(
         name="a-failed-stream-runs-on",

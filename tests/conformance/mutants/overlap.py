@@ -18,7 +18,7 @@ class SharingDevice(VirtualDevice):
         return super().stream(role)
 
 
-BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
+BESIDE = "other-streams-run-while-one-waits-for-a-signal"
 MUTANTS = (
     Mutant(
         name="two-roles-share-a-queue",

@@ -176,12 +176,12 @@ class UnknownSumsAreTaken(VirtualCommunicator):
 
 
 DEFINITION = "every-collective-equals-its-definition"
-SHAPES = "every-shape-travels"
+SHAPES = "every-dtype-and-shape-is-transported"
 ADDRESSES = "misaligned-buffers-arrive-and-their-neighbours-stay"
 LAYOUTS = "layouts-are-copied-right-or-rejected"
 UNEVEN = "uneven-rows-arrive"
 GROUPS = "groups-of-any-size-and-members-work"
-REFUSED = "what-is-not-supported-is-refused-without-a-trace"
+REFUSED = "unsupported-calls-raise-before-any-side-effect"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"

@@ -122,8 +122,8 @@ class ForgetfulLeaseStore(VirtualSlotStore):
 
 
 ORDER = "verbs-of-a-store-take-effect-in-the-order-of-issue"
-MACHINE = "everything-at-once-shows-what-is-due"
-WEIGHTS = "no-token-finds-another-experts-weights"
+MACHINE = "accelerator-state-machine-matches-its-model"
+WEIGHTS = "tables-and-weights-of-a-layer-change-together"
 MUTANTS = (
     Mutant(
         name="a-source-is-overwritten-while-it-is-packed",
@@ -156,12 +156,12 @@ MUTANTS = (
         name="the-callers-event-says-nothing-of-a-commit",
         clause="V1",
         broken="A commit runs beside the stream it was issued on, whose events do not cover it.",
-        property="who-waits-for-a-commit-sees-it",
+        property="a-commit-is-visible-after-its-event",
         # Whoever orders something behind a commit or a write does so by an event, or a signal.
         also=(
-            "the-mover-and-the-model-take-turns",
+            "the-lock-alternates-writer-and-reader",
             "a-page-is-not-handed-out-under-a-copy",
-            "memory-dropped-behind-a-verb-still-counts",
+            "slot-verbs-own-their-buffers",
             WEIGHTS,
             MACHINE,
         ),

@@ -22,12 +22,12 @@ from equipoise.hal.support.page_pool import PoolPage
 
 
 def _missing_event_wait(patch: Patch) -> None:
-    patch(event.DeviceRecording, "hold", lambda self, stream: None)
+    patch(event.DeviceRecording, "block_stream", lambda self, stream: None)
 
 
 def _early_pinned_read(patch: Patch) -> None:
     # The copies that fill what the solver reads are still on their way.
-    patch(share_solver.SolveJob, "call", lambda self: self.solve())
+    patch(share_solver.SolveJob, "enqueue", lambda self: self.solve())
 
 
 def _pinned_overwrite(patch: Patch) -> None:
@@ -36,7 +36,7 @@ def _pinned_overwrite(patch: Patch) -> None:
 
 
 def _missing_stream_record(patch: Patch) -> None:
-    patch(slots, "used_on", lambda stream, *tensors: None)
+    patch(slots, "record_stream_use", lambda stream, *tensors: None)
 
 
 def _unwaited_receive(patch: Patch) -> None:
@@ -60,7 +60,7 @@ def _per_tensor_messages(patch: Patch) -> None:
                 peers.append(peer)
         return P2PRound(tuple(ways), tuple(blobs), tuple(peers))
 
-    patch(communicator, "round_of", halves)
+    patch(communicator, "plan_round", halves)
 
 
 def _send_before_receive(patch: Patch) -> None:
@@ -86,11 +86,11 @@ def _offset_view_of_a_private_format(patch: Patch) -> None:
     def stacked(self: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return healthy(self, (2, *shape), dtype)[1]
 
-    patch(AscendAccelerator, "private", stacked)
+    patch(AscendAccelerator, "empty_private", stacked)
 
 
 def _word_lent_again_whatever_came_first(patch: Patch) -> None:
-    patch(lock_flags.NpuAcquireFlag, "lendable", property(lambda self: True))
+    patch(lock_flags.NpuAcquireFlag, "reusable", property(lambda self: True))
 
 
 BREAKAGES = (
@@ -103,7 +103,7 @@ BREAKAGES = (
     Breakage(
         name="word_lent_again_whatever_came_first",
         broken="a lock's word whose signal came before its wait is waited for again",
-        property="a-lock-does-what-its-model-does",
+        property="lock-calls-match-the-lock-model",
         plant=_word_lent_again_whatever_came_first,
         ranks=2,
     ),
@@ -122,7 +122,7 @@ BREAKAGES = (
     Breakage(
         name="missing_stream_record",
         broken="the allocator is not told which streams use what a verb was given",
-        property="memory-dropped-behind-a-verb-still-counts",
+        property="slot-verbs-own-their-buffers",
         plant=_missing_stream_record,
     ),
     Breakage(

@@ -149,7 +149,7 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.integrations.vllm.eplb.config import default_sub_window
+    from equipoise.balancer.experts.config import default_sub_window
 
     found = default_sub_window(window, interval)
     assert found <= window
@@ -176,7 +176,8 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.integrations.vllm.eplb.config import balancer_config, default_sub_window
+    from equipoise.balancer.experts.config import default_sub_window
+    from equipoise.integrations.vllm.eplb.config import balancer_config
 
     asked = EplbSettings(
         replica_split="exact", min_improvement=gain, target_imbalance=target, timeout_seconds=3.0

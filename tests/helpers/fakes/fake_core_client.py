@@ -267,7 +267,7 @@ def deploy(
     release: Release = Release.NEW,
     **routing: Mapping[str, Any] | Any,
 ) -> Deployment:
-    """So many API servers in front of so many engines; with no routing asked for, without schedulers."""
+    """API servers in front of engines; without `routing` they have no schedulers."""
     kind = patched(release)
     made = [FakeEngine(slots) for _ in range(engines)]
     config = configuration(slots, **routing)

@@ -79,7 +79,7 @@ def check_turns(launchers: Launchers, world: World, ids: Tensor, offset: int, tu
     """With blocks of the rule of `turns` elements, so that a small batch has several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routing_rules, "BLOCK", turns)
-        patch.setattr(launchers.module("ruled"), "TURNS", turns)
+        patch.setattr(launchers.module("engine_rules"), "TURNS", turns)
         check_rule(launchers, world, ids, BlockTurns(offset))
 
 

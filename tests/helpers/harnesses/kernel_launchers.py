@@ -27,7 +27,7 @@ class Launchers:
 
     def __post_init__(self) -> None:
         # Now: a module that is imported while another is patched would keep what it saw there.
-        self.module("warming")
+        self.module("warmup")
 
     def module(self, name: str) -> ModuleType:
         return import_module(f"{self.package}.{name}")
@@ -38,23 +38,23 @@ class Launchers:
 
     @property
     def route_hashed(self) -> Launcher:
-        return self._launcher("hashed", "route_hashed")
+        return self._launcher("hash_routing", "route_hashed")
 
     @property
     def route_apportioned(self) -> Launcher:
-        return self._launcher("apportioned", "route_apportioned")
+        return self._launcher("quota_routing", "route_apportioned")
 
     @property
     def route_by_rule(self) -> Launcher:
-        return self._launcher("ruled", "route_by_rule")
+        return self._launcher("engine_rules", "route_by_rule")
 
     @property
     def solve_shares(self) -> Launcher:
-        return self._launcher("solver", "solve_shares")
+        return self._launcher("share_solver", "solve_shares")
 
     @property
     def commit_tables(self) -> Launcher:
-        return self._launcher("committing", "commit_tables")
+        return self._launcher("table_commit", "commit_tables")
 
     @property
     def checksum(self) -> Launcher:
@@ -79,8 +79,12 @@ class Launchers:
     def small_blocks(self, few: int, many: int) -> Iterator[None]:
         """Batches of more than `few` elements are divided among programs of `many`."""
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in (("FEW", few), ("SOME", few), ("MANY", many)):
-                patch.setattr(self.module("blocks"), name, value)
+            for name, value in (
+                ("SMALL_BATCH", few),
+                ("MEDIUM_BATCH", few),
+                ("LARGE_BATCH_BLOCK", many),
+            ):
+                patch.setattr(self.module("histogram"), name, value)
             yield
 
     @contextmanager
@@ -88,10 +92,10 @@ class Launchers:
         """Occurrences are numbered in blocks of `block`; more than `small` elements are counted
         before, `rows` blocks at a time."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("workspace", "apportioned", "ruled"):
+            for module in ("workspace", "quota_routing", "engine_rules"):
                 patch.setattr(self.module(module), "BLOCK", block)
-            patch.setattr(self.module("apportioned"), "SMALL", small)
-            patch.setattr(self.module("apportioned"), "ROWS", rows)
+            patch.setattr(self.module("quota_routing"), "SMALL", small)
+            patch.setattr(self.module("quota_routing"), "ROWS", rows)
             yield
 
     def _launcher(self, module: str, name: str) -> Launcher:

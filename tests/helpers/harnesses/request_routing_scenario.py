@@ -85,7 +85,8 @@ class Play:
             await self.go_on(name, len(self.sent) % 3 > 0)
             return
         if any(
-            one.id == name and one.state in UNSENT_STATES for one in self.client[name].scheduler.requests
+            one.id == name and one.state in UNSENT_STATES
+            for one in self.client[name].scheduler.requests
         ):
             self.never.add(name)
         self.given_up.add(name)

@@ -1,4 +1,4 @@
-"""A communicator that is joined like one with a launcher of its own; one rank of such a launch.
+"""A communicator with a launcher of its own, and one rank of such a launch.
 
 As a program, `BACKEND` is read from the environment: rank 0 plays properties and prints what it
 found as JSON, the others serve.

@@ -20,13 +20,13 @@ from equipoise.hal.stream import Stream
 
 
 def _word_not_taken(patch: Patch) -> None:
-    patch(CudaAcquireFlag, "wait", lambda self, stream: self._word.enqueue_wait(stream, SET))
+    patch(CudaAcquireFlag, "wait", lambda self, stream: self._flag.enqueue_wait(stream, SET))
 
 
 def _word_taken_first(patch: Patch) -> None:
     def wait(self: CudaAcquireFlag, stream: Any) -> None:
-        self._word.enqueue_write(stream, CLEAR)
-        self._word.enqueue_wait(stream, SET)
+        self._flag.enqueue_write(stream, CLEAR)
+        self._flag.enqueue_wait(stream, SET)
 
     patch(CudaAcquireFlag, "wait", wait)
 
@@ -36,7 +36,7 @@ def _acquire_that_waits_for_nothing(patch: Patch) -> None:
 
 
 def _release_by_the_host(patch: Patch) -> None:
-    patch(CudaReleaseFlag, "set", lambda self, stream: self._word.store(SET))
+    patch(CudaReleaseFlag, "set", lambda self, stream: self._flag.store(SET))
 
 
 def _one_word_for_all(patch: Patch) -> None:
@@ -54,7 +54,7 @@ def _one_word_for_all(patch: Patch) -> None:
         full[:] = full or [CudaAcquireFlag(self._device)]
         return full[0]
 
-    patch(host_flags.CudaLockFlags, "full", shared)
+    patch(host_flags.CudaLockFlags, "acquire_flag", shared)
 
 
 def _wide_words_only(patch: Patch) -> None:
@@ -70,7 +70,7 @@ def _fingerprint_of_the_first_part(patch: Patch) -> None:
     ) -> None:
         healthy(self, parts[:1], out, stream)
 
-    patch(CudaByteOps, "fingerprint", fingerprint)
+    patch(CudaByteOps, "checksum_parts", fingerprint)
 
 
 BREAKAGES = (
@@ -89,7 +89,7 @@ BREAKAGES = (
     Breakage(
         name="acquire_that_waits_for_nothing",
         broken="an acquire lets its stream through",
-        property="a-lock-does-what-its-model-does",
+        property="lock-calls-match-the-lock-model",
         plant=_acquire_that_waits_for_nothing,
     ),
     Breakage(
@@ -107,7 +107,7 @@ BREAKAGES = (
     Breakage(
         name="wide_words_only",
         broken="pieces that are not aligned are not copied",
-        property="a-slot-is-its-segments",
+        property="verbs-move-every-byte-of-the-segments",
         plant=_wide_words_only,
     ),
     Breakage(

@@ -26,15 +26,15 @@ def _answered_round(patch: Patch) -> None:
                 for way, blob, peer in zip(ways, blobs, peers, strict=True):
                     there, back = [(peer, blob)], [(peer, self._answer)]
                     received, sent = (there, back) if way == "irecv" else (back, there)
-                    self._move(received, sent, comm, to)
+                    self._launch_messages(received, sent, comm, to)
 
-        return self._fly(launch)
+        return self._launch(launch)
 
     patch(nccl_comm.NcclComm, "batch", batch)
 
 
 def _launch_ahead_of_its_inputs(patch: Patch) -> None:
-    patch(nccl_comm.NcclComm, "_come", lambda self: None)
+    patch(nccl_comm.NcclComm, "_wait_for_current_stream", lambda self: None)
 
 
 def _launch_not_awaited(patch: Patch) -> None:
@@ -44,7 +44,7 @@ def _launch_not_awaited(patch: Patch) -> None:
 
 def _early_end(patch: Patch) -> None:
     # The event stands behind nothing: the stream that it is recorded on was given nothing.
-    patch(nccl_comm.NcclHandle, "ended", lambda self: True)
+    patch(nccl_comm.NcclHandle, "is_complete", lambda self: True)
 
 
 def _one_stream_for_all(patch: Patch) -> None:
@@ -57,7 +57,7 @@ def _one_stream_for_all(patch: Patch) -> None:
         return kept[id(self)]
 
     patch(DriverStreamPool, "take", take)
-    patch(nccl, "bell", driver_streams.new_stream)
+    patch(nccl, "release_stream", driver_streams.new_stream)
 
 
 def _unkept_promise(patch: Patch) -> None:
@@ -75,21 +75,21 @@ BREAKAGES = (
     Breakage(
         name="unanswered_message",
         broken="a send ends when its bytes lie in a buffer, whether anybody receives them or not",
-        property="what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        property="an-unmatched-operation-fails-only-its-communicator",
         plant=_unanswered_message,
         ranks=2,
     ),
     Breakage(
         name="answered_round",
         broken="messages of a round are answered on the way of the round's own messages",
-        property="what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        property="an-unmatched-operation-fails-only-its-communicator",
         plant=_answered_round,
         ranks=2,
     ),
     Breakage(
         name="launch_ahead_of_its_inputs",
         broken="the communicator's stream does not wait for what the caller's was given",
-        property="operations-come-after-what-the-current-stream-was-given",
+        property="operations-are-ordered-after-the-current-stream",
         plant=_launch_ahead_of_its_inputs,
         ranks=2,
     ),

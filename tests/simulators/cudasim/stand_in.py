@@ -21,7 +21,7 @@ def install() -> None:
     }
     for name, value in stand_in.items():
         setattr(cuda_runtime, name, value)
-    vars(cuda_runtime.RUNTIME).update(kind="npu", on_device=npu_native.RUNTIME.on_device)
+    vars(cuda_runtime.RUNTIME).update(device_type="npu", on_device=npu_native.RUNTIME.on_device)
     host_flags._handle = lambda stream: stream.npu_stream
     kernel_launcher.make_kernels = lambda device: OperatorKernels()
 

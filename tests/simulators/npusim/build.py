@@ -47,7 +47,7 @@ def ensure() -> Path:
     """The simulated installation, up to date with sources, symbols, torch and torch_npu.
 
     Its libraries are in `lib64`. Several processes may ask at once: one builds, the others wait.
-    Raises `RequestRefused` when something is missing on this machine, `BuildFailed` with all output when
+    Raises `Refused` when something is missing on this machine, `BuildFailed` with all output when
     a tool fails.
     """
     torch, torch_npu = find_torch(), find_torch_npu()

@@ -27,7 +27,7 @@ PROCESS = re.compile(r"^npusim fault: \[\d+\] ")
 def fault_file() -> Iterator[Path]:
     """An empty file for the time of one command.
 
-    Folders that killed launchers have left go first. Raises `RequestRefused` where none can be made.
+    Folders that killed launchers have left go first. Raises `Refused` where none can be made.
     """
     forget_dead(Path(gettempdir()))
     try:

@@ -30,7 +30,7 @@ class Settings:
 def launch(command: Sequence[str], settings: Settings) -> tuple[int, bool]:
     """Build, run `command` and print the faults: its exit code, and whether there was a fault.
 
-    Raises `RequestRefused` and `BuildFailed`.
+    Raises `Refused` and `BuildFailed`.
     """
     installation = ensure()
     with faults.fault_file() as path:

@@ -33,7 +33,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run `command` to its end; its exit code, or 128 and the signal that ended it.
 
     Signals that a process sends to this one are passed on. Those of a terminal are not: the
-    terminal sends them to the command as well. Raises `RequestRefused` when it cannot be started.
+    terminal sends them to the command as well. Raises `Refused` when it cannot be started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     try:

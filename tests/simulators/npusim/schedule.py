@@ -9,7 +9,7 @@ PLAIN = ("eager", "lazy")
 def parse(text: str, seed: int | None) -> str:
     """What NPUSIM_SCHEDULE says: `eager`, `lazy`, `delay:SEED` or `explore:SEED`.
 
-    The seed stands in `text` behind a colon, or in `seed`; 0 by default. Raises `RequestRefused`.
+    The seed stands in `text` behind a colon, or in `seed`; 0 by default. Raises `Refused`.
     """
     name, colon, written = text.partition(":")
     if name not in PLAIN + SEEDED:

@@ -63,7 +63,7 @@ def listing(version: str, symbols: set[str]) -> str:
 
 
 def check(committed: str, version: str, symbols: set[str]) -> None:
-    """Raises `RequestRefused` when the committed listing is not the set that was found."""
+    """Raises `Refused` when the committed listing is not the set that was found."""
     lines = committed.splitlines()
     known = {line for line in lines if line and not line.startswith("#")}
     if known == symbols:

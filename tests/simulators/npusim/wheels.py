@@ -17,7 +17,7 @@ class Wheel:
 
 
 def find_torch(name: str = "torch") -> Wheel:
-    """The installed torch. Raises `RequestRefused` when there is none, or one built for CUDA or ROCm."""
+    """The installed torch. Raises `Refused` when there is none, or one built for CUDA or ROCm."""
     wheel = _find(name, "torch is not installed")
     said = _assigned(wheel.folder / "version.py")
     for kind in ("cuda", "hip"):
@@ -29,7 +29,7 @@ def find_torch(name: str = "torch") -> Wheel:
 
 
 def find_torch_npu(name: str = "torch_npu") -> Wheel:
-    """The installed torch_npu. Raises `RequestRefused` when there is none."""
+    """The installed torch_npu. Raises `Refused` when there is none."""
     return _find(name, "torch_npu is not installed: pip install torch_npu==2.13.0")
 
 

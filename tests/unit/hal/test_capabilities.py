@@ -1,4 +1,4 @@
-"""Clause B2: what a backend says about itself."""
+"""Clause B2: what a backend declares about itself."""
 
 from dataclasses import FrozenInstanceError, fields
 

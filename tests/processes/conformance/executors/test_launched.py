@@ -1,4 +1,4 @@
-"""Ranks that somebody else started: rank 0 plays and is played on, the others serve."""
+"""Ranks that a launcher started: rank 0 plays and is played on, the others serve."""
 
 import json
 import os

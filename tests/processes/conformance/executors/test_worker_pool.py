@@ -1,4 +1,4 @@
-"""Rank processes are copies of one that has imported everything; none is left behind."""
+"""Rank processes are forked from one that has imported everything, and none outlives its pool."""
 
 import os
 import selectors

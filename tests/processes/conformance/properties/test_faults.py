@@ -1,4 +1,4 @@
-"""Faults at random points of random programs: the survivors of each are told, and go on."""
+"""Faults at random points of random programs: the survivors notice each, and continue."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.backends.virtual import BACKEND, COMMUNICATOR
 from equipoise.hal.conformance.executors.processes import ProcessSubject
-from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.properties.faults import (
     FAULTS,
     MAX_STEPS,
@@ -28,7 +28,7 @@ SEND = Step("message", (3, 0, 1))
 
 def told(fault: RankFault, at: int = 1, victim: int = 0) -> FaultPlan:
     settings = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
-    return plot(program([SEND, SEND, SEND], 2, settings))
+    return plot(make_program([SEND, SEND, SEND], 2, settings))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_fault_on_process_ranks_ends_only_dependents(
 ) -> None:
     steps = [Step("all_reduce", (2, 0, 0)), Step("exchange", (5, 0, 0)), SEND]
     settings = {"fault": fault.value, "victim": 1, "at": 1, "window": MAX_STEPS}
-    assert violation(processes, Case(program(steps, 3, settings))) is None
+    assert violation(processes, Case(make_program(steps, 3, settings))) is None
 
 
 @given(st.data())
@@ -69,8 +69,8 @@ def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
 
 
 @given(fault_programs(ALONE))
-def test_fault_programs_end_no_irreplaceable_rank(found: Program) -> None:
-    story = plot(found)
+def test_fault_programs_end_no_irreplaceable_rank(program: Program) -> None:
+    story = plot(program)
     assert story.fault in (RankFault.DELAY, RankFault.DROP)
     assert story.lost == frozenset()
 
@@ -99,8 +99,8 @@ def test_fault_programs_draw_every_fault() -> None:
     seen: Counter[RankFault] = Counter()
 
     @given(fault_programs(TRAITS))
-    def draw(found: Program) -> None:
-        seen[plot(found).fault] += 1
+    def draw(program: Program) -> None:
+        seen[plot(program).fault] += 1
 
     draw()
     assert min(seen[fault] for fault in RankFault) >= 5, seen

@@ -45,15 +45,15 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(private_api, "subscribe", made.subscribe)
     monkeypatch.setattr(private_api, "launch_host_function", made.launch)
     monkeypatch.setattr(npu_runtime.RUNTIME, "current", current)
-    monkeypatch.setattr(npu_runtime.RUNTIME, "uncapturable", lambda: "")
+    monkeypatch.setattr(npu_runtime.RUNTIME, "why_uncapturable", lambda: "")
     monkeypatch.setattr(share_solver, "_subscribed", set())
     return made
 
 
 def job() -> Any:
     stream = SimpleNamespace(device_index=0, stream_id=3)
-    device = SimpleNamespace(kept_stream=lambda use: stream)
-    return SimpleNamespace(on=SimpleNamespace(device=device))
+    device = SimpleNamespace(cached_stream=lambda use: stream)
+    return SimpleNamespace(stream=SimpleNamespace(device=device))
 
 
 def test_solver_ends_its_capture_when_subscription_is_refused(driver: Driver) -> None:

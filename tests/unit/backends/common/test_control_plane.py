@@ -39,8 +39,8 @@ def plane(host: StoreHost, rank: int, deadline: float = SOON) -> StoreControlPla
 
 @pytest.fixture
 def pair(host: StoreHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setattr(control_plane, "BEAT", 0.02)
-    monkeypatch.setattr(control_plane, "SILENCE", 0.5)
+    monkeypatch.setattr(control_plane, "HEARTBEAT_INTERVAL", 0.02)
+    monkeypatch.setattr(control_plane, "HEARTBEAT_TIMEOUT", 0.5)
     made = plane(host, 0), plane(host, 1)
     yield made
     for each in made:
@@ -83,8 +83,8 @@ def test_closed_control_plane_is_freed_without_gc(host: StoreHost) -> None:
 def test_unjoined_rank_is_lost_only_after_deadline(
     host: StoreHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_plane, "BEAT", 0.02)
-    monkeypatch.setattr(control_plane, "SILENCE", 0.1)
+    monkeypatch.setattr(control_plane, "HEARTBEAT_INTERVAL", 0.02)
+    monkeypatch.setattr(control_plane, "HEARTBEAT_TIMEOUT", 0.1)
     patient, hasty = plane(host, 0), plane(host, 0, deadline=0.3)
     try:
         assert patient.lost_rank(0.5) is None

@@ -25,23 +25,23 @@ from types import SimpleNamespace
 
 import torch
 
-from equipoise.backends.cuda import native, own_streams, word
+from equipoise.backends.cuda import cuda_runtime, host_flags
 from equipoise.backends.cuda.driver_streams import new_stream
-from equipoise.backends.cuda.host_flags import CudaEmptyWord, CudaFullWord
+from equipoise.backends.cuda.host_flags import CudaAcquireFlag, CudaReleaseFlag
 
-device = SimpleNamespace(index=0, settle=lambda: None, runtime=native.RUNTIME)
-word.pinned = lambda nbytes: torch.ones(nbytes, dtype=torch.uint8)
-native.cuda = lambda: SimpleNamespace(
+device = SimpleNamespace(index=0, set_current=lambda: None, runtime=cuda_runtime.RUNTIME)
+host_flags.pinned = lambda nbytes: torch.ones(nbytes, dtype=torch.uint8)
+cuda_runtime.cuda = lambda: SimpleNamespace(
     ExternalStream=lambda handle, device: SimpleNamespace(cuda_stream=handle)
 )
-with native.RUNTIME.unrestricted():
+with cuda_runtime.RUNTIME.allowed_in_capture():
     pass
 own = new_stream(device)
-full, empty = CudaFullWord(device), CudaEmptyWord(device)
-full.wait(own.stream)
-empty.set(SimpleNamespace(cuda_stream=0))
-full.give()
-print(own.handle, full._word.value, full._word._address, empty._word._address)
+acquire, release = CudaAcquireFlag(device), CudaReleaseFlag(device)
+acquire.wait(own.stream)
+release.set(SimpleNamespace(cuda_stream=0))
+acquire.signal()
+print(own.handle, acquire._flag.value, acquire._flag._address, release._flag._address)
 """
 
 
@@ -61,7 +61,7 @@ def test_driver_calls_arrive_through_real_cuda_bindings(tmp_path: Path) -> None:
         timeout=120,
     )
     assert found.returncode == 0, found.stderr
-    handle, value, full, empty = map(int, found.stdout.split())
+    handle, value, acquire, release = map(int, found.stdout.split())
     assert (handle, value) == (0x5EA, 1)
     assert calls.read_text("utf-8").splitlines() == [
         "cuThreadExchangeStreamCaptureMode 2",
@@ -76,7 +76,7 @@ def test_driver_calls_arrive_through_real_cuda_bindings(tmp_path: Path) -> None:
         "cuThreadExchangeStreamCaptureMode 2",
         "cuThreadExchangeStreamCaptureMode 0",
         "cuMemHostGetDevicePointer 0",
-        f"cuStreamWaitValue32 0x5ea {full:#x} 1 1",
-        f"cuStreamWriteValue32 0x5ea {full:#x} 0 0",
-        f"cuStreamWriteValue32 0 {empty:#x} 1 0",
+        f"cuStreamWaitValue32 0x5ea {acquire:#x} 1 1",
+        f"cuStreamWriteValue32 0x5ea {acquire:#x} 0 0",
+        f"cuStreamWriteValue32 0 {release:#x} 1 0",
     ]

@@ -58,7 +58,7 @@ def scribe(monkeypatch: pytest.MonkeyPatch) -> Scribe:
     made = Scribe()
     monkeypatch.setattr(cuda_runtime, "driver", lambda: made)
     monkeypatch.setattr(cuda_runtime, "stream_memory", lambda: "")
-    monkeypatch.setattr(host_flags, "bind", lambda device: None)
+    monkeypatch.setattr(host_flags, "bind_device", lambda device: None)
     monkeypatch.setattr(host_flags, "pinned", lambda nbytes: torch.ones(nbytes, dtype=torch.uint8))
     monkeypatch.setattr(host_flags, "_shelves", {})
     return made
@@ -74,13 +74,13 @@ def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
     (kind, stream, place, value, how), (kind2, stream2, place2, value2, how2) = scribe.calls
     assert (kind, stream, value, how) == ("wait", 77, 1, "equal")
     assert (kind2, stream2, value2, how2) == ("write", 77, 0, "ordered")
-    assert place == place2 == full._word._address
+    assert place == place2 == full._flag._address
 
 
 def test_full_word_give_stores_without_driver_call(scribe: Scribe) -> None:
     full = CudaAcquireFlag(DEVICE)
     full.signal()
-    assert full._word.value == 1
+    assert full._flag.value == 1
     assert scribe.calls == []
 
 
@@ -89,7 +89,7 @@ def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
     empty.set(STREAM)
     assert [(call[0], call[3]) for call in scribe.calls] == [("write", 1)]
     assert not empty.is_set()
-    empty._word.store(1)  # as the device would
+    empty._flag.store(1)  # as the device would
     assert empty.is_set()
     empty.clear()
     assert not empty.is_set()

@@ -145,7 +145,7 @@ def test_nccl_uses_device_opened_by_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_runtime.RUNTIME, "devices", lambda: 2)
-    monkeypatch.setattr(cuda_runtime.RUNTIME, "settle_thread", lambda index: None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "set_thread_device", lambda index: None)
     monkeypatch.setattr(cuda_runtime.RUNTIME, "free_memory", lambda index: (1, 1))
     monkeypatch.setattr(cuda_runtime, "_queues", None)
     monkeypatch.setattr(cuda_runtime.RUNTIME, "_chosen", None)
@@ -173,8 +173,8 @@ def test_own_stream_is_created_with_highest_priority(
     def external(handle: int, device: int) -> tuple[int, int]:
         return handle, device
 
-    vendor: Any = SimpleNamespace(settle_thread=lambda index: asked.append("device"))
-    monkeypatch.setattr(cuda_runtime, "give_context", lambda index: asked.append("context"))
+    vendor: Any = SimpleNamespace(set_thread_device=lambda index: asked.append("device"))
+    monkeypatch.setattr(cuda_runtime, "bind_context", lambda index: asked.append("context"))
     monkeypatch.setattr(cuda_runtime, "driver", Driver)
     monkeypatch.setattr(cuda_runtime, "cuda", lambda: SimpleNamespace(ExternalStream=external))
     made = new_stream(Device(vendor, 3))
@@ -202,8 +202,8 @@ def test_promise_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPa
         enqueue_wait=lambda stream, value: told.append(("word", stream)),
         enqueue_write=lambda stream, value: told.append(("write", stream)),
     )
-    monkeypatch.setattr(nccl, "shelf", lambda device: SimpleNamespace(take=lambda: word))
-    monkeypatch.setattr(nccl, "bind", lambda device: None)
+    monkeypatch.setattr(nccl, "host_flag_pool", lambda device: SimpleNamespace(take=lambda: word))
+    monkeypatch.setattr(nccl, "bind_device", lambda device: None)
     vendor: Any = SimpleNamespace(
         current_stream=lambda index: "waiting", event=lambda: Moment(told)
     )
@@ -245,21 +245,21 @@ class Talking:
     ranks = (0, 1)
 
     def __init__(self) -> None:
-        self._left = [0.2, 0.1, 0.0]
+        self._remaining = [0.2, 0.1, 0.0]
 
     @property
-    def left(self) -> float:
-        return self._left.pop(0)
+    def remaining(self) -> float:
+        return self._remaining.pop(0)
 
-    def say(self, *word: object) -> None:
+    def publish(self, *word: object) -> None:
         """Nobody asks for it."""
 
-    def hear(self, *word: object) -> tuple[bytes, ...]:
+    def wait_for(self, *word: object) -> tuple[bytes, ...]:
         return ()
 
 
 def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "bind", lambda device: None)
+    monkeypatch.setattr(nccl, "bind_device", lambda device: None)
     api: Any = Joining()
     talk: Any = Talking()
     members = CommSpec("pair", (0, 1), 0, is_link=True, deadline=1.0)

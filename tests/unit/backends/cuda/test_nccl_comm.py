@@ -90,12 +90,12 @@ class Bench:
         self.nccl = Nccl(self.diary)
         self.events: list[Event] = []
         vendor: Any = SimpleNamespace(
-            kind="cpu",
-            settle_thread=lambda index: None,
+            device_type="cpu",
+            set_thread_device=lambda index: None,
             current=self._current,
             current_stream=lambda index: CURRENT,
             event=self._event,
-            unrestricted=nullcontext,
+            allowed_in_capture=nullcontext,
         )
         self.lane = Lane()
         self.streams = DriverStreamPool(lambda: DriverStream(self.lane, HANDLE))

@@ -142,10 +142,10 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_kept_stream_is_made_once_for_device_and_use(runtime: Any) -> None:
-    first = runtime.kept_stream(0, "copy")
-    assert runtime.kept_stream(0, "copy") is first
-    assert runtime.kept_stream(0, "aux") is not first
-    assert runtime.kept_stream(1, "copy") is not first
+    first = runtime.cached_stream(0, "copy")
+    assert runtime.cached_stream(0, "copy") is first
+    assert runtime.cached_stream(0, "aux") is not first
+    assert runtime.cached_stream(1, "copy") is not first
     assert runtime.module().made == ["stream"] * 3
 
 

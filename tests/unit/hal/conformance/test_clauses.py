@@ -1,4 +1,4 @@
-"""The suite and the contract speak of the same clauses."""
+"""The suite and the contract have the same clauses."""
 
 import re
 

@@ -20,9 +20,9 @@ from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0
 SHORT = 0.2
-RUNTIME: Any = SimpleNamespace(settle_thread=lambda index: None)
+RUNTIME: Any = SimpleNamespace(set_thread_device=lambda index: None)
 DEVICE = Device(RUNTIME, 0)
-ENDED: Any = SimpleNamespace(ended=lambda: True, fault=lambda: "")
+ENDED: Any = SimpleNamespace(is_complete=lambda: True, error=lambda: "")
 
 
 class SlowLibrary:
@@ -38,10 +38,10 @@ class SlowLibrary:
         self.resumed = threading.Event()
         self.met: list[str] = []
 
-    def takes(self, link: bool) -> int:
+    def estimate_bytes(self, link: bool) -> int:
         return 0
 
-    def meet(self, membership: CommSpec, *_: object) -> tuple[Any, WarmupOps]:
+    def init_comm(self, membership: CommSpec, *_: object) -> tuple[Any, WarmupOps]:
         self.met.append(membership.name)
         if self.meets:  # as every library: nobody gets through before all have come
             expiry = time.monotonic() + DEADLINE
@@ -49,7 +49,7 @@ class SlowLibrary:
                 time.sleep(0.001)
         if membership.name == "slow":
             assert self.resumed.wait(DEADLINE)
-        group = SimpleNamespace(lane=None, close=lambda: None, closed=True)
+        group = SimpleNamespace(stream=None, close=lambda: None, closed=True)
         return group, WarmupOps(ENDED, (), torch.zeros(1, dtype=torch.int8))
 
 

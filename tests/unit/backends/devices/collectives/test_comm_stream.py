@@ -18,7 +18,7 @@ from equipoise.hal.errors import CommunicatorFailed, StreamFailed
 from equipoise.hal.stream import Role
 
 VENDOR: Any = SimpleNamespace(
-    settle_thread=lambda index: None, current=lambda stream: SimpleNamespace()
+    set_thread_device=lambda index: None, current=lambda stream: SimpleNamespace()
 )
 DEVICE = Device(VENDOR, 0)
 FAILURE = CommunicatorFailed("it was aborted")
@@ -44,7 +44,7 @@ class Operation:
 class Group:
     """Notes what became of streams at the moment of its abort."""
 
-    lane = None
+    stream = None
 
     def __init__(self) -> None:
         self.aborted: list[str] = []
@@ -64,13 +64,13 @@ class Bench:
         self.greeting = Operation()
         self.greeting.over = True
         capabilities = SimpleNamespace(abort=aborts)
-        library: Any = SimpleNamespace(capabilities=capabilities, takes=lambda link: 5)
+        library: Any = SimpleNamespace(capabilities=capabilities, estimate_bytes=lambda link: 5)
         group: Any = self.group
         members = CommSpec("tried", (0, 1), 0, is_link=True, deadline=20.0)
         greeting = WarmupOps(self.greeting, (), torch.zeros(1, dtype=torch.int8))
         self.channel = CommStream(members, library, group, DEVICE, greeting)
 
-    def fly(self, *buffers: torch.Tensor) -> Operation:
+    def launch(self, *buffers: torch.Tensor) -> Operation:
         operation = Operation()
         self.channel.launch(lambda group: operation, buffers)
         return operation
@@ -106,7 +106,7 @@ def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> Non
 
 def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> None:
     buffer = torch.zeros(3)
-    watched, operation = ref(buffer), bench.fly(buffer)
+    watched, operation = ref(buffer), bench.launch(buffer)
     del buffer
     bench.channel.abort(FAILURE)
     bench.group.closed = True
@@ -119,7 +119,7 @@ def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> Non
 
 
 def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:
-    operation = bench.fly()
+    operation = bench.launch()
     operation.message = "the network is gone"
     assert not bench.channel.collect_completed()
     operation.message, operation.over = "", True
@@ -130,7 +130,7 @@ def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> 
 
 def test_channel_does_not_abort_unsupporting_library() -> None:
     bench = Bench(aborts=False)
-    bench.fly()
+    bench.launch()
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == []
     assert not bench.channel.aborted

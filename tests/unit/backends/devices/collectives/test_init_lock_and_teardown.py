@@ -107,23 +107,23 @@ class Channel:
     """A channel that is idle when the test says so; its library may be able to abort."""
 
     def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
-        self.membership = CommSpec(name, (0, 1), 0, is_link=False, deadline=DEADLINE)
+        self.spec = CommSpec(name, (0, 1), 0, is_link=False, deadline=DEADLINE)
         self.idle = idle
         self.closed = False
         self.aborted = False
-        self.aborts = aborts
+        self.can_abort = aborts
 
-    def reap(self) -> bool:
+    def collect_completed(self) -> bool:
         return self.idle
 
     def abort(self, failure: CommunicatorFailed) -> None:
-        if self.aborts and not self.closed:
+        if self.can_abort and not self.closed:
             self.aborted = True
 
     def close(self) -> None:
         self.closed = True
 
-    def gone(self) -> bool:
+    def is_released(self) -> bool:
         return self.idle and (self.closed or self.aborted)
 
 
@@ -156,7 +156,7 @@ def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.Monkey
     take them for missing ones."""
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     ending = Channel("slow to end", idle=True)
-    monkeypatch.setattr(ending, "gone", lambda: False)
+    monkeypatch.setattr(ending, "is_released", lambda: False)
     mine.add(ending)  # type: ignore[arg-type]
     theirs.add(Channel("slow to end", idle=True))  # type: ignore[arg-type]
     for parting in (mine, theirs, mine):

@@ -30,7 +30,7 @@ class Unready:
 
 
 VENDOR: Any = SimpleNamespace(
-    settle_thread=lambda index: None,
+    set_thread_device=lambda index: None,
     current=lambda stream: nullcontext(),
     current_stream=lambda index: None,
     event=Unready,
@@ -58,7 +58,7 @@ def issued(link: P2PLink) -> DeviceWork:
 
 
 def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
-    link = made(lambda patience: SimpleNamespace(lane=None))
+    link = made(lambda patience: SimpleNamespace(stream=None))
     work = issued(link)
     with pytest.raises(CommunicatorFailed, match="was not launched: the stream is broken"):
         work.result(WATCHDOG)

@@ -22,7 +22,7 @@ from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 
 LONG, SHORT = 60.0, 0.02
-VENDOR: Any = SimpleNamespace(settle_thread=lambda index: None)
+VENDOR: Any = SimpleNamespace(set_thread_device=lambda index: None)
 DEVICE = Device(VENDOR, 0)
 
 

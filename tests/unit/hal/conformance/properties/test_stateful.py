@@ -1,4 +1,4 @@
-"""What the machine composes can be played, and its ledger knows what must come first."""
+"""The state machine composes valid programs, and its model computes what must come first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ class Listener:
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         self.cases.append(case)
 
     def close(self) -> None:
