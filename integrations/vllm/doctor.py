@@ -30,8 +30,8 @@ def examine() -> Iterator[Finding]:
     yield version_finding(compatibility.RELEASE, installed)
     yield plugin_finding()
     yield symbols_finding("hooks", compatibility.HOOK_SYMBOLS)
-    for part, symbols in compatibility.FEATURE_SYMBOLS.items():
-        yield symbols_finding(part, symbols)
+    for feature, symbols in compatibility.FEATURE_SYMBOLS.items():
+        yield symbols_finding(feature, symbols)
 
 
 def version_finding(release: Release, installed: str) -> Finding:

@@ -152,7 +152,7 @@ def non_eplb_config_errors(config: Any, settings: Settings) -> list[str]:
         errors.append("pp_transport needs --pipeline-parallel-size of at least 2")
     if settings.pp_transport and uses_ray_compiled_graph(config):
         errors.append(
-            f"pp_transport has no part in Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)"
+            f"pp_transport is not used in Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)"
         )
     if settings.dp_load_balancer:
         errors += core_client.dp_config_errors(config, settings.dp_load_balancer, os.environ)

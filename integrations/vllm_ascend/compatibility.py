@@ -109,11 +109,11 @@ def check_worker(features: Iterable[str], environment: Mapping[str, str]) -> Non
 
 
 def _version_problems(environment: Mapping[str, str]) -> list[str]:
-    ours, beside = (
+    ours, vllm_problem = (
         each.version_problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE)
     )
     problems = [] if ours is None else [ours]
-    return problems if beside is None else [*problems, f"its vLLM: {beside}"]
+    return problems if vllm_problem is None else [*problems, f"its vLLM: {vllm_problem}"]
 
 
 def _unsupported(features: Iterable[str]) -> list[str]:

@@ -26,10 +26,10 @@ def examine() -> Iterator[Finding]:
         yield version_finding(release, version)
     yield plugin_finding()
     yield symbols_finding("worker", compatibility.WORKER_SYMBOLS)
-    for part, symbols in {
+    for feature, symbols in {
         **compatibility.FEATURE_SYMBOLS,
         **compatibility.FRONT_END_SYMBOLS,
     }.items():
-        yield symbols_finding(part, symbols)
-    for part, why in compatibility.UNSUPPORTED_FEATURES.items():
-        yield part, None, why
+        yield symbols_finding(feature, symbols)
+    for feature, why in compatibility.UNSUPPORTED_FEATURES.items():
+        yield feature, None, why

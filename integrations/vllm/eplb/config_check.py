@@ -94,7 +94,7 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "eplb does not follow elastic expert parallelism": lambda config: (
         config.parallel_config.enable_elastic_ep
     ),
-    "eplb does not know whose rows are padding with prefill context parallelism": lambda config: (
+    "eplb does not know which rows are padding with prefill context parallelism": lambda config: (
         config.parallel_config.prefill_context_parallel_size > 1
     ),
     "eplb keeps its tables where sleep mode throws them away": lambda config: (

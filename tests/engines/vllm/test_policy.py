@@ -158,7 +158,7 @@ def broken(*given: object) -> None:
 def test_policy_exception_keeps_installed_map_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ours, "propose", broken)
+    monkeypatch.setattr(ours, "plan_placement", broken)
     failures = counted("eplb_policy_failures")
     assert torch.equal(called(load(), old_map().int()), old_map())
     assert counted("eplb_policy_failures") == failures + 1
@@ -169,7 +169,7 @@ def test_policy_exception_keeps_installed_map_and_is_logged(
 def test_policy_exception_falls_back_to_stock_policy(
     monkeypatch: pytest.MonkeyPatch, old: torch.Tensor | None
 ) -> None:
-    monkeypatch.setattr(ours, "whole", broken)
+    monkeypatch.setattr(ours, "integer_counts", broken)
     failures = counted("eplb_policy_failures")
     wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
     assert torch.equal(called(load(), old), wanted)
@@ -186,10 +186,10 @@ def test_policy_part_replaces_default_policy_while_installed() -> None:
     with install.install_policy(EplbPolicySettings(target_imbalance=0.5)):
         found = policies.EPLB_POLICIES["default"]
         assert issubclass(found, ours.IncrementalEplbPolicy)
-        assert found.settings.target == 0.5
+        assert found.settings.target_imbalance == 0.5
         with install.install_policy(EplbPolicySettings(target_imbalance=0.25)):
             again = policies.EPLB_POLICIES["default"]
-            assert (again.settings.target, again.stock) == (0.25, STOCK)
+            assert (again.settings.target_imbalance, again.stock) == (0.25, STOCK)
     assert policies.EPLB_POLICIES == {"default": STOCK}
 
 

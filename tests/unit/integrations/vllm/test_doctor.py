@@ -56,7 +56,7 @@ def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     _points(monkeypatch)
     assert found()["plugin"] == (
         False,
-        "vLLM does not see it: install equipoise beside vLLM",
+        "vLLM does not see it: install equipoise in vLLM's environment",
     )
 
 

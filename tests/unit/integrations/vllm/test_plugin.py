@@ -133,7 +133,7 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
         (
             "cuda",
             {"communicator": "gloo", "replica_split": "exact"},
-            "cannot: nccl, or shares that are",
+            "cannot: use nccl, or replica_split",
         ),
         ("npu", {"communicator": "gloo"}, None),
         ("npu", {"communicator": "nccl"}, "nccl is not for a device of type npu: hccl or gloo"),
