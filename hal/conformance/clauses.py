@@ -136,5 +136,5 @@ TITLES: Mapping[str, str] = {
 
 
 def clause_sort_key(clause: str) -> tuple[int, int]:
-    """What sorts clauses in the order of the contract."""
+    """Sort key for the order of the contract."""
     return CLAUSE_LETTERS.index(clause[0]), int(clause[1:])

@@ -143,7 +143,7 @@ class ScheduledThread:
 
 
 def run_schedule(world: ControlledWorld, threads: Sequence[ScheduledThread]) -> list[Any]:
-    """Let all play to their ends; their answers, in order.
+    """Play all to their ends; returns their answers, in order.
 
     Raises:
         Violation: of C8, when a thread waits for something that can never come, even after all

@@ -108,7 +108,7 @@ class LaunchedSubject(MultiRankSubject):
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
         where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
-        deadlines: seconds that an operation may last, by pace.
+        deadlines: seconds that an operation may last, by length of the deadline.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ RANK_WORKER_MODULE = "equipoise.hal.conformance.executors.rank_worker"
 
 
 class _StoreProcess:
-    """A store in a process of its own: a member of the crew that is no rank."""
+    """A store in its own process, which the pool starts but which is no rank."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
@@ -92,7 +92,7 @@ class ProcessSubject(MultiRankSubject):
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
         ranks: most ranks of a case.
-        deadlines: seconds that an operation may last, by pace.
+        deadlines: seconds that an operation may last, by length of the deadline.
     """
 
     def __init__(

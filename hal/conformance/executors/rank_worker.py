@@ -1,9 +1,9 @@
-"""A rank's place: opens fabrics and plays cases, on order.
+"""One rank: opens fabrics and plays cases, on request.
 
-Orders and answers are JSON. Orders: `{"do": "greet"}`,
+Requests and replies are JSON. Requests: `{"do": "greet"}`,
 `{"do": "open", "fabric": NAME, "where": RENDEZVOUS, "holder": PID or null}`,
 `{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
-`{"do": "gauge", "fabric": NAME, "number": N}`: how many seconds does opening a communicator take?
+`{"do": "gauge", "fabric": NAME, "number": N}`: measure the seconds of opening a communicator;
 `{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
 `{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
 Replies: `{"answers": [...]}` of the rank's threads, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
@@ -69,7 +69,7 @@ class _TrackingEnvironment(DeviceEnvironment):
 
 
 class RankWorker:
-    """One rank of a subject; obeys one order at a time."""
+    """One rank of a subject; handles one request at a time."""
 
     def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
         self._backend = backend

@@ -55,7 +55,7 @@ def _valid_reader_steps(steps: list[Step]) -> list[Step]:
 
 @dataclass
 class _AttachedReaderRunner:
-    """One slot of one byte, which cannot be torn: what is read wrongly, is read in wrong order.
+    """One slot of one byte, which cannot be torn: a wrong read is a read in the wrong order.
 
     A stream may be attached more than once.
     """

@@ -419,7 +419,7 @@ EXPIRING_WAIT = 0.02
 LOCK_OPS = ("section", "signal", "wait", "drain", "poison", "late signal", "late wait")
 MAX_LOCK_STEPS = 10
 HANDOVER_ROUNDS = (("signal", "section", "wait"), ("section", "signal", "wait"))
-"""One hand-over and back, the signal early or late: what verbs in any order seldom come to."""
+"""One hand-over and back, the signal early or late: calls in random order seldom reach that."""
 MAX_ROUNDS = 4
 
 

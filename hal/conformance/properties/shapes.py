@@ -119,7 +119,7 @@ def _subgroup_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """Everybody, or some in any order."""
+    """All ranks, or some in any order."""
     some = st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True)
     return st.just(tuple(range(size))) | some.map(tuple)
 

@@ -66,7 +66,7 @@ class SystemModel:
     Versions are numbers of the steps that brought them; 0 is what was there at first.
 
     Attributes:
-        order: what must have run before what.
+        order: the launches that must have run before each launch.
         versions: of slots and staging buffers, in the order of issue (V5).
         writers: the launch that last wrote a buffer.
         unattached_reads: launches of streams that were not attached, by the slot they read.

@@ -313,7 +313,7 @@ class _EventOrderedRunner(_StoreRunner):
     def bring(self, version: int, op: str, slot: int, role: str) -> None:
         """A commit or a write after the slot's reads, and the event that announces it.
 
-        Behind the last one too: that a store orders its verbs by itself is judged elsewhere (V5).
+        After the last one too: that a store orders its own calls is judged elsewhere (V5).
         """
         before = [self.write_events[slot]] if slot in self.write_events else []
         for event in (*before, *self.read_events.pop(slot, [])):

@@ -22,7 +22,7 @@ PATIENCE = 200.0
 
 
 @pytest.fixture
-def crew() -> Iterator[WorkerPool]:
+def pool() -> Iterator[WorkerPool]:
     made = WorkerPool([driving.RANK])
     yield made
     made.close()
@@ -52,7 +52,7 @@ def wait_until_all_ended(pids: list[int]) -> None:
     wait_until(lambda: all(map(ended, pids)))
 
 
-def test_crew_ranks_are_forks_of_one_template(pool: WorkerPool) -> None:
+def test_pool_ranks_are_forks_of_one_server(pool: WorkerPool) -> None:
     pool.start(range(3))
     replies = [ask(pool, rank) for rank in range(3)]
     assert [one["pid"] for one in replies] == [pool.workers[rank].pid for rank in range(3)]
@@ -60,7 +60,7 @@ def test_crew_ranks_are_forks_of_one_template(pool: WorkerPool) -> None:
     assert {one["imported_by"] for one in replies} == {replies[0]["parent"]}
 
 
-def test_crew_spawns_ranks_when_import_starts_threads() -> None:
+def test_pool_spawns_ranks_when_import_starts_threads() -> None:
     pool = WorkerPool([driving.THREADED])
     try:
         pool.start(range(2))
@@ -70,13 +70,13 @@ def test_crew_spawns_ranks_when_import_starts_threads() -> None:
         pool.close()
 
 
-def test_crew_ranks_share_no_descriptors(pool: WorkerPool) -> None:
+def test_pool_ranks_share_no_descriptors(pool: WorkerPool) -> None:
     pool.start(range(3))
     counts = [ask(pool, rank)["descriptors"] for rank in range(3)]
     assert counts[0] == counts[1] == counts[2]
 
 
-def test_crew_reports_how_rank_ended(pool: WorkerPool) -> None:
+def test_pool_reports_how_rank_ended(pool: WorkerPool) -> None:
     pool.start(range(2))
     with pytest.raises(Violation, match="rank 0 exited with 3"):
         ask(pool, 0, exit=3)
@@ -95,7 +95,7 @@ def test_halted_detects_stopped_and_ended_process(pool: WorkerPool) -> None:
         wait_until(lambda: all_threads_stopped(pid))
 
 
-def test_crew_replaces_stopped_rank(pool: WorkerPool) -> None:
+def test_pool_replaces_stopped_rank(pool: WorkerPool) -> None:
     pool.start(range(2))
     before = ask(pool, 0)
     os.kill(before["pid"], signal.SIGSTOP)
@@ -107,7 +107,7 @@ def test_crew_replaces_stopped_rank(pool: WorkerPool) -> None:
     assert after["parent"] == before["parent"]
 
 
-def test_crew_quotes_error_of_rank_that_fails_to_start() -> None:
+def test_pool_quotes_error_of_rank_that_fails_to_start() -> None:
     pool = WorkerPool([driving.FAILING])
     try:
         pool.start([0])
@@ -117,7 +117,7 @@ def test_crew_quotes_error_of_rank_that_fails_to_start() -> None:
         pool.close()
 
 
-def test_crew_quotes_import_error_of_rank_module() -> None:
+def test_pool_quotes_import_error_of_rank_module() -> None:
     pool = WorkerPool(["equipoise.nowhere"])
     with pytest.raises(Violation, match=r"no rank can be started(?s:.*)equipoise\.nowhere"):
         pool.start([0])
@@ -125,7 +125,7 @@ def test_crew_quotes_import_error_of_rank_module() -> None:
     pool.close()
 
 
-def test_crew_recovers_from_template_death(
+def test_pool_recovers_from_server_death(
     pool: WorkerPool,
 ) -> None:
     pool.start([0])
@@ -137,7 +137,7 @@ def test_crew_recovers_from_template_death(
     assert ask(pool, 0)["parent"] != reply["parent"]
 
 
-def test_crew_close_leaves_no_process_thread_or_descriptor() -> None:
+def test_pool_close_leaves_no_process_thread_or_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     pool = WorkerPool([driving.RANK])
     pool.start(range(3))
@@ -149,7 +149,7 @@ def test_crew_close_leaves_no_process_thread_or_descriptor() -> None:
 
 
 @pytest.mark.parametrize("module", [driving.RANK, driving.THREADED])
-def test_crew_ranks_end_with_killed_driver(module: str) -> None:
+def test_pool_ranks_end_with_killed_driver(module: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-P", "-m", driving.DRIVER, module],
         stdout=subprocess.PIPE,
