@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from equipoise.hal.errors import CommunicatorFailed
 
-RELEASE_STREAM = "the bell"
+RELEASE_STREAM = "the release stream"
 """The owner, in error messages, of the stream that only signals to other streams are launched
 on."""
 

@@ -55,7 +55,7 @@ def test_lanes_exhausted_error_names_holders() -> None:
     account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
         _take(account, vendor, f"c{number}")
-    with pytest.raises(CommunicatorFailed, match=r"the pool has 5, held by c0, c1, c2, c3, the b"):
+    with pytest.raises(CommunicatorFailed, match=r"the pool has 5, held by c0, c1, c2, c3, the release"):
         account.reserve_next()
 
 
